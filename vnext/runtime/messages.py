@@ -1,0 +1,157 @@
+"""Messages between processes that are not events: API <-> engine core, ranks -> engine core.
+
+Owns their types and their one codec (msgpack, typed, tagged). Nothing here is pickled; an unknown tag or a wrong type
+is refused by the decoder. Token ids are little-endian int32 bytes as in `vnext.state.events`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import AbortReason
+from vnext.state.params import Sampling
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Base of all messages."""
+
+
+# ---- API process -> engine core ----------------------------------------------------------------------------------
+
+
+class Hello(Message, tag=0):
+    """The first word of a client; answered by EngineReady."""
+
+
+class SubmitRequest(Message, tag=1):
+    """`name` is unique among the client's live requests."""
+
+    name: str
+    prompt: bytes
+    sampling: Sampling
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(Message, tag=2):
+    names: tuple[str, ...]
+    reason: AbortReason
+
+
+class ResetPrefixCache(Message, tag=3):
+    """Answered by nothing; seen in the next EngineStats."""
+
+
+class Goodbye(Message, tag=4):
+    """The client leaves; its live requests are aborted."""
+
+
+ClientMessage = Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye
+
+# ---- engine core -> API process ----------------------------------------------------------------------------------
+
+
+class TokenLogprobs(Message):
+    """Log-probability of one sampled token, its rank (0 is the likeliest) and the best alternatives (token, logprob)."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class EngineReady(Message, tag=10):
+    config: SchedulerConfig
+    model: str
+    world_size: int
+    log_dir: str
+
+
+class RequestRefused(Message, tag=11):
+    """A client's mistake: one sentence with the value and the remedy."""
+
+    name: str
+    message: str
+
+
+class RequestOutput(Message):
+    """What one commit gave one request. `finish` is "" while it goes on, else "stop", "length" or "abort"."""
+
+    name: str
+    tokens: bytes
+    finish: str = ""
+    stop_token: int = -1
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Outputs(Message, tag=12):
+    outputs: tuple[RequestOutput, ...]
+
+
+class EngineStats(Message, tag=13):
+    """Gauges now and counters since start. Seconds are floats."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_held: int
+    blocks_kept: int
+    steps: int
+    arrived: int
+    finished: int
+    aborted: int
+    preempted: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    ring_stalls: int
+    log_bytes: int
+    step_seconds_sum: float
+    plan_seconds_sum: float
+    digest_checks: int
+
+
+class EngineDied(Message, tag=14):
+    message: str
+
+
+EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDied
+
+# ---- rank -> engine core -----------------------------------------------------------------------------------------
+
+
+class RankReady(Message, tag=20):
+    """`block_count_max`: blocks this rank's memory can hold (already agreed on when the engine starts)."""
+
+    rank: int
+    block_count_max: int
+    environment: dict[str, str]
+
+
+class StepResult(Message, tag=21):
+    """Rank 0 carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
+
+    Every rank carries its digest of the state in which the step was executed, 0 where none was due.
+    """
+
+    rank: int
+    step: int
+    digest: int
+    seconds: float
+    tokens: bytes = b""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+class RankFailed(Message, tag=22):
+    rank: int
+    message: str
+
+
+RankMessage = RankReady | StepResult | RankFailed
+
+encoder = msgspec.msgpack.Encoder()
+client_decoder = msgspec.msgpack.Decoder(ClientMessage)
+engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
+rank_decoder = msgspec.msgpack.Decoder(RankMessage)

@@ -1,0 +1,49 @@
+"""Settings of one engine: everything a user may choose, parsed once, frozen and passed on.
+
+Owns the fields, their defaults and their bounds. Reads neither argv nor environment (vnext/options.py does), opens no
+file and knows nothing of HTTP. Field names are those of the command-line options.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ExecutorName = Literal["mp", "inproc"]
+LogPrivacy = Literal["shape", "full", "off"]
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine. None means "decide from the model and the machine".
+
+    `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
+    wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default.
+    `seed` roots the keys of unseeded requests.
+    """
+
+    model: str = ""
+    dtype: Dtype = "auto"
+    seed: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    block_size: int = 16
+    num_blocks_override: int | None = None
+    kv_cache_memory: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    tensor_parallel_size: int = 1
+    executor: ExecutorName = "mp"
+    log_dir: str = ""
+    log: LogPrivacy = "shape"
+    digest_interval: int = 64
+    check_laws: bool = False
+
+
+class SettingsError(Exception):
+    """A setting that cannot work: one sentence with the value and the remedy."""

@@ -1,0 +1,1 @@
+"""What to do next: pure functions from a state to a plan."""

@@ -1,0 +1,39 @@
+"""Admission: which waiting requests join the batch, and with how many tokens.
+
+Each admission is tried on a scratch pool with the reducer's own functions, so what the plan says is what will be: hits,
+evictions and blocks that one admitted request completes for the next are all seen.
+"""
+
+from __future__ import annotations
+
+from vnext.state import pool as pools
+from vnext.state.admitting import claim, fits, prefix_hits
+from vnext.state.config import SchedulerConfig
+from vnext.state.state import State
+
+
+def admissions(state: State, running_tokens: int, running_blocks: int) -> tuple[tuple[int, int], ...]:
+    """(place in the queue, tokens) of those that fit after the running rows took their tokens and blocks."""
+    config = state.config
+    budget = config.batch_tokens_max - running_tokens
+    room = config.running_max - len(state.rows)
+    if budget <= 0 or room <= 0 or not state.waiting:
+        return ()
+    pool, _ = pools.take(state.pool, running_blocks)
+    admitted: list[tuple[int, int]] = []
+    for place, waiting in enumerate(state.waiting[:room]):
+        hits = prefix_hits(config, pool, waiting)
+        tokens = chunk(config, waiting.known - len(hits) * config.block_size, budget)
+        if tokens == 0 or not fits(config, pool, hits, tokens):
+            break
+        pool = claim(config, pool, waiting, hits, tokens).pool
+        admitted.append((place, tokens))
+        budget -= tokens
+    return tuple(admitted)
+
+
+def chunk(config: SchedulerConfig, rest: int, budget: int) -> int:
+    """Tokens of a request's first step, 0 if it must wait: without chunking it is all or nothing."""
+    if not config.chunked_prefill:
+        return rest if rest <= budget else 0
+    return min(rest, config.prefill_threshold or rest, budget)

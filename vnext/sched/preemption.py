@@ -1,0 +1,65 @@
+"""Preemption: who gives way when the running rows need more blocks than are free.
+
+Rows are served in order; while one lacks blocks, the worst row by policy gives way, possibly itself, possibly one that
+was served already (its tokens and blocks are then handed back). The best row always advances: a request that could not
+fit alone was refused at arrival.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vnext.state.events import StepPlanned
+from vnext.state.expected import expected_tokens
+from vnext.state.order import worst_row
+from vnext.state.planning import row_blocks
+from vnext.state.rows import Rows, wants
+from vnext.state.state import State, blocks_for
+
+
+class _Room:
+    """Scratch of one decision: what is free, who still runs, what each row was given."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.ref = state.pool.ref.copy()
+        self.free = state.pool.free
+        self.budget = state.config.batch_tokens_max
+        self.runs = np.ones(len(state.rows), dtype=bool)
+        self.tokens = np.zeros(len(state.rows), dtype=np.int64)
+        self.taken = np.zeros(len(state.rows), dtype=np.int64)
+        self.victims: list[int] = []
+
+    def give_way(self, row: int) -> None:
+        blocks = row_blocks(self.state, row)
+        self.ref[blocks] -= 1
+        self.free += int((self.ref[blocks] == 0).sum()) + int(self.taken[row])
+        self.budget += int(self.tokens[row])
+        self.runs[row], self.tokens[row], self.taken[row] = False, 0, 0
+        self.victims.append(row)
+
+    def serve(self, row: int, want: int) -> None:
+        config, rows = self.state.config, self.state.rows
+        tokens = max(min(want, config.prefill_threshold or want, self.budget), 0)
+        need = max(blocks_for(int(rows.computed[row]) + tokens, config.block_size) - int(rows.blocks[row]), 0)
+        while need > self.free and self.runs[row]:
+            self.give_way(worst_row(config, rows, self.runs))
+        if self.runs[row]:
+            self.free -= need
+            self.budget -= tokens
+            self.tokens[row], self.taken[row] = tokens, need
+
+
+def make_room(state: State) -> StepPlanned | None:
+    """The plan of a step in which some rows give way."""
+    room = _Room(state)
+    for row, want in enumerate(wants(state.rows).tolist()):
+        if room.runs[row]:
+            room.serve(row, want)
+    if not room.tokens.any():
+        return None
+    rest = Rows(state.rows.cells[:, room.runs])
+    tokens = room.tokens[room.runs]
+    differs = np.flatnonzero(tokens != expected_tokens(state.config, rest)).tolist()
+    changed = tuple((row, int(tokens[row])) for row in differs)
+    return StepPlanned(step=state.planned, preempted=tuple(room.victims), changed=changed)

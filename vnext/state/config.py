@@ -1,0 +1,37 @@
+"""Configuration that decisions depend on: frozen, recorded in the first event of every log.
+
+Owns the bounds of the scheduler, the cache and the pipeline. Host, port, paths and devices are not here: no decision
+may depend on them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PolicyName = Literal["fcfs", "priority"]
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one engine. Counts are in tokens unless the name says otherwise.
+
+    `block_size` tokens a block, `block_count` blocks in the cache, `batch_tokens_max` tokens a step,
+    `running_max` requests in the batch, `model_len_max` tokens a request, `prefill_threshold` tokens a request may
+    take in one step (0: no such bound), `pipeline_depth` steps planned and not yet committed (1 is synchronous),
+    `digest_interval` steps between two digests that every rank reports.
+    """
+
+    block_size: int
+    block_count: int
+    batch_tokens_max: int
+    running_max: int
+    model_len_max: int
+    prefill_threshold: int = 0
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    pipeline_depth: int = 2
+    policy: PolicyName = "fcfs"
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
+    digest_interval: int = 64

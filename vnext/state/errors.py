@@ -1,0 +1,25 @@
+"""The two ways in which the core says no.
+
+IllegalEvent: somebody handed the reducer an event that may not happen now; nothing was changed.
+LawBroken: the state itself is wrong; the engine must stop and its log tells why.
+"""
+
+from __future__ import annotations
+
+
+class IllegalEvent(Exception):
+    """An event that the lifecycle forbids in this state. The state is as it was."""
+
+
+class LawBroken(Exception):
+    """A law of the state does not hold. `law` is its short name, such as "M1"."""
+
+    def __init__(self, law: str, message: str) -> None:
+        super().__init__(f"law {law} broken: {message}")
+        self.law = law
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise IllegalEvent unless the condition holds."""
+    if not condition:
+        raise IllegalEvent(message)

@@ -1,0 +1,183 @@
+"""The log's format: segment headers and frames, as bytes. Pure: files belong to `vnext.runtime.recorder`.
+
+    segment = magic, record(header), record(frame), record(frame), ...
+    record  = length u32, CRC32 of length and payload u32, payload            (little-endian)
+    frame   = chained digest u64, body                                        (the payload of one engine iteration)
+
+The chain: D_t = xxh3_64(D_{t-1} || digest of the state after the frame || body); it starts in each segment with the
+xxh3_64 of that segment's header, which itself carries the last D of the segment before. `docs/log-format.md` has it all.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import xxhash
+
+from vnext.state import log_pack
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import AnyEvent, EngineStarted
+from vnext.state.log_schema import schema_digest
+
+MAGIC = b"vnextLOG"
+FORMAT_VERSION = 1
+SEGMENT_SIZE_BYTES = 64 * 2**20
+SEGMENT_SUFFIX = ".vnextlog"
+FIRST_FRAME_EVENT = 1
+"""EngineStarted is event 0 and stands in the header; frames count from here."""
+
+Privacy = Literal["full", "shape"]
+EndKind = Literal["complete", "torn", "damaged", "unchained", "unusable"]
+
+record_head = struct.Struct("<II")
+digest_word = struct.Struct("<Q")
+chain_words = struct.Struct("<QQ")
+FRAME_LENGTH_MIN = digest_word.size + 1
+
+
+class RankDigest(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank reported: its digest of the state right after StepPlanned(`step`) was folded."""
+
+    rank: int
+    step: int
+    digest: int
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """`previous` is the last chained digest of the segment before (0 in the first); `first_event` numbers the first
+    event of this segment's frames; `token_width` is the bytes of a packed token."""
+
+    format_version: int
+    schema: int
+    code_version: str
+    started: EngineStarted
+    privacy: Privacy
+    token_width: int
+    index: int
+    previous: int
+    first_event: int
+
+
+class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment's header as it was read, and the chained digest with which its frames start."""
+
+    header: SegmentHeader
+    chain: int
+
+
+class FrameBody(msgspec.Struct, frozen=True, array_like=True):
+    """A frame as it is encoded: `lost` frames are missing before it, tokens take `width` bytes."""
+
+    first_event: int
+    events: tuple[AnyEvent, ...]
+    rank_digests: tuple[RankDigest, ...]
+    lost: int
+    width: int
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine iteration as it was read: `events` unpacked, `body` the bytes that the chained `digest` covers."""
+
+    first_event: int
+    events: tuple[AnyEvent, ...]
+    rank_digests: tuple[RankDigest, ...]
+    lost: int
+    digest: int
+    body: bytes
+
+
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where reading ended and why. `message` is empty only if the log is complete."""
+
+    kind: EndKind
+    message: str
+    segment: int
+    offset_bytes: int
+    ignored_bytes: int
+
+
+frame_encoder = msgspec.msgpack.Encoder()
+frame_decoder = msgspec.msgpack.Decoder(FrameBody)
+header_decoder = msgspec.msgpack.Decoder(SegmentHeader)
+
+
+def first_header(started: EngineStarted, privacy: Privacy, code_version: str) -> SegmentHeader:
+    """The header of a log's first segment."""
+    return SegmentHeader(
+        format_version=FORMAT_VERSION,
+        schema=schema_digest(),
+        code_version=code_version,
+        started=started,
+        privacy=privacy,
+        token_width=log_pack.width_bytes(token_bound(started.config, privacy)),
+        index=0,
+        previous=0,
+        first_event=FIRST_FRAME_EVENT,
+    )
+
+
+def segment_name(index: int) -> str:
+    """File name of a segment; names sort as the segments follow each other."""
+    return f"segment-{index:06d}{SEGMENT_SUFFIX}"
+
+
+def next_header(header: SegmentHeader, chain: int, first_event: int) -> SegmentHeader:
+    """The header of the segment after one that ended with this chained digest."""
+    return msgspec.structs.replace(header, index=header.index + 1, previous=chain, first_event=first_event)
+
+
+def token_bound(config: SchedulerConfig, privacy: Privacy) -> int:
+    """Token ids in the log are below this; 0 if unknown. Pseudonyms lie right above the vocabulary."""
+    if privacy == "full" or not config.vocab_size:
+        return config.vocab_size
+    return 2 * pseudonym_base(config.vocab_size)
+
+
+def pseudonym_base(vocab_size: int) -> int:
+    """The smallest power of four that bounds the vocabulary (2^30 if it is unknown): pseudonyms are base + [0, base)."""
+    bits = (vocab_size - 1).bit_length() if vocab_size else 30
+    return 1 << min(30, max(8, bits + bits % 2))
+
+
+def open_segment(header: SegmentHeader) -> tuple[bytes, int]:
+    """The first bytes of a segment and the chained digest with which it starts."""
+    payload = frame_encoder.encode(header)
+    return MAGIC + seal(payload), header_chain(payload)
+
+
+def header_chain(payload: bytes | memoryview) -> int:
+    """The chained digest with which a segment starts (uint64), from its encoded header as it was written."""
+    return xxhash.xxh3_64_intdigest(payload)
+
+
+def encode_body(
+    first_event: int, events: Sequence[AnyEvent], rank_digests: Sequence[RankDigest], lost: int, width: int
+) -> bytes:
+    """The part of a frame that its chained digest covers. `width` is the header's; the frame may need a wider one."""
+    width = log_pack.frame_width(events, width)
+    packed = tuple(log_pack.pack(event, width) for event in events)
+    return frame_encoder.encode(FrameBody(first_event, packed, tuple(rank_digests), lost, width))
+
+
+def chained(previous: int, state_digest: int, body: bytes) -> int:
+    """The chained digest of a frame (uint64)."""
+    return xxhash.xxh3_64_intdigest(chain_words.pack(previous, state_digest) + body)
+
+
+def encode_frame(digest: int, body: bytes) -> bytes:
+    """A frame as one record."""
+    return seal(digest_word.pack(digest) + body)
+
+
+def seal(payload: bytes) -> bytes:
+    """A record: length, CRC32 of length and payload, payload."""
+    return record_head.pack(len(payload), checksum(payload)) + payload
+
+
+def checksum(payload: bytes | memoryview) -> int:
+    """CRC32 of the payload's length (u32) and the payload, so that no other length can pass with the same sum."""
+    return zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "little")))

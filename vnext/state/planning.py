@@ -1,0 +1,251 @@
+"""Fold StepPlanned: preempt, advance, seal, admit, and remember the step in flight.
+
+The order is part of the meaning: running rows take their blocks first, in order; admitted requests follow, and one may
+share blocks that another admitted before it completes in this very step (a step writes all keys and values of a layer
+before anybody reads them); what running rows complete is named last.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.state import extents, pool as pools, rows as columns
+from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
+from vnext.state.chain import chain_keys, child_key
+from vnext.state.errors import require
+from vnext.state.events import StepPlanned
+from vnext.state.expected import blocks_needed, expected_tokens
+from vnext.state.lifecycle import Change, Status, after
+from vnext.state.order import enqueue
+from vnext.state.rows import Rows, wants
+from vnext.state.state import Flight, State, Waiting
+
+replace = msgspec.structs.replace
+
+
+def fold_step_planned(state: State, event: StepPlanned) -> State:
+    """The state in which the step runs. IllegalEvent if the plan breaks a bound; nothing is changed then."""
+    require(event.step == state.planned, f"step {event.step} planned where step {state.planned} is due")
+    in_flight = len(state.flights)
+    require(in_flight < state.config.pipeline_depth, f"step {event.step} planned with {in_flight} steps in flight already")
+    require(not (event.preempted and event.admitted), "a plan that preempts may not admit")
+    state = preempt(state, event.preempted)
+    tokens = planned_tokens(state, event.changed)
+    starts = state.rows.computed
+    state = advance(state, tokens)
+    state, added_starts, added_tokens = _admit_all(state, event.admitted)
+    state = seal(state)
+    starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
+    require(0 < int(tokens.sum()) <= state.config.batch_tokens_max, f"a step of {int(tokens.sum())} tokens")
+    return replace(state, planned=state.planned + 1, flights=(*state.flights, _flight(state, starts, tokens)))
+
+
+def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
+    """The step in flight. A scheduled row with a pending token samples in this step: it has caught up with all it knows."""
+    scheduled = np.flatnonzero(tokens)
+    rows = state.rows
+    return Flight(
+        step=state.planned,
+        ids=rows.id[scheduled],
+        epochs=rows.epoch[scheduled],
+        starts=starts[scheduled],
+        counts=tokens[scheduled],
+        samples=(rows.pending > 0)[scheduled],
+    )
+
+
+# ---- preemption --------------------------------------------------------------------------------------------------
+
+
+def preempt(state: State, preempted: tuple[int, ...]) -> State:
+    """The rows give way, in the order named: their blocks are released and they return to the queue."""
+    if not preempted:
+        return state
+    require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
+    require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
+    pool, queue = state.pool, state.waiting
+    for row in preempted:
+        after(Status.RUNNING, Change.PREEMPT)
+        pool = release_row(state, pool, row)
+        queue = enqueue(state.config, queue, _back_in_queue(state, row))
+    counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
+    return replace(state, pool=pool, waiting=queue, rows=without_rows(state.rows, preempted), counters=counters)
+
+
+def _back_in_queue(state: State, row: int) -> Waiting:
+    """What a preempted row remembers: its known tokens. What it had sampled and not committed is sampled again, equal."""
+    rows, config = state.rows, state.config
+    request = state.requests[int(rows.id[row])]
+    tokens = row_tokens(state, row).tobytes()
+    return Waiting(
+        id=request.id,
+        priority=request.priority,
+        tokens=tokens,
+        keys=chain_keys(request.root, tokens, config.block_size) if config.prefix_caching else (),
+        epoch=int(rows.epoch[row]) + 1,
+        cached=int(rows.cells[columns.CACHED, row]),
+    )
+
+
+def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
+    """The pool without this row's holds; the last block is freed first, so that prefixes outlive tails."""
+    return pools.release(pool, row_blocks(state, row)[::-1])
+
+
+def row_blocks(state: State, row: int) -> np.ndarray:
+    """Block table of one row (int32[blocks], read-only)."""
+    return extents.read(state.tables, int(state.rows.table_at[row]), int(state.rows.blocks[row]))
+
+
+def row_tokens(state: State, row: int) -> np.ndarray:
+    """Known tokens of one row (int32[known], read-only)."""
+    return extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
+
+
+def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
+    keep = np.ones(len(rows), dtype=bool)
+    keep[list(gone)] = False
+    return Rows(rows.cells[:, keep])
+
+
+# ---- running rows ------------------------------------------------------------------------------------------------
+
+
+def planned_tokens(state: State, changed: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """New tokens of each row: the expected ones with the plan's changes."""
+    tokens = expected_tokens(state.config, state.rows)
+    if not changed:
+        return tokens
+    wanted = wants(state.rows)
+    for row, count in changed:
+        require(0 <= row < len(tokens), f"no such row: {row}")
+        require(0 <= count <= wanted[row], f"row {row} cannot take {count} tokens: it wants {wanted[row]}")
+        tokens[row] = count
+    return tokens
+
+
+def advance(state: State, tokens: np.ndarray) -> State:
+    """Every row computes so many tokens more; blocks are taken in row order."""
+    rows = state.rows
+    if len(rows) == 0:
+        return state
+    need = np.maximum(blocks_needed(state.config, rows, tokens), 0)
+    total = int(need.sum())
+    require(total <= state.pool.free, f"a plan needs {total} blocks where {state.pool.free} are free")
+    cells = rows.cells.copy()
+    cells[columns.COMPUTED] += tokens
+    cells[columns.PENDING] += (tokens > 0) & (cells[columns.COMPUTED] == rows.known + rows.pending)
+    pool, tables = state.pool, state.tables
+    if total:
+        pool, blocks = pools.take(pool, total)
+        tables = extents.write(tables, extents.spans(rows.table_at + rows.blocks, need), blocks)
+        cells[columns.BLOCKS] += need
+    return replace(state, rows=Rows(cells), pool=pool, tables=tables)
+
+
+def seal(state: State) -> State:
+    """Name the blocks whose tokens are all known and computed. The rows' matrix must be this state's own, still fresh."""
+    if not state.config.prefix_caching:
+        return state
+    cells, size = state.rows.cells, state.config.block_size
+    full = np.minimum(cells[columns.COMPUTED], cells[columns.KNOWN]) // size
+    pairs = []
+    for row in np.flatnonzero(full > cells[columns.SEALED]).tolist():
+        pairs += _seal_row(state, row, int(full[row]))
+    return replace(state, pool=pools.name(state.pool, pairs)) if pairs else state
+
+
+def _seal_row(state: State, row: int, full: int) -> list[tuple[bytes, int]]:
+    """Chain keys and blocks of one row's newly full blocks; writes its SEALED and CHAIN cells."""
+    cells, size = state.rows.cells, state.config.block_size
+    sealed, key = int(cells[columns.SEALED, row]), state.rows.chain(row)
+    at, table_at = int(cells[columns.TOKENS_AT, row]), int(cells[columns.TABLE_AT, row])
+    pairs = []
+    for block in range(sealed, full):
+        key = child_key(key, extents.read(state.tokens, at + block * size, size).tobytes())
+        pairs.append((key, int(state.tables.arena.data[table_at + block])))
+    cells[columns.SEALED, row] = full
+    cells[columns.CHAIN_0 :, row] = np.frombuffer(key, dtype=np.int64)
+    return pairs
+
+
+# ---- admission ---------------------------------------------------------------------------------------------------
+
+
+def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[State, np.ndarray, np.ndarray]:
+    """Admit waiting requests in order; returns their first computed positions and tokens beside the state."""
+    if not admitted:
+        return state, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    places = [place for place, _ in admitted]
+    require(len(set(places)) == len(places), "a request admitted twice in one plan")
+    require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
+    room = state.config.running_max - len(state.rows)
+    require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
+    queue, starts = state.waiting, []
+    for place, tokens in admitted:
+        state, start = admit(state, queue[place], tokens)
+        starts.append(start)
+    gone = set(places)
+    rest = tuple(entry for place, entry in enumerate(queue) if place not in gone)
+    counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
+    return replace(state, waiting=rest), np.array(starts, dtype=np.int64), counts
+
+
+def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
+    """One more row. Returns the state (the queue unchanged) and the first position that is computed."""
+    after(Status.WAITING, Change.ADMIT)
+    config, request = state.config, state.requests[waiting.id]
+    hits = prefix_hits(config, state.pool, waiting)
+    start = len(hits) * config.block_size
+    require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
+    require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
+    claimed = claim(config, state.pool, waiting, hits, tokens)
+    state = _with_room(state, tokens_size(request, waiting), table_size(config, request))
+    histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
+    tables, table_at = extents.reserve(state.tables, table_size(config, request))
+    row = new_row(config, request, waiting, claimed, tokens, tokens_at, table_at)
+    return replace(
+        state,
+        pool=claimed.pool,
+        tokens=write_history(histories, waiting, tokens_at),
+        tables=write_table(tables, claimed, table_at),
+        rows=Rows(np.concatenate((state.rows.cells, row[:, None]), axis=1)),
+        counters=_counted(state, waiting, request.prompt_length, start),
+    ), start
+
+
+def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int):
+    counters = state.counters
+    first = waiting.cached < 0
+    return replace(
+        counters,
+        prompt_tokens=counters.prompt_tokens + prompt_length * first,
+        prefix_queried_tokens=counters.prefix_queried_tokens + waiting.known * bool(state.config.prefix_caching),
+        prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens,
+    )
+
+
+def _with_room(state: State, tokens_places: int, table_places: int) -> State:
+    """Arenas with so many places left."""
+    if state.tokens.used + tokens_places > state.tokens.capacity:
+        state = move_tokens(state, state.rows.cells[columns.TOKENS_SIZE], tokens_places)
+    if state.tables.used + table_places > state.tables.capacity:
+        rows = state.rows
+        tables, at = extents.compact(state.tables, rows.table_at, rows.blocks, rows.cells[columns.TABLE_SIZE], table_places)
+        state = replace(state, tables=tables, rows=_with_cells(rows, {columns.TABLE_AT: at}))
+    return state
+
+
+def move_tokens(state: State, sizes: np.ndarray, extra: int) -> State:
+    """All live histories in a fresh arena, with extents of the given sizes (int64[R]) and `extra` places more."""
+    rows = state.rows
+    tokens, at = extents.compact(state.tokens, rows.tokens_at, rows.known, sizes, extra)
+    return replace(state, tokens=tokens, rows=_with_cells(rows, {columns.TOKENS_AT: at, columns.TOKENS_SIZE: sizes}))
+
+
+def _with_cells(rows: Rows, fields: dict[int, np.ndarray]) -> Rows:
+    cells = rows.cells.copy()
+    for field, values in fields.items():
+        cells[field] = values
+    return Rows(cells)

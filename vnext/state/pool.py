@@ -1,0 +1,163 @@
+"""Blocks: who holds which page of the key-value cache, and which content a page still has.
+
+Owns allocation, sharing, release, eviction and the prefix table. Knows nothing of devices, texts or time.
+A block is free (no holder), held (one or more holders) or kept (no holder, content still named for reuse):
+    free + held + kept == block_count          always; see laws.py
+Free and kept blocks wait in one queue and leave it oldest first, so every replica evicts the same block. The queue is
+append-only: a block that was revived from its middle leaves a stale place behind, known by `place[block]`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.state import extents
+from vnext.state.extents import Extents
+from vnext.state.shards import Shards
+
+HELD = -1
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """`ref` int32[N] holders of each block; `place` int64[N] its place in the queue, HELD while it has a holder.
+
+    The queue is the range [head, queue.used) of an arena; `free` counts its valid places. `names` maps a chain key to
+    the block with that content, `named` a block to its key.
+    """
+
+    ref: np.ndarray
+    place: np.ndarray
+    queue: Extents
+    head: int
+    free: int
+    names: Shards[bytes, int]
+    named: Shards[int, bytes]
+
+
+def new_pool(block_count: int) -> Pool:
+    """All blocks free, in order of their numbers."""
+    queue = extents.write(extents.empty(4 * block_count), slice(0, block_count), np.arange(block_count, dtype=np.int32))
+    queue, _ = extents.reserve(queue, block_count)
+    return Pool(
+        ref=np.zeros(block_count, dtype=np.int32),
+        place=np.arange(block_count, dtype=np.int64),
+        queue=queue,
+        head=0,
+        free=block_count,
+        names=Shards(),
+        named=Shards(),
+    )
+
+
+def free_blocks(pool: Pool) -> np.ndarray:
+    """Free and kept blocks in the order in which they will be taken (int32[free])."""
+    waiting = extents.read(pool.queue, pool.head, pool.queue.used - pool.head)
+    return waiting[pool.place[waiting] == np.arange(pool.head, pool.queue.used)]
+
+
+def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
+    """The `count` oldest free blocks with one holder each (int32[count]); their content loses its name."""
+    if count == 0:
+        return pool, np.empty(0, dtype=np.int32)
+    blocks, head = _oldest(pool, count)
+    ref, place = pool.ref.copy(), pool.place.copy()
+    ref[blocks], place[blocks] = 1, HELD
+    taken = _replace(pool, ref=ref, place=place, head=head, free=pool.free - count)
+    return _forget(taken, blocks.tolist()) if len(pool.named) else taken, blocks
+
+
+def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
+    """The first `count` valid places of the queue and the head behind them; looks further while it meets stale ones."""
+    reach = count
+    while True:
+        end = min(pool.head + reach, pool.queue.used)
+        window = extents.gather(pool.queue, np.arange(pool.head, end))
+        valid = np.flatnonzero(pool.place[window] == np.arange(pool.head, end))
+        if len(valid) >= count:
+            valid = valid[:count]
+            return window[valid], pool.head + int(valid[-1]) + 1
+        reach *= 2
+
+
+def hold(pool: Pool, blocks: np.ndarray) -> Pool:
+    """One more holder for each block (no block twice); a kept block is revived and leaves the queue."""
+    if len(blocks) == 0:
+        return pool
+    revived = blocks[pool.ref[blocks] == 0]
+    ref, place = pool.ref.copy(), pool.place
+    ref[blocks] += 1
+    if len(revived):
+        place = place.copy()
+        place[revived] = HELD
+    return _replace(pool, ref=ref, place=place, free=pool.free - len(revived))
+
+
+def release(pool: Pool, blocks: np.ndarray) -> Pool:
+    """One holder less for each block (no block twice); those without any join the queue in the given order.
+
+    Callers give a request's blocks last first: the tail of a prefix is evicted before its beginning.
+    """
+    if len(blocks) == 0:
+        return pool
+    ref = pool.ref.copy()
+    ref[blocks] -= 1
+    freed = blocks[ref[blocks] == 0]
+    pool = _replace(pool, ref=ref)
+    return _enqueue(pool, freed) if len(freed) else pool
+
+
+def _enqueue(pool: Pool, blocks: np.ndarray) -> Pool:
+    if pool.queue.used + len(blocks) > pool.queue.capacity:
+        pool = _tidy_queue(pool)
+    queue, at = extents.reserve(pool.queue, len(blocks))
+    queue = extents.write(queue, slice(at, at + len(blocks)), blocks)
+    place = pool.place.copy()
+    place[blocks] = np.arange(at, at + len(blocks))
+    return _replace(pool, queue=queue, place=place, free=pool.free + len(blocks))
+
+
+def _tidy_queue(pool: Pool) -> Pool:
+    """The same queue without stale places, in a fresh arena."""
+    blocks = free_blocks(pool)
+    fresh = extents.empty(pool.queue.capacity)
+    queue, _ = extents.reserve(extents.write(fresh, slice(0, len(blocks)), blocks), len(blocks))
+    place = pool.place.copy()
+    place[blocks] = np.arange(len(blocks))
+    return _replace(pool, queue=queue, place=place, head=0)
+
+
+def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
+    """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one."""
+    fresh = {key: block for key, block in reversed(pairs) if key not in pool.names}
+    if not fresh:
+        return pool
+    names = pool.names.with_items(fresh.items())
+    return _replace(pool, names=names, named=pool.named.with_items((block, key) for key, block in fresh.items()))
+
+
+def _forget(pool: Pool, blocks: list[int]) -> Pool:
+    gone = [block for block in blocks if block in pool.named]
+    if not gone:
+        return pool
+    names = pool.names.without(pool.named[block] for block in gone)
+    return _replace(pool, names=names, named=pool.named.without(gone))
+
+
+def forget_all(pool: Pool) -> Pool:
+    return _replace(pool, names=Shards(), named=Shards())
+
+
+def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:
+    """Blocks that hold the leading `keys`, at most `block_count_max` of them (int32[n])."""
+    blocks = []
+    for key in keys[:block_count_max]:
+        block = pool.names.get(key)
+        if block is None:
+            break
+        blocks.append(block)
+    return np.array(blocks, dtype=np.int32)
+
+
+def _replace(pool: Pool, **changes: object) -> Pool:
+    return msgspec.structs.replace(pool, **changes)
