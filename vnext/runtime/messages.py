@@ -25,13 +25,14 @@ class Hello(Message, tag=0):
 
 
 class SubmitRequest(Message, tag=1):
-    """`name` is unique among the client's live requests."""
+    """`name` is unique among the client's live requests. Not `has_seed`: the engine core draws the seed."""
 
     name: str
     prompt: bytes
     sampling: Sampling
     priority: int = 0
     cache_salt: str = ""
+    has_seed: bool = True
 
 
 class AbortRequests(Message, tag=2):
@@ -123,22 +124,26 @@ EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDie
 
 
 class RankReady(Message, tag=20):
-    """`block_count_max`: blocks this rank's memory can hold (already agreed on when the engine starts)."""
+    """The weights are loaded; `block_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
 
     rank: int
     block_count_max: int
+    block_bytes: int
+    model_digest: str
     environment: dict[str, str]
 
 
 class StepResult(Message, tag=21):
     """Rank 0 carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
 
-    Every rank carries its digest of the state in which the step was executed, 0 where none was due.
+    Every rank carries its digests of the state in which the step was executed (structure, and the chain of committed
+    tokens), 0 where none was due.
     """
 
     rank: int
     step: int
     digest: int
+    token_digest: int
     seconds: float
     tokens: bytes = b""
     logprobs: tuple[TokenLogprobs | None, ...] = ()

@@ -20,7 +20,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default.
-    `seed` roots the keys of unseeded requests.
+    `seed` roots the keys of unseeded requests. `threads` are those of each rank.
     """
 
     model: str = ""
@@ -38,6 +38,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     async_scheduling: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     tensor_parallel_size: int = 1
+    threads: int | None = None
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"

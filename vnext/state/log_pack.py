@@ -51,7 +51,11 @@ def widen(packed: bytes, width: int) -> bytes:
 
 def frame_width(events: Sequence[AnyEvent], width: int) -> int:
     """`width` if every token of the events fits it, else 4."""
-    return width if all(fits(tokens_of(event), width) for event in events) else WIDTH_MAX
+    for event in events:
+        tokens = tokens_of(event)
+        if tokens and not fits(tokens, width):
+            return WIDTH_MAX
+    return width
 
 
 def tokens_of(event: AnyEvent) -> bytes:
@@ -82,9 +86,11 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
 
 def pack(event: AnyEvent, width: int) -> AnyEvent:
     """The event as it stands in a frame of this width."""
-    return with_tokens(event, narrow(tokens_of(event), width))
+    tokens = tokens_of(event)
+    return with_tokens(event, narrow(tokens, width)) if tokens and width < WIDTH_MAX else event
 
 
 def unpack(event: AnyEvent, width: int) -> AnyEvent:
     """The inverse of `pack`. ValueError if the bytes are not a whole number of tokens."""
-    return with_tokens(event, widen(tokens_of(event), width))
+    tokens = tokens_of(event)
+    return with_tokens(event, widen(tokens, width)) if tokens else event

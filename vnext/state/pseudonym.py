@@ -86,7 +86,8 @@ def pseudonyms(secrets: np.ndarray, tokens: np.ndarray, block_size: int, base: i
     running = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(added, dtype=np.uint64)])
     starts = running[blocks.astype(np.int64) * block_size]
     result = permuted(secrets_of, places, running[:-1] - starts, tokens, base)
-    return result, running[-1] - running[len(tokens) // block_size * block_size]
+    last = len(tokens) // block_size * block_size
+    return result, np.sum(added[last:], dtype=np.uint64)
 
 
 def _places(count: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,9 @@
 """Shape: events without their text, from which every decision still replays exactly.
 
-Owns what is kept of each event when a log may not hold texts. Token ids become pseudonyms (pseudonym.py); tokens that
-end a request stay, because the reducer must see them; names become numbers, biases keep their count only, seeds go.
-Lengths, priorities, salts' equality, sampling bounds and stop ids stay. The Shaper keeps a few bytes for each live
-request, so a step costs array arithmetic over its rows and nothing that grows with history.
+Owns what is kept of each event when a log may not hold texts. Token ids become pseudonyms (pseudonym.py). The model's
+end tokens stay wherever they stand, so that a prompt that repeats an answer still shares its last block; a request's own
+stop token stays where it ends it. Names become numbers, biases keep their count only, seeds go. Lengths, priorities,
+salts' equality, sampling bounds and stop ids stay. A step costs array arithmetic over its rows, whatever their history.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Shaper:
         self._key = key
         self._block_size = started.config.block_size
         self._base = pseudonym_base(started.config.vocab_size)
+        self._ends = np.array(started.config.eos_token_ids, dtype=np.int32)
         self._tails = _Tails(self._block_size)
 
     def shape(self, before: State, event: AnyEvent) -> AnyEvent:
@@ -66,7 +67,7 @@ class Shaper:
         return msgspec.structs.replace(
             event,
             name=str(event.id),
-            prompt=pack_tokens(shaped),
+            prompt=pack_tokens(self._with_ends(tokens, shaped)),
             sampling=shape_sampling(event.sampling),
             cache_salt=pseudonym.salt_label(self._key, event.cache_salt),
         )
@@ -75,10 +76,17 @@ class Shaper:
         """Results that the reducer drops become the first pseudonym: nobody will read them."""
         settled = settle(before, event)
         shaped = np.full(len(event.tokens) // 4, self._base, dtype=np.int32)
-        slots = self._tails.slots_of(before.rows.id[settled.rows].tolist())
+        slots = self._tails.slots_of(before.rows.id[settled.rows])
         replaced = self._tails.take(slots, settled.tokens, self._key, self._base)
+        replaced = self._with_ends(settled.tokens, replaced)
         shaped[settled.samples] = np.where(settled.stopped, settled.tokens, replaced)
         return StepCommitted(step=event.step, tokens=pack_tokens(shaped))
+
+    def _with_ends(self, tokens: np.ndarray, shaped: np.ndarray) -> np.ndarray:
+        """The pseudonyms, but the model's end tokens where they stand."""
+        for end in self._ends:
+            shaped = np.where(tokens == end, end, shaped)
+        return shaped
 
 
 def shape_sampling(sampling: Sampling) -> Sampling:
@@ -93,6 +101,7 @@ class _Tails:
     def __init__(self, block_size: int) -> None:
         self._slots: dict[int, int] = {}
         self._free: list[int] = list(range(SLOTS_MIN))
+        self._last_ids = self._last_slots = np.empty(0, dtype=np.int64)
         self.secrets = np.zeros((SLOTS_MIN, 2), dtype=np.uint64)
         self.sums = np.zeros(SLOTS_MIN, dtype=np.uint64)
         self.counts = np.zeros(SLOTS_MIN, dtype=np.int64)
@@ -119,8 +128,12 @@ class _Tails:
         for request_id in [id_ for id_ in self._slots if id_ not in state.requests]:
             self._free.append(self._slots.pop(request_id))
 
-    def slots_of(self, ids: list[int]) -> np.ndarray:
-        return np.array([self._slots[id_] for id_ in ids], dtype=np.int64)
+    def slots_of(self, ids: np.ndarray) -> np.ndarray:
+        """Slots of these requests (int64[n]); in a steady batch they are those of the step before."""
+        if not np.array_equal(ids, self._last_ids):
+            self._last_ids = ids.copy()
+            self._last_slots = np.array([self._slots[id_] for id_ in ids.tolist()], dtype=np.int64)
+        return self._last_slots
 
     def take(self, slots: np.ndarray, tokens: np.ndarray, key: bytes, base: int) -> np.ndarray:
         """Append one token to each of these tails; returns the tokens' pseudonyms (int32[n])."""
@@ -130,11 +143,17 @@ class _Tails:
         self.sums[slots] = sums + pseudonym.absorbed(secrets, places, tokens)
         self.tokens[slots, counts] = tokens
         self.counts[slots] = counts + 1
-        for slot in slots[counts + 1 == self.tokens.shape[1]].tolist():
-            self._next_block(slot, key)
+        full = slots[counts + 1 == self.tokens.shape[1]]
+        if len(full):
+            self._next_blocks(full, key)
         return replaced
 
-    def _next_block(self, slot: int, key: bytes) -> None:
-        secret = pseudonym.child_secret(key, self.secrets[slot].tobytes(), self.tokens[slot].tobytes())
-        self.secrets[slot] = np.frombuffer(secret, dtype="<u8")
-        self.sums[slot], self.counts[slot] = 0, 0
+    def _next_blocks(self, slots: np.ndarray, key: bytes) -> None:
+        """These tails are full blocks: start the blocks after them."""
+        parents, blocks = self.secrets[slots].tobytes(), self.tokens[slots].tobytes()
+        size, width = pseudonym.SECRET_SIZE_BYTES, 4 * self.tokens.shape[1]
+        self.secrets[slots] = pseudonym.words([
+            pseudonym.child_secret(key, parents[place * size : (place + 1) * size], blocks[place * width : (place + 1) * width])
+            for place in range(len(slots))
+        ])  # fmt: skip
+        self.sums[slots], self.counts[slots] = 0, 0

@@ -1,0 +1,1 @@
+"""vnext: an LLM inference and serving engine built as one replicated state machine."""

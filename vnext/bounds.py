@@ -1,0 +1,108 @@
+"""Bounds: whether settings can work, and one sentence with the value and the remedy for each that cannot.
+
+Used by the command line and by `LLM(...)`, so that both say the same. Knows fields and numbers; opens and starts nothing:
+what depends on a model or a machine is judged where that is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from vnext.runtime.settings import EngineSettings, SettingsError
+
+SIZE_UNITS = {
+    "": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+COUNT_MAX = 2**31 - 1
+BOUNDS = {
+    "seed": (0, 2**64 - 1),
+    "max_model_len": (2, COUNT_MAX),
+    "max_num_seqs": (1, 2**20),
+    "max_num_batched_tokens": (1, 2**24),
+    "long_prefill_token_threshold": (0, COUNT_MAX),
+    "block_size": (1, 2**12),
+    "num_blocks_override": (1, COUNT_MAX),
+    "kv_cache_memory": (1, 2**50),
+    "tensor_parallel_size": (1, 2**10),
+    "digest_interval": (1, COUNT_MAX),
+    "threads": (1, 2**12),
+    "port": (0, 2**16 - 1),
+    "drain_s": (0, 86_400),
+}
+
+
+def engine_settings(**values: Any) -> EngineSettings:
+    """Settings from keywords, each checked. Raises SettingsError for the first that is unknown or cannot work."""
+    hints = get_type_hints(EngineSettings)
+    settings = EngineSettings(**{name: checked(name, value, hints) for name, value in values.items()})
+    _check_together(settings)
+    return settings
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of "512M", "4GiB" or "1000". Raises SettingsError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in SIZE_UNITS:
+        raise SettingsError(f"{text!r} is no amount of memory: write bytes, or a number with its unit, as 512M or 4GiB.")
+    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+def checked(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
+    """The value as its field takes it. `hints`: types by field. Raises SettingsError for a wrong name, type or size."""
+    if name not in hints:
+        close = difflib.get_close_matches(name, hints, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "see vnext serve --help."
+        raise SettingsError(f"There is no setting {name}: {remedy}")
+    if name == "kv_cache_memory" and isinstance(value, str):
+        value = size_bytes(value)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        value = msgspec.convert(value, hints[name])
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{name} is {value!r}: it must be {_expected(hints[name])}.") from error
+    _check_bounds(name, value)
+    return value
+
+
+def _check_bounds(name: str, value: Any) -> None:
+    low, high = BOUNDS.get(name, (None, None))
+    if low is not None and value is not None and not low <= value <= high:
+        raise SettingsError(f"{name} is {value}: it must lie between {low} and {high}.")
+
+
+def _expected(hint: Any) -> str:
+    """A type in words: `one of 'a', 'b'`, `a whole number or None`."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_expected(part) for part in get_args(hint))
+    words = {int: "a whole number", str: "a text", bool: "True or False", float: "a number", type(None): "None"}
+    return words.get(hint, str(hint))
+
+
+def _check_together(settings: EngineSettings) -> None:
+    """Values that are good alone and cannot work together."""
+    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    if not settings.enable_chunked_prefill and settings.long_prefill_token_threshold:
+        raise SettingsError(
+            f"long_prefill_token_threshold is {settings.long_prefill_token_threshold} and chunked prefill is off: "
+            "a prompt is then never split, so leave one of the two out."
+        )
+    if not settings.enable_chunked_prefill and length is not None and length > tokens:
+        raise SettingsError(
+            f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "
+            f"max_num_batched_tokens, which is {tokens}: raise that to {length}, or leave chunked prefill on."
+        )
+    if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"tensor_parallel_size is {settings.tensor_parallel_size} and the executor inproc has one rank: use mp."
+        )

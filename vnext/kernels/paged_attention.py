@@ -1,0 +1,209 @@
+"""Reference paged attention: decode and prefill rows through one path, in plain torch, on any device.
+
+A tile is `width` neighbouring queries of one row (1 for decode, TILE_WIDTH else; the last is padded by repeating its
+last query). A context is walked in fixed pieces of about PIECE_TOKENS, always whole, what a query may not see masked,
+and pieces are joined in order by the online softmax. So each query goes through the same operations of the same inner
+sizes whoever shares its batch, however its prompt was cut. Bitwise on CPU: matrix products must not depend on the
+number of rows, which MKL grants with MKL_CBWR=AVX512,STRICT from two rows on (one row takes another path: see attend).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+PIECE_TOKENS = 128
+TILE_WIDTH = 16
+TILE_COUNT_MAX = 64
+"""Tiles worked on at once: bounds the memory to TILE_COUNT_MAX * PIECE_TOKENS gathered tokens."""
+
+
+class TileGroup(NamedTuple):
+    """Up to TILE_COUNT_MAX tiles of one width, alike in context. N tiles, width Q, P pieces of B blocks, L tokens.
+
+    `query_index` int64 [N * Q]: the token that each place of a tile reads. `result_index`, `output_index` int64 [n]:
+    places that are no padding, and the tokens they belong to. `pages` int64 [P, N * kv_heads * B]: rows of the cache
+    seen as [block_count * kv_heads, block_size * D]. `hidden` [P]: bool [N, 1, Q, 1, L] where a key is not visible
+    and bool [N, 1, L, 1] where no query of the tile sees it; None where everything is visible to all.
+    """
+
+    width: int
+    query_index: torch.Tensor
+    result_index: torch.Tensor
+    output_index: torch.Tensor
+    pages: torch.Tensor
+    hidden: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
+
+
+class AttentionMetadata(NamedTuple):
+    """What attention knows of one step, made once and used by every layer."""
+
+    block_size: int
+    kv_head_count: int
+    groups: tuple[TileGroup, ...]
+
+
+class Tiles(NamedTuple):
+    """Tiles on the host: row [N], token [N, Q], real [N, Q] (no padding), limit [N, Q] (last visible position)."""
+
+    row: np.ndarray
+    token: np.ndarray
+    real: np.ndarray
+    limit: np.ndarray
+
+
+def attention_metadata(
+    query_starts: np.ndarray,
+    context_lengths: np.ndarray,
+    block_table: torch.Tensor,
+    block_size: int,
+    kv_head_count: int,
+) -> AttentionMetadata:
+    """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
+
+    query_starts [R + 1] and context_lengths [R] are host arrays, so nothing waits for the device; block_table int32
+    [R, W] is on it, and what it holds beyond a row's context is never looked at. Rows without queries are idle.
+    """
+    lengths = query_starts[1:] - query_starts[:-1]
+    groups: list[TileGroup] = []
+    for rows, width in ((np.flatnonzero(lengths == 1), 1), (np.flatnonzero(lengths > 1), TILE_WIDTH)):
+        tiles = cut_tiles(rows, query_starts, context_lengths, width)
+        for start in range(0, len(tiles.row), TILE_COUNT_MAX):
+            chosen = Tiles(*(column[start : start + TILE_COUNT_MAX] for column in tiles))
+            groups.append(tile_group(chosen, context_lengths, block_table, block_size, kv_head_count))
+    return AttentionMetadata(block_size, kv_head_count, tuple(groups))
+
+
+def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.ndarray, width: int) -> Tiles:
+    """The tiles of some rows, shortest context first: neighbours then walk about as many pieces."""
+    starts, ends = query_starts[rows].astype(np.int64), query_starts[rows + 1].astype(np.int64)
+    counts = (ends - starts + width - 1) // width
+    place = np.repeat(np.arange(len(rows)), counts)
+    first = starts[place] + (np.arange(len(place)) - (np.cumsum(counts) - counts)[place]) * width
+    wanted = first[:, None] + np.arange(width)
+    end = ends[place][:, None]
+    token = np.minimum(wanted, end - 1)
+    limit = context_lengths[rows[place]].astype(np.int64)[:, None] - (end - token)
+    order = np.argsort(limit[:, -1], kind="stable")
+    return Tiles(rows[place][order], token[order], (wanted < end)[order], limit[order])
+
+
+def tile_group(
+    tiles: Tiles, context_lengths: np.ndarray, block_table: torch.Tensor, block_size: int, kv_head_count: int
+) -> TileGroup:
+    """Tiles as index tensors on the device of the block table."""
+    device = block_table.device
+    piece_blocks = max(1, PIECE_TOKENS // block_size)
+    piece_size = piece_blocks * block_size
+    piece_count = int(tiles.limit[-1, -1]) // piece_size + 1
+    real = np.flatnonzero(tiles.real)
+    blocks = visible_blocks(tiles, block_table, block_size, piece_count * piece_blocks)
+    return TileGroup(
+        width=tiles.token.shape[1],
+        query_index=torch.from_numpy(tiles.token.reshape(-1)).to(device),
+        result_index=torch.from_numpy(real).to(device),
+        output_index=torch.from_numpy(tiles.token.reshape(-1)[real]).to(device),
+        pages=cache_pages(blocks, piece_count, kv_head_count),
+        hidden=hidden_keys(tiles.limit, piece_count, piece_size, device),
+    )
+
+
+def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
+    """int64 [N, count]: the blocks of each tile's row, block 0 in place of those that no query of the tile sees."""
+    device = block_table.device
+    columns = torch.arange(count, device=device)
+    used = torch.from_numpy(tiles.limit[:, -1] // block_size + 1).to(device)
+    rows = torch.from_numpy(tiles.row.astype(np.int64)).to(device)
+    table = block_table[rows[:, None], columns.clamp(max=block_table.shape[1] - 1)].long()
+    return torch.where(columns < used[:, None], table, 0)
+
+
+def cache_pages(blocks: torch.Tensor, piece_count: int, kv_head_count: int) -> torch.Tensor:
+    """Blocks int64 [N, P * B] -> rows of the flat cache [P, N * kv_heads * B]."""
+    tile_count = blocks.shape[0]
+    by_piece = blocks.view(tile_count, piece_count, -1).transpose(0, 1).unsqueeze(2)
+    heads = torch.arange(kv_head_count, device=blocks.device)[:, None]
+    return (by_piece * kv_head_count + heads).reshape(piece_count, -1)
+
+
+def hidden_keys(
+    limit: np.ndarray, piece_count: int, piece_size: int, device: torch.device
+) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]:
+    """The masks of each piece (see TileGroup), None for pieces that the shortest query of the group sees whole."""
+    whole = (int(limit.min()) + 1) // piece_size
+    limits = torch.from_numpy(limit).to(device)
+    masks: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * min(whole, piece_count)
+    for piece in range(len(masks), piece_count):
+        keys = torch.arange(piece * piece_size, (piece + 1) * piece_size, device=device)
+        masks.append(((keys > limits[:, :, None])[:, None, :, None], (keys > limits[:, -1:])[:, None, :, None]))
+    return tuple(masks)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of query [T, heads, D] to its rows' contexts in the paged caches -> [T, heads, D].
+
+    Caches are [block_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
+    key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros.
+    """
+    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    wide = query.float() * scale
+    for group in metadata.groups:
+        result = attend(wide.index_select(0, group.query_index), key_cache, value_cache, group)
+        output.index_copy_(0, group.output_index, result.index_select(0, group.result_index).to(output.dtype))
+    return output
+
+
+def attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup) -> torch.Tensor:
+    """One group of tiles: scaled float32 query [N * Q, heads, D] -> float32 [N * Q, heads, D]."""
+    tokens, heads, head_dim = query.shape
+    kv_heads = key_cache.shape[1]
+    shape = (tokens // group.width, kv_heads, group.width, heads // kv_heads, head_dim)
+    split = query.view(shape[0], group.width, kv_heads, shape[3], head_dim).transpose(1, 2)
+    stacked = split.reshape(shape[0] * kv_heads, group.width * shape[3], head_dim)
+    # A product of one row takes another path through MKL than one of two or more, and rounds differently.
+    result = walk(stacked if stacked.shape[1] > 1 else stacked.repeat(1, 2, 1), key_cache, value_cache, group, shape)
+    return result[:, : stacked.shape[1]].reshape(shape).transpose(1, 2).reshape(tokens, heads, head_dim)
+
+
+def walk(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Online softmax over the pieces: query [N * kv_heads, M, D] -> [N * kv_heads, M, D], M = Q * group size."""
+    peak = query.new_full((*query.shape[:2], 1), float("-inf"))
+    weight_sum = torch.zeros_like(peak)
+    total = torch.zeros_like(query)
+    for pages, hidden in zip(group.pages, group.hidden):
+        scores = torch.bmm(query, gather(key_cache, pages, query).transpose(1, 2))
+        values = gather(value_cache, pages, query)
+        if hidden is not None:
+            mask_scores(scores, hidden[0], shape)
+            # An unseen value has weight zero, but zero times a stranger's infinity would still be NaN.
+            values.view(*shape[:2], -1, shape[-1]).masked_fill_(hidden[1], 0.0)
+        new_peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        keep = torch.exp(peak - new_peak)
+        weights = scores.sub_(new_peak).exp_()
+        weight_sum = weight_sum.mul_(keep).add_(weights.sum(-1, keepdim=True))
+        total = total.mul_(keep).add_(torch.bmm(weights, values))
+        peak = new_peak
+    return total / weight_sum
+
+
+def gather(cache: torch.Tensor, pages: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """One piece of the cache as float32 [N * kv_heads, L, D], in memory of its own."""
+    block_count, kv_heads, block_size, head_dim = cache.shape
+    flat = cache.view(block_count * kv_heads, block_size * head_dim)
+    return flat.index_select(0, pages).view(query.shape[0], -1, head_dim).float()
+
+
+def mask_scores(scores: torch.Tensor, hidden: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Give -inf, in place, to the keys that a query may not see."""
+    tile_count, kv_heads, width, _, _ = shape
+    scores.view(tile_count, kv_heads, width, -1, scores.shape[-1]).masked_fill_(hidden, float("-inf"))

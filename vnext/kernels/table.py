@@ -1,0 +1,95 @@
+"""The selection table: which implementation serves an operation on a kind of device.
+
+The only place that chooses. Owns no arithmetic; puts the operation's contract in front of each implementation.
+References run on every device torch knows, so each operation has a row for each kind of device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from vnext.kernels import contracts, paged_attention, references
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+class Row(NamedTuple):
+    """One line of the table, as `vnext doctor` prints it."""
+
+    operation: str
+    device_type: str
+    implementation: str
+    summary: str
+
+
+class Entry(NamedTuple):
+    """A row with its checked function."""
+
+    row: Row
+    function: Callable[..., Any]
+
+
+class Operations(NamedTuple):
+    """All operations for one kind of device. Signatures are those of the references."""
+
+    attention_metadata: Callable[..., Any]
+    paged_attention: Callable[..., Any]
+    kv_write: Callable[..., Any]
+    rms_norm: Callable[..., Any]
+    add_rms_norm: Callable[..., Any]
+    rotary: Callable[..., Any]
+    silu_and_mul: Callable[..., Any]
+
+
+def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind its contract; both take the same positional arguments."""
+
+    @wraps(function)
+    def door(*arguments: Any) -> Any:
+        check(*arguments)
+        return function(*arguments)
+
+    return door
+
+
+def reference_entries() -> list[Entry]:
+    """The references, on every kind of device."""
+    pairs = (
+        (contracts.check_attention_metadata, paged_attention.attention_metadata),
+        (contracts.check_paged_attention, paged_attention.paged_attention),
+        (contracts.check_kv_write, references.kv_write),
+        (contracts.check_rms_norm, references.rms_norm),
+        (contracts.check_add_rms_norm, references.add_rms_norm),
+        (contracts.check_rotary, references.rotary),
+        (contracts.check_silu_and_mul, references.silu_and_mul),
+    )
+    return [
+        Entry(Row(function.__name__, device_type, "reference", "plain torch"), checked(check, function))
+        for check, function in pairs
+        for device_type in DEVICE_TYPES
+    ]
+
+
+TABLE = MappingProxyType({(entry.row.operation, entry.row.device_type): entry for entry in reference_entries()})
+
+
+def choose(operation: str, device_type: str) -> Callable[..., Any]:
+    """The implementation of an operation on a kind of device ("cpu", "cuda"). Raises ContractError if there is none."""
+    entry = TABLE.get((operation, device_type))
+    if entry is None:
+        known = ", ".join(f"{name} on {device}" for name, device in TABLE)
+        raise contracts.ContractError(f"no implementation of {operation!r} on {device_type!r}; there are: {known}")
+    return entry.function
+
+
+def operations(device_type: str) -> Operations:
+    """Every operation for one kind of device."""
+    return Operations(*(choose(name, device_type) for name in Operations._fields))
+
+
+def rows() -> tuple[Row, ...]:
+    """The whole table, for people."""
+    return tuple(entry.row for entry in TABLE.values())

@@ -1,0 +1,44 @@
+"""The batch of one step as arrays: what a forward is told. Knows tokens, rows and slots, no requests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class HostBatch(NamedTuple):
+    """Copies on the host of what shapes the attention work, so that nothing waits for the device.
+
+    query_starts int32 [R + 1] and context_lengths int32 [R], as in ForwardBatch.
+    """
+
+    query_starts: np.ndarray
+    context_lengths: np.ndarray
+
+
+class ForwardBatch(NamedTuple):
+    """R rows, T tokens, S samples, all on one device. A row's tokens are neighbours, in order.
+
+    token_ids int64 [T], positions int64 [T], slots int64 [T] (block * block_size + offset where the token's key and
+    value go), query_starts int32 [R + 1], context_lengths int32 [R] (tokens in the cache after this step's writes),
+    block_table int32 [R, W], sample_at int64 [S] (places in T whose hidden state gives logits). `host` may be None:
+    the two arrays are then copied from the device, which waits for it.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_starts: torch.Tensor
+    context_lengths: torch.Tensor
+    block_table: torch.Tensor
+    sample_at: torch.Tensor
+    host: HostBatch | None = None
+
+
+def host_batch(batch: ForwardBatch) -> HostBatch:
+    """The batch's host copies, made now if it brought none."""
+    if batch.host is not None:
+        return batch.host
+    return HostBatch(batch.query_starts.cpu().numpy(), batch.context_lengths.cpu().numpy())

@@ -1,0 +1,220 @@
+"""Options: the one reader of argv and of the environment.
+
+Owns what `vnext serve | chat | doctor` may be told. Types and defaults are those of EngineSettings and ServerSettings,
+bounds those of bounds.py: nothing is written twice, and every engine option is a keyword of `LLM(...)` too.
+Starts nothing and opens nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from vnext.bounds import checked, engine_settings
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.server.settings import ServerSettings
+from vnext.version import __version__
+
+API_KEY_VARIABLE = "VNEXT_API_KEY"
+ENGINE_HELP = {
+    "dtype": "number type of weights and cache; auto takes the checkpoint's",
+    "seed": "roots the keys of requests that bring no seed (default: a fresh one)",
+    "max_model_len": "tokens of one request, answer included (default: the model's)",
+    "max_num_seqs": "requests in the batch",
+    "max_num_batched_tokens": "tokens of one step",
+    "long_prefill_token_threshold": "tokens that one prompt may take in one step, 0 for no such bound",
+    "block_size": "tokens of one cache block",
+    "num_blocks_override": "cache blocks, whatever memory says",
+    "kv_cache_memory": "memory for one rank's cache; 512M and 512MiB are binary, 512MB is decimal (default: by the machine)",
+    "enable_prefix_caching": "requests share the blocks of equal beginnings",
+    "enable_chunked_prefill": "a long prompt may take several steps",
+    "async_scheduling": "plan the next step while this one runs",
+    "scheduling_policy": "who goes first: first come, or the lowest priority number",
+    "tensor_parallel_size": "ranks that share each layer",
+    "executor": "ranks as processes of their own, or one rank inside the engine core",
+    "log_dir": "where each start makes its own log folder (default: ~/.local/state/vnext/logs)",
+    "log": "what the log keeps: decisions without texts, everything, nothing",
+    "digest_interval": "steps between two comparisons of all ranks' states",
+    "check_laws": "check every law of the state after every event; for debugging, slow",
+}
+SERVER_HELP = {
+    "host": "address to listen on; 0.0.0.0 for every interface",
+    "port": "0 lets the system choose",
+    "api_key": f"clients must send it as a bearer token; better given as {API_KEY_VARIABLE}, which `ps` does not show",
+    "served_model_names": "names that requests may use for the model (default: the folder's name)",
+    "chat_template_path": "a Jinja file in place of the checkpoint's chat template",
+    "drain_s": "seconds that running requests get when the server stops",
+    "log_level": "info adds one line for each HTTP request",
+}
+FLAGS = {
+    "served_model_names": ("--served-model-name",),
+    "chat_template_path": ("--chat-template",),
+    "drain_s": ("--drain-timeout",),
+    "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
+    "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
+    "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
+}
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext serve`: an engine and its HTTP edge."""
+
+    engine: EngineSettings
+    server: ServerSettings
+
+
+class ChatCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext chat`: with the server at `url`, or, where that is "", with an engine of its own."""
+
+    url: str
+    api_key: str
+    engine: EngineSettings
+    system: str
+    temperature: float
+    max_tokens: int | None
+    seed: int | None
+
+
+class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext doctor`."""
+
+    json: bool
+
+
+Command = ServeCommand | ChatCommand | DoctorCommand
+
+
+def command_line() -> list[str]:
+    """What this process was told, without its name."""
+    return sys.argv[1:]
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
+    """What `argv`, without the program's name, asks for. A bad one ends the program with one sentence and status 2."""
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    command = given.pop("command")
+    try:
+        return _COMMANDS[command](given, environment)
+    except SettingsError as error:
+        parser.fail(command, str(error))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence; the page of usage only when asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
+
+    def fail(self, command: str, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog} {command}: {_as_flags(message)}\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="vnext", description="An LLM engine built as one replicated state machine.")
+    parser.add_argument("--version", action="version", version=f"vnext {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | chat | doctor")
+    _add_serve(commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API", allow_abbrev=False))
+    _add_chat(commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False))
+    doctor = commands.add_parser("doctor", help="what this machine has and what vnext makes of it", allow_abbrev=False)
+    doctor.add_argument("--json", action="store_true", help="as one JSON object")
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    server, engine = parser.add_argument_group("HTTP"), parser.add_argument_group("engine")
+    for name, words in SERVER_HELP.items():
+        _add_field(server, ServerSettings, name, words)
+    _add_engine(engine)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--url", default="", help="a running server; without it an engine is started for this talk")
+    parser.add_argument("--api-key", default="", help=f"the server's key, better given as {API_KEY_VARIABLE}")
+    parser.add_argument("--system", default="", help="what the model is told before the talk begins")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, help="length of an answer (default: what fits)")
+    parser.add_argument("--sampling-seed", type=int, help="the same words give the same answer")
+    _add_engine(parser.add_argument_group("the engine, without --url"))
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    words = "a folder or a hub id (default: the bundled demo model)"
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=words)
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    for name, words in ENGINE_HELP.items():
+        _add_field(group, EngineSettings, name, words)
+
+
+def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], name: str, words: str) -> None:
+    """One option for one field. Its default stays out of the parse: what was not given is the struct's business."""
+    hint, default = get_type_hints(struct)[name], _default(struct, name)
+    if default not in (None, "", ()) and hint is not bool:
+        words += f" (default: {default})"
+    form: dict[str, Any] = {"type": str}
+    if hint is bool:
+        form, words = {"action": argparse.BooleanOptionalAction}, f"{words} (default: {'on' if default else 'off'})"
+    elif get_origin(hint) is Literal:
+        form = {"metavar": "|".join(get_args(hint))}
+    elif get_origin(hint) is tuple:
+        form = {"nargs": "+", "metavar": "NAME"}
+    elif name != "kv_cache_memory" and (hint in (int, float) or int in get_args(hint)):
+        form = {"type": float if hint is float else int, "metavar": "N"}
+    group.add_argument(*_flags_of(name), dest=name, default=argparse.SUPPRESS, help=words, **form)
+
+
+def _flags_of(name: str) -> tuple[str, ...]:
+    return FLAGS.get(name, ("--" + name.replace("_", "-"),))
+
+
+def _default(struct: type[msgspec.Struct], name: str) -> Any:
+    return {field.name: field.default for field in msgspec.structs.fields(struct)}[name]
+
+
+def _as_flags(message: str) -> str:
+    """The sentence with options in place of field names."""
+    names = "|".join(sorted((*ENGINE_HELP, *SERVER_HELP), key=len, reverse=True))
+    return re.sub(rf"(?<![\w-])({names})(?= is )|\b({'|'.join(n for n in ENGINE_HELP if '_' in n)})\b",
+                  lambda match: _flags_of(match[0])[0], message)
+
+
+def _engine_of(given: Mapping[str, Any]) -> EngineSettings:
+    return engine_settings(**{name: value for name, value in given.items() if name == "model" or name in ENGINE_HELP})
+
+
+def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeCommand:
+    hints = get_type_hints(ServerSettings)
+    values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
+    values.setdefault("api_key", environment.get(API_KEY_VARIABLE, ""))
+    return ServeCommand(engine=_engine_of(given), server=ServerSettings(**values))
+
+
+def _chat_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ChatCommand:
+    if given["url"] and (useless := [name for name in given if name in ENGINE_HELP]):
+        raise SettingsError(f"{useless[0]} is for an engine, and with --url none is started: leave one of the two out.")
+    return ChatCommand(
+        url=given["url"].rstrip("/"),
+        api_key=given["api_key"] or environment.get(API_KEY_VARIABLE, ""),
+        engine=_engine_of(given),
+        system=given["system"],
+        temperature=given["temperature"],
+        max_tokens=given["max_tokens"],
+        seed=given["sampling_seed"],
+    )
+
+
+def _doctor_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> DoctorCommand:
+    return DoctorCommand(json=given["json"])
+
+
+_COMMANDS = {"serve": _serve_command, "chat": _chat_command, "doctor": _doctor_command}

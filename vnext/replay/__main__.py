@@ -1,0 +1,10 @@
+"""`python -m vnext.replay`: the same as the command `vnext-replay`."""
+
+from __future__ import annotations
+
+import sys
+
+from vnext.replay.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

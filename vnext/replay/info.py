@@ -1,0 +1,118 @@
+"""info: what is in a log, counted without folding it.
+
+Owns the counts and percentiles that stand in the events themselves; what only a state knows is `show`'s business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from vnext.replay.source import Log
+from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.log import Frame, LogEnd, SegmentHeader
+from vnext.state.log_schema import schema_digest
+
+PERCENTILES = (50, 90, 99, 100)
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes are in tokens or bytes as named; percentiles are at 50, 90, 99 and 100. `batch` is samples per step."""
+
+    header: SegmentHeader
+    schema_is_ours: bool
+    segments: int
+    size_bytes: int
+    frames: int
+    frames_lost: int
+    events: dict[str, int]
+    requests: int
+    aborted: int
+    steps: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    bytes_per_generated_token: float
+    rank_digests: int
+    arrivals_seconds: float
+    prompt_percentiles: list[int]
+    batch_percentiles: list[int]
+    end: LogEnd
+
+
+class _Counts:
+    """Running totals over frames."""
+
+    def __init__(self) -> None:
+        self.frames = self.frames_lost = self.rank_digests = self.aborted = self.preemptions = self.steps = 0
+        self.events: Counter[str] = Counter()
+        self.prompts: list[int] = []
+        self.batches: list[int] = []
+        self.arrivals_ns: list[int] = []
+
+    def frame(self, frame: Frame) -> None:
+        self.frames += 1
+        self.frames_lost += frame.lost
+        self.rank_digests += len(frame.rank_digests)
+        for event in frame.events:
+            self.events[type(event).__name__] += 1
+            self.event(event)
+
+    def event(self, event: object) -> None:
+        match event:
+            case StepCommitted():
+                self.batches.append(len(event.tokens) // 4)
+            case StepPlanned():
+                self.steps += 1
+                self.preemptions += len(event.preempted)
+            case RequestArrived():
+                self.prompts.append(len(event.prompt) // 4)
+                self.arrivals_ns.append(event.arrival_ns)
+            case RequestAborted():
+                self.aborted += len(event.ids)
+
+
+def info(log: Log) -> Info:
+    """Count the log's longest valid prefix."""
+    counts, segments, end = _Counts(), 0, None
+    for item in log.items():
+        if isinstance(item, Frame):
+            counts.frame(item)
+        elif isinstance(item, LogEnd):
+            end = item
+        else:
+            segments += 1
+    assert end is not None, "every reading ends with a LogEnd"
+    return _summary(log, counts, segments, end)
+
+
+def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
+    generated, size_bytes = sum(counts.batches), log.size_bytes
+    return Info(
+        header=log.header,
+        schema_is_ours=log.header.schema == schema_digest(),
+        segments=segments,
+        size_bytes=size_bytes,
+        frames=counts.frames,
+        frames_lost=counts.frames_lost,
+        events=dict(counts.events),
+        requests=len(counts.prompts),
+        aborted=counts.aborted,
+        steps=counts.steps,
+        preemptions=counts.preemptions,
+        prompt_tokens=sum(counts.prompts),
+        generated_tokens=generated,
+        bytes_per_generated_token=size_bytes / generated if generated else 0.0,
+        rank_digests=counts.rank_digests,
+        arrivals_seconds=(max(counts.arrivals_ns) - min(counts.arrivals_ns)) / 1e9 if counts.arrivals_ns else 0.0,
+        prompt_percentiles=percentiles(counts.prompts),
+        batch_percentiles=percentiles(counts.batches),
+        end=end,
+    )
+
+
+def percentiles(values: list[int]) -> list[int]:
+    """Values at PERCENTILES, each one that occurs; empty for no values."""
+    return np.percentile(values, PERCENTILES, method="lower").astype(int).tolist() if values else []

@@ -1,0 +1,158 @@
+"""req: one request's life, told by the events that touched it.
+
+Owns the story: arrival, admissions, what each step computed and sampled, preemptions and the end.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.source import Log, UnusableLog
+from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.outputs import outputs
+from vnext.state.rows import wants
+
+Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended"]
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened. `step` is -1 before the first; `tokens` counts tokens where that has a meaning."""
+
+    event: int
+    step: int
+    kind: Kind
+    tokens: int
+    note: str
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """`queued_steps`: steps planned between arrival and first admission. `waited_steps`: steps it could have been
+    part of and was not, those included."""
+
+    id: int
+    name: str
+    priority: int
+    prompt_tokens: int
+    tokens_max: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    queued_steps: int
+    waited_steps: int
+    finish: str
+    moments: list[Moment]
+
+
+class _Story:
+    """The request's life while the log is read."""
+
+    def __init__(self, request_id: int) -> None:
+        self.id = request_id
+        self.arrival: RequestArrived | None = None
+        self.moments: list[Moment] = []
+        self.queued_steps = self.waited_steps = 0
+        self.cached_tokens = -1
+        self.finish = ""
+
+    def tell(self, item: Folded, kind: Kind, step: int, tokens: int, note: str) -> None:
+        self.moments.append(Moment(event=item.number, step=step, kind=kind, tokens=tokens, note=note))
+
+    def hear(self, item: Folded) -> None:
+        match item.event:
+            case RequestArrived():
+                self._arrived(item, item.event)
+            case StepPlanned():
+                self._planned(item, item.event)
+            case StepCommitted():
+                self._committed(item, item.event)
+            case RequestAborted():
+                self._aborted(item, item.event)
+
+    def _arrived(self, item: Folded, event: RequestArrived) -> None:
+        if event.id == self.id:
+            self.arrival = event
+            place = [entry.id for entry in item.after.waiting].index(self.id)
+            note = f"{place} before it in the queue"
+            self.tell(item, "arrived", item.before.planned - 1, len(event.prompt) // 4, note)
+
+    def _planned(self, item: Folded, event: StepPlanned) -> None:
+        if self.arrival is None or self.id not in item.before.requests:
+            return
+        rows = item.before.rows.id.tolist()
+        gave_way = self.id in [rows[row] for row in event.preempted]
+        if gave_way:
+            self.tell(item, "preempted", event.step, 0, "its blocks were needed")
+        flight = item.after.flights[-1]
+        place = (flight.ids == self.id).nonzero()[0]
+        if len(place) == 0:
+            self._waited(item)
+            return
+        start, count, samples = (int(column[place[0]]) for column in (flight.starts, flight.counts, flight.samples))
+        if self.id not in rows:
+            self._admitted(item, event.step, start)
+        note = f"positions [{start}, {start + count}){', samples' if samples else ''}"
+        self.tell(item, "computed", event.step, count, note)
+
+    def _waited(self, item: Folded) -> None:
+        """A step without it counts as waiting only if there was something to compute."""
+        place = (item.after.rows.id == self.id).nonzero()[0]
+        self.waited_steps += len(place) == 0 or int(wants(item.after.rows)[place[0]]) > 0
+        self.queued_steps += self.cached_tokens < 0
+
+    def _admitted(self, item: Folded, step: int, start: int) -> None:
+        self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
+        self.tell(item, "admitted", step, start, f"{start} tokens were in the cache")
+
+    def _committed(self, item: Folded, event: StepCommitted) -> None:
+        if self.id not in item.before.requests or self.id not in item.before.flights[0].ids:
+            return
+        for output in outputs(item.before, event, item.after):
+            if output.id == self.id:
+                self.tell(item, "sampled", event.step, 1, f"token {output.token}")
+                if output.finish:
+                    self._ended(item, event.step, output.finish)
+
+    def _aborted(self, item: Folded, event: RequestAborted) -> None:
+        if self.id in item.before.requests and self.id not in item.after.requests:
+            self._ended(item, item.before.planned - 1, f"abort ({event.reason})")
+
+    def _ended(self, item: Folded, step: int, finish: str) -> None:
+        self.finish = finish
+        self.tell(item, "ended", step, 0, finish)
+
+    def life(self, arrival: RequestArrived) -> Life:
+        return Life(
+            id=self.id,
+            name=arrival.name,
+            priority=arrival.priority,
+            prompt_tokens=len(arrival.prompt) // 4,
+            tokens_max=arrival.sampling.max_tokens,
+            cached_tokens=max(self.cached_tokens, 0),
+            generated_tokens=sum(moment.kind == "sampled" for moment in self.moments),
+            preemptions=sum(moment.kind == "preempted" for moment in self.moments),
+            queued_steps=self.queued_steps,
+            waited_steps=self.waited_steps,
+            finish=self.finish or "still alive at the log's end",
+            moments=self.moments,
+        )
+
+
+def life(log: Log, request_id: int) -> Life:
+    """The life of one request. UnusableLog if the log does not hold it."""
+    story, arrived = _Story(request_id), 0
+    for item in fold(log):
+        if isinstance(item, Folded):
+            story.hear(item)
+            arrived = item.after.next_id
+        if story.finish or isinstance(item, Broken):
+            break
+    if story.arrival is None:
+        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(arrived)}")
+    return story.life(story.arrival)
+
+
+def _ids(arrived: int) -> str:
+    return f"requests 0 to {arrived - 1}" if arrived else "no request"

@@ -1,0 +1,48 @@
+"""show: the state at a step, as plain values.
+
+The state of step t is the one in which it runs: right after its plan was folded.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.source import Log, UnusableLog
+from vnext.replay.verify import hexadecimal
+from vnext.state.digest import digest
+from vnext.state.events import StepPlanned
+from vnext.state.reduce import start
+from vnext.state.view import view
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """`event` is the number of the last event folded; `plan` that of the step, None for the end of the log."""
+
+    step: int
+    event: int
+    digest: str
+    plan: StepPlanned | None
+    state: dict
+
+
+def show(log: Log, step: int | None) -> Shown:
+    """The state at `step`, or at the log's end. UnusableLog if the log has no such step."""
+    state, plan, broken = start(log.header.started), None, ""
+    for item in fold(log):
+        if isinstance(item, Folded):
+            state = item.after
+            if isinstance(item.event, StepPlanned) and item.event.step == step:
+                plan = item.event
+                break
+        elif isinstance(item, Broken):
+            broken = f" ({item.message})"
+    if step is not None and plan is None:
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(state.planned)}{broken}")
+    return Shown(
+        step=state.planned - 1, event=state.sequence - 1, digest=hexadecimal(digest(state)), plan=plan, state=view(state)
+    )
+
+
+def _steps(planned: int) -> str:
+    return f"steps 0 to {planned - 1}" if planned else "no step"

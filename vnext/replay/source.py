@@ -1,0 +1,84 @@
+"""Where a log comes from: a directory of segments or one segment file, opened lazily.
+
+Owns the reading of files and the one kind of error that a user can mend. Bytes are judged by `vnext.state.log_read`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from vnext.state.log import SEGMENT_SUFFIX, Frame, LogEnd, SegmentHeader, SegmentStart
+from vnext.state.log_read import Item, read
+
+
+class UnusableLog(Exception):
+    """This input cannot be answered from: one sentence with the value and the remedy."""
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that has at least a header. `items` starts a new reading each time."""
+
+    paths: tuple[Path, ...]
+    header: SegmentHeader
+    chain: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+    def items(self) -> Iterator[Frame | SegmentStart | LogEnd]:
+        return read(_contents(self.paths))
+
+    @property
+    def whole(self) -> bool:
+        """True if it begins with the engine's start, so that it can be folded."""
+        return self.header.index == 0
+
+
+def open_log(path: Path) -> Log:
+    """The log at a path. UnusableLog if there is none."""
+    paths = _segments(path)
+    first = next(iter(read(_contents(paths[:1]))))
+    if not isinstance(first, SegmentStart):
+        raise UnusableLog(f"{paths[0]} cannot be read: {_message(first)}")
+    return Log(paths=paths, header=first.header, chain=first.chain)
+
+
+def require_whole(log: Log) -> None:
+    """Folding needs the first event."""
+    if not log.whole:
+        raise UnusableLog(
+            f"{log.paths[0]} starts at event {log.header.first_event}, not at the engine's start: "
+            "give the directory that holds all its segments"
+        )
+
+
+def _message(item: Item) -> str:
+    return item.message if isinstance(item, LogEnd) else "it holds no header"
+
+
+def _segments(path: Path) -> tuple[Path, ...]:
+    if path.is_file():
+        return (path,)
+    if not path.is_dir():
+        raise UnusableLog(f"there is no log at {path}: give a log directory or one segment file")
+    paths = tuple(sorted(path.glob(f"*{SEGMENT_SUFFIX}")))
+    if not paths:
+        raise UnusableLog(f"{path} holds no segment (*{SEGMENT_SUFFIX}){_nested(path)}")
+    return paths
+
+
+def _nested(path: Path) -> str:
+    logs = sorted({found.parent.name for found in path.glob(f"*/*{SEGMENT_SUFFIX}")})
+    return f": it holds the logs {', '.join(logs[-5:])}; name one of them" if logs else ": give a log directory"
+
+
+def _contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
+    for path in paths:
+        try:
+            yield path.read_bytes()
+        except OSError as error:
+            raise UnusableLog(f"{path} cannot be read: {error}") from error

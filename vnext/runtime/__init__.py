@@ -1,0 +1,1 @@
+"""The runtime: every effect of the engine (processes, channels, devices) around the pure core."""

@@ -1,0 +1,223 @@
+"""Client: the engine core as an API process or the library sees it, over one ZMQ DEALER socket.
+
+Owns the socket and which requests are live. Knows nothing of HTTP, texts or processes. One background task reads whatever
+comes and sorts it into output streams. An engine that dies or whose connection is lost ends every live stream with
+EngineDead; a client never comes back from that. `client_sync` has the same for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from vnext.runtime.messages import (
+    AbortRequests,
+    ClientMessage,
+    EngineDied,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Outputs,
+    RequestOutput,
+    RequestRefused,
+    ResetPrefixCache,
+    SubmitRequest,
+    encoder,
+    engine_decoder,
+)
+from vnext.runtime.output_stream import EngineDead, OutputStream, Refused
+from vnext.state.events import AbortReason
+from vnext.state.params import Sampling
+
+HEARTBEAT_INTERVAL_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 10_000  # answered by ZMQ's own thread, so a busy engine core is no silent one
+GOODBYE_LINGER_MS = 500
+
+
+class EngineClient:
+    """One connection to an engine core; every message is one frame. Use it in the event loop in which it was connected."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._context = zmq.asyncio.Context()
+        self._socket = _dealer(self._context)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._streams: dict[str, OutputStream] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready: EngineReady | None = None
+        self._stats: EngineStats | None = None
+        self._death: str | None = None
+
+    @classmethod
+    async def connect(cls, address: str, timeout_s: float = 60.0) -> EngineClient:
+        """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead when it is not in time."""
+        client = cls(address)
+        try:
+            client._socket.connect(address)
+            client._send(Hello())
+            client._ready = await asyncio.wait_for(client._receive_ready(), timeout_s)
+        except TimeoutError as error:
+            raise EngineDead(f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?") from error
+        finally:
+            if client._ready is None:
+                await client._close_sockets(linger_ms=0)
+        client._tasks = [asyncio.create_task(client._read()), asyncio.create_task(client._watch())]
+        return client
+
+    @property
+    def ready(self) -> EngineReady:
+        """What the engine core said about itself."""
+        assert self._ready is not None, "connect() makes clients"
+        return self._ready
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The latest, None before the first has come."""
+        return self._stats
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine is dead, None while it lives."""
+        return self._death
+
+    @property
+    def live_count(self) -> int:
+        return len(self._streams)
+
+    def submit(
+        self, *, name: str, prompt: bytes, sampling: Sampling, priority: int = 0, cache_salt: str = ""
+    ) -> OutputStream:
+        """Send one request; `prompt` is int32 bytes. Raises EngineDead; iterating raises Refused too."""
+        return self.submit_all(
+            (SubmitRequest(name=name, prompt=prompt, sampling=sampling, priority=priority, cache_salt=cache_salt),)
+        )
+
+    def submit_all(self, requests: Sequence[SubmitRequest]) -> OutputStream:
+        """Send several requests whose outputs come in one stream. A refusal of one ends the stream and aborts the others.
+
+        A name belongs to one request for the client's whole life: late outputs of an old one must not reach a new one.
+        """
+        if self._death is not None:
+            raise EngineDead(self._death)
+        names = {request.name for request in requests}
+        if len(names) != len(requests) or not names.isdisjoint(self._streams):
+            raise ValueError("a request's name must be unique among the live requests")
+        stream = OutputStream(names, self._drop)
+        for request in requests:
+            self._streams[request.name] = stream
+            self._send(request)
+        return stream
+
+    def abort(self, names: Iterable[str], reason: AbortReason) -> None:
+        """End live requests; their streams see the finish "abort" at once. Names that have ended are ignored."""
+        live = {name: self._streams[name] for name in names if name in self._streams}
+        self._drop(live, reason)
+        for name, stream in live.items():
+            stream.put(RequestOutput(name=name, tokens=b"", finish="abort"))
+
+    def abort_all(self, reason: AbortReason) -> None:
+        """`abort` for every live request."""
+        self.abort(tuple(self._streams), reason)
+
+    def reset_prefix_cache(self) -> None:
+        self._send(ResetPrefixCache())
+
+    async def close(self) -> None:
+        """Say goodbye and leave; live streams end with EngineDead."""
+        if self._death is None:
+            self._send(Goodbye())
+        self._die("The connection to the engine core was closed by this process.")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close_sockets(GOODBYE_LINGER_MS)
+
+    def _send(self, message: ClientMessage) -> None:
+        """Without waiting: ZMQ keeps order and sends at once unless its buffer is full. The edge bounds what can queue."""
+        self._socket.send(encoder.encode(message))
+
+    def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
+        gone = tuple(sorted(name for name in names if self._streams.pop(name, None) is not None))
+        if gone and self._death is None:
+            self._send(AbortRequests(names=gone, reason=reason))
+
+    async def _receive_ready(self) -> EngineReady:
+        while True:
+            message = _decode(await self._socket.recv())
+            if isinstance(message, EngineReady):
+                return message
+            if isinstance(message, EngineDied):
+                raise EngineDead(message.message)
+
+    async def _read(self) -> None:
+        while self._death is None:
+            data = await self._socket.recv()
+            try:
+                self._receive(_decode(data))
+            except EngineDead as error:
+                self._die(str(error))
+
+    def _receive(self, message: EngineMessage) -> None:
+        match message:
+            case Outputs(outputs=outputs):
+                for output in outputs:
+                    self._deliver(output)
+            case EngineStats():
+                self._stats = message
+            case RequestRefused(name=name, message=sentence):
+                if (stream := self._streams.pop(name, None)) is not None:
+                    stream.fail(Refused(name, sentence))
+            case EngineDied(message=sentence):
+                self._die(sentence)
+            case EngineReady():
+                self._ready = message
+            case _:
+                assert_never(message)
+
+    def _deliver(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.name)
+        if stream is None:
+            return  # aborted here while this was on its way
+        if output.finish:
+            del self._streams[output.name]
+        stream.put(output)
+
+    async def _watch(self) -> None:
+        await recv_monitor_message(self._monitor)
+        self._die(f"The connection to the engine core at {self._address} is lost: the engine core has ended.")
+
+    def _die(self, sentence: str) -> None:
+        self._death = self._death or sentence
+        streams, self._streams = self._streams, {}
+        for stream in dict.fromkeys(streams.values()):
+            stream.fail(EngineDead(self._death))
+
+    async def _close_sockets(self, linger_ms: int) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)
+        await asyncio.to_thread(self._context.term)  # waits until the last words are sent or the linger time is over
+
+
+def _decode(data: bytes) -> EngineMessage:
+    try:
+        return engine_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise EngineDead(f"The engine core sent a message that this version cannot read: {error}.") from error
+
+
+def _dealer(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.set(zmq.RCVHWM, 0)  # outputs are merged per request once read, and an engine core's ROUTER drops what we block
+    socket.set(zmq.SNDHWM, 0)
+    return socket

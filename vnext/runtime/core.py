@@ -1,0 +1,199 @@
+"""Engine core: orders events, decides, records and broadcasts. The loop everybody can recite:
+
+    for event in arrived():                    requests, aborts, commits: one numbered stream
+        state = reduce(state, event)
+    plan  = schedule(state)
+    state = reduce(state, plan)                and the same event goes to the log and to every rank
+
+Owns the one true order. A frame of the log is written before its effects: ranks hear of a plan and clients of a token
+only then. With asynchronous scheduling step t+1 is planned while the ranks run step t; nothing here is different then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from vnext.runtime.broadcast import encode_events
+from vnext.runtime.clients import Clients
+from vnext.runtime.executor import Executor
+from vnext.runtime.messages import EngineStats, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
+from vnext.runtime.recorder import Recorder
+from vnext.sched.schedule import schedule
+from vnext.state.digest import digest
+from vnext.state.errors import LawBroken
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted
+from vnext.state.laws import check, check_cheap
+from vnext.state.log import RankDigest
+from vnext.state.outputs import Output, outputs
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+STATS_INTERVAL_S = 0.25
+
+
+class EngineCore:
+    """One engine. `step` does one turn of the loop without waiting; whoever drives it waits for news between turns."""
+
+    def __init__(
+        self,
+        started: EngineStarted,
+        executor: Executor,
+        recorder: Recorder,
+        clients: Clients,
+        all_laws: bool = False,
+    ) -> None:
+        self.state: State = start(started)
+        self._executor = executor
+        self._recorder = recorder
+        self._clients = clients
+        self._check: Callable[[State], None] = check if all_laws else check_cheap
+        self._world_size = started.world_size
+        self._unwritten: list[tuple[State, AnyEvent]] = []
+        self._untold: list[tuple[Output, TokenLogprobs | None]] = []
+        self._digests: dict[int, tuple[int, int, int]] = {}  # step -> structure, tokens, ranks still to report
+        self._rank_digests: list[RankDigest] = []
+        self._digest_checks = 0
+        self._step_seconds = 0.0
+        self._plan_seconds = 0.0
+        self._stats_due_s = 0.0
+        executor.send(encode_events([started]))
+
+    # ---- one turn --------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take what has arrived, decide as far ahead as the pipeline allows, carry out the effects."""
+        self._executor.check()
+        for event in self._clients.arrived(self.state):
+            self._fold(event)
+        for message in self._executor.receive():
+            self._take_result(message)
+        self._advance()
+        self._send_stats()
+
+    def _advance(self) -> None:
+        while True:
+            began = time.perf_counter()
+            plan = schedule(self.state)
+            if plan is not None:
+                self._fold(plan)
+            elif not self._unwritten:
+                return
+            self._plan_seconds += time.perf_counter() - began
+            self._carry_out()
+            if plan is None:
+                return
+
+    def _fold(self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
+        before, self.state = self.state, reduce(self.state, event)
+        self._check(self.state)
+        self._unwritten.append((before, event))
+        for output in outputs(before, event, self.state):
+            self._untold.append((output, logprobs[output.sample] if logprobs and output.sample >= 0 else None))
+
+    def _carry_out(self) -> None:
+        """Write the frame, then broadcast its events, then tell the clients."""
+        befores, events = zip(*self._unwritten)
+        self._unwritten = []
+        state_digest = digest(self.state)
+        self._expect_digests(state_digest)
+        self._recorder.append(events, befores, state_digest, self._rank_digests)
+        self._rank_digests = []
+        self._executor.send(encode_events(events))
+        told, self._untold = self._untold, []
+        self._clients.tell((output.id, to_client(output, logprobs)) for output, logprobs in told)
+
+    # ---- results of the ranks --------------------------------------------------------------------------------------
+
+    def _take_result(self, message: RankMessage) -> None:
+        if isinstance(message, RankFailed):
+            raise RuntimeError(f"rank {message.rank} failed: {message.message}")
+        assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
+        self._compare_digests(message)
+        if message.rank == 0:
+            self._step_seconds += message.seconds
+            self._fold(StepCommitted(step=message.step, tokens=message.tokens), message.logprobs)
+
+    def _expect_digests(self, state_digest: int) -> None:
+        """The digests every rank must report for a step planned by the frame's last event."""
+        step = self.state.planned - 1
+        if self.state.flights and step % self.state.config.digest_interval == 0 and step not in self._digests:
+            if self.state.flights[-1].step == step:
+                self._digests[step] = (state_digest, self.state.token_digest, self._world_size)
+
+    def _compare_digests(self, result: StepResult) -> None:
+        if result.step % self.state.config.digest_interval:
+            return
+        structure, tokens, missing = self._digests[result.step]
+        if (result.digest, result.token_digest) != (structure, tokens):
+            what = "state" if result.digest != structure else "tokens"
+            raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} differ at step {result.step}")
+        self._digest_checks += 1
+        self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
+        if missing == 1:
+            del self._digests[result.step]
+        else:
+            self._digests[result.step] = (structure, tokens, missing - 1)
+
+    # ---- the rest --------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Something has come that no poller can see."""
+        return self._executor.has_results
+
+    def shut_down(self) -> None:
+        """Abort what lives, so that the log ends with the truth, and tell the clients."""
+        live = tuple(sorted(id_ for id_, _ in self.state.requests.items()))
+        if live:
+            self._fold(RequestAborted(ids=live, reason="shutdown"))
+            self._carry_out()
+        self._recorder.close()
+
+    def _send_stats(self) -> None:
+        """Gauges and counters, a few times a second while something happens, and at once when it ends."""
+        now = time.monotonic()
+        idle = not self.state.requests
+        if now < self._stats_due_s and not idle:
+            return
+        self._stats_due_s = now + STATS_INTERVAL_S
+        self._clients.tell_stats(self._stats())
+
+    def _stats(self) -> EngineStats:
+        state, counters = self.state, self.state.counters
+        named_and_held = sum(1 for block, _ in state.pool.named.items() if state.pool.ref[block])
+        return EngineStats(
+            running=len(state.rows),
+            waiting=len(state.waiting),
+            blocks_total=len(state.pool.ref),
+            blocks_held=len(state.pool.ref) - state.pool.free,
+            blocks_kept=len(state.pool.named) - named_and_held,
+            steps=state.planned,
+            arrived=state.next_id,
+            finished=counters.finished,
+            aborted=counters.aborted,
+            preempted=counters.preempted,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_queried_tokens=counters.prefix_queried_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            ring_stalls=self._executor.stall_count,
+            log_bytes=self._recorder.bytes_written,
+            step_seconds_sum=self._step_seconds,
+            plan_seconds_sum=self._plan_seconds,
+            digest_checks=self._digest_checks,
+        )
+
+
+def to_client(output: Output, logprobs: TokenLogprobs | None) -> RequestOutput:
+    """A request's news as its client reads it."""
+    return RequestOutput(
+        name=output.name,
+        tokens=b"" if output.token < 0 else output.token.to_bytes(4, "little"),
+        finish=output.finish,
+        stop_token=output.stop_token,
+        cached_tokens=output.cached_tokens,
+        logprobs=() if logprobs is None else (logprobs,),
+    )
+
+

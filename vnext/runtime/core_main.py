@@ -1,0 +1,164 @@
+"""The engine core's process: `python -m vnext.runtime.core_main`, started by launch.py.
+
+Owns start-up and end: ranks, cache size, log, socket, signals. Waits in the kernel while nothing happens. A start that
+fails tells its one sentence to whoever says hello and ends with status 2; a broken engine says where its log is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from vnext.models.config import ModelConfig, load_config
+from vnext.models.errors import ModelError
+from vnext.runtime.children import ChildDied, enter_child
+from vnext.runtime.clients import Clients
+from vnext.runtime.core import EngineCore
+from vnext.runtime.determinism import default_threads, prepare_process
+from vnext.runtime.executor import Executor, InprocExecutor, MpExecutor, RankStartFailed
+from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
+from vnext.runtime.rank_main import RankSettings
+from vnext.runtime.recorder import LogUnwritable, Recorder
+from vnext.runtime.ring import RingClosed
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.sizing import scheduler_config
+from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.events import EngineStarted
+
+START_ERRORS = (ModelError, SettingsError, RankStartFailed, LogUnwritable, ChildDied, OSError)
+DEATHS = (ChildDied, LawBroken, IllegalEvent, RingClosed, RuntimeError)
+FAREWELL_MS = 1500
+
+
+class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What launch.py decided: `model_path` is a folder, `log_dir` this start's own, `run_dir` holds the sockets."""
+
+    engine: EngineSettings
+    model_path: str
+    device: str
+    address: str
+    run_dir: str
+    log_dir: str
+
+
+def main() -> int:
+    settings = msgspec.msgpack.decode(enter_child(), type=CoreSettings)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    wake, signals = socket.socketpair()
+    wake_on_signals(signals)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+        front.set(zmq.SNDHWM, 0)
+        front.set(zmq.LINGER, FAREWELL_MS)
+        front.bind(settings.address)
+        executor = make_executor(settings)
+        try:
+            core, clients = start_core(settings, executor, front)
+        except START_ERRORS as error:
+            executor.stop()
+            say_died(front, sentence_of(error))
+            return 2
+        try:
+            serve(core, executor, front, wake.fileno())
+        except DEATHS as error:
+            where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
+            clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
+            logging.exception("the engine stopped.%s", where)
+            return 1
+        finally:
+            executor.stop()
+    return 0
+
+
+def wake_on_signals(writer: socket.socket) -> None:
+    """SIGTERM writes to this socket, whose other end is polled; it does nothing else."""
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+
+def make_executor(settings: CoreSettings) -> Executor:
+    """The ranks' executor, not started yet."""
+    engine = settings.engine
+    threads = engine.threads or default_threads(engine.tensor_parallel_size)
+
+    def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
+        return RankSettings(
+            rank=rank,
+            world_size=engine.tensor_parallel_size,
+            ring=ring,
+            results_address=results_address,
+            rendezvous=rendezvous,
+            model_path=settings.model_path,
+            dtype=engine.dtype,
+            device=settings.device,
+            threads=threads,
+            block_size=engine.block_size,
+            kv_cache_bytes=engine.kv_cache_memory or 0,
+        )
+
+    if engine.executor == "inproc":
+        prepare_process(threads)
+        return InprocExecutor(settings_of(0, "", "", ""))
+    return MpExecutor(engine.tensor_parallel_size, Path(settings.run_dir), settings_of)
+
+
+def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
+    """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
+    model = load_config(Path(settings.model_path))
+    ranks = executor.start()
+    started = started_event(settings, model, ranks)
+    recorder = Recorder.open(settings.log_dir, started, settings.engine.log)
+    ready = EngineReady(
+        config=started.config, model=started.model, world_size=started.world_size, log_dir=settings.log_dir
+    )
+    seed = settings.engine.seed
+    clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
+    return EngineCore(started, executor, recorder, clients, settings.engine.check_laws), clients
+
+
+def started_event(settings: CoreSettings, model: ModelConfig, ranks: tuple[RankReady, ...]) -> EngineStarted:
+    return EngineStarted(
+        config=scheduler_config(settings.engine, model, ranks),
+        model=settings.engine.model or "demo",
+        model_digest=ranks[0].model_digest,
+        world_size=len(ranks),
+        environment=ranks[0].environment,
+        started_ns=time.time_ns(),
+    )
+
+
+def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> None:
+    """Turn after turn until a signal comes; sleeps in the kernel between them."""
+    poller = zmq.Poller()
+    poller.register(front, zmq.POLLIN)
+    poller.register(wake, zmq.POLLIN)
+    executor.watch(poller)
+    while True:
+        ready = dict(poller.poll(0 if core.busy else None))
+        if wake in ready:
+            break
+        core.step()
+    core.shut_down()
+
+
+def say_died(front: zmq.Socket, sentence: str) -> None:
+    """Tell the launcher, who is waiting for an answer to its hello, why there is no engine."""
+    if front.poll(FAREWELL_MS):
+        peer, _ = front.recv_multipart()
+        front.send_multipart((peer, encoder.encode(EngineDied(message=sentence))))
+
+
+def sentence_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

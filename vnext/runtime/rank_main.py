@@ -1,0 +1,81 @@
+"""The rank process: `python -m vnext.runtime.rank_main`, started by the engine core.
+
+Owns start-up and end of one rank: environment before torch, the ring it reads, the socket it answers on. A failure is
+told to the engine core in one sentence; a closed ring is the orderly end.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from vnext.runtime.children import enter_child
+from vnext.runtime.determinism import prepare_process
+
+
+class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
+
+    rank: int
+    world_size: int
+    ring: str
+    results_address: str
+    rendezvous: str
+    model_path: str
+    dtype: str
+    device: str
+    threads: int
+    block_size: int
+    kv_cache_bytes: int
+
+
+def main() -> int:
+    settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
+    prepare_process(settings.threads)
+    import zmq
+
+    from vnext.runtime.messages import RankFailed, encoder
+
+    with zmq.Context() as context, context.socket(zmq.PUSH) as results:
+        results.connect(settings.results_address)
+        try:
+            serve(settings, results)
+        except start_errors() as error:
+            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
+            return 2
+    return 0
+
+
+def start_errors() -> tuple[type[Exception], ...]:
+    """What a user can mend: a broken checkpoint, too little memory."""
+    from vnext.models.errors import ModelError
+
+    return ModelError, MemoryError
+
+
+def serve(settings: RankSettings, results) -> None:
+    """Load, report, then one message of the ring after the other until it is closed."""
+    from vnext.runtime.loading import load_rank, ready_message
+    from vnext.runtime.messages import encoder
+    from vnext.runtime.ring import RingClosed, RingReader
+
+    ring = RingReader.attach(settings.ring, settings.rank)
+    rank, runner = load_rank(settings, Path(settings.rendezvous))
+    results.send(encoder.encode(ready_message(settings, runner)))
+    while True:
+        try:
+            message = ring.read()
+        except RingClosed:
+            break
+        if (result := rank.handle(message)) is not None:
+            results.send(encoder.encode(result))
+    ring.close()
+    from vnext.runtime.collectives import leave_group
+
+    leave_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

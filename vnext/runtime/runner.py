@@ -1,0 +1,79 @@
+"""Model runner: one rank's parameters and cache, and the step as a pure function made effective.
+
+Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from vnext.models.config import ModelConfig, load_config
+from vnext.models.kv_cache import kv_bytes_per_block, make_kv_cache
+from vnext.models.registry import family
+from vnext.models.sharding import Parallel
+from vnext.models.weights import Progress, choose_dtype, load_params
+from vnext.runtime.batch import StepInputs
+from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.sampling import sample
+from vnext.runtime.sampling_inputs import Sampled
+
+
+class StepOutputs(msgspec.Struct, frozen=True):
+    """`tokens` int64[S]; `logprobs` one entry per sampled row (None where not asked for), empty if nobody asked."""
+
+    tokens: np.ndarray
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+NOTHING_SAMPLED = StepOutputs(np.empty(0, dtype=np.int64), ())
+
+
+class ModelRunner:
+    """Parameters and cache of one rank. `make_cache` comes before the first `run`."""
+
+    def __init__(
+        self, path: Path, dtype: str, device: torch.device | str, parallel: Parallel, progress: Progress | None = None
+    ) -> None:
+        self.config: ModelConfig = load_config(path)
+        self.device = torch.device(device)
+        self._dtype = choose_dtype(dtype, self.config)
+        self._parallel = parallel
+        self._family = family(self.config.architecture)
+        self._params = load_params(path, self.config, parallel, self._dtype, self.device, progress)
+        self._kv = None
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block on this rank."""
+        return kv_bytes_per_block(self.config, block_size, self._dtype, self._parallel)
+
+    def make_cache(self, block_count: int, block_size: int) -> None:
+        """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
+        self._kv = make_kv_cache(self.config, block_count, block_size, self._dtype, self.device, self._parallel)
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Compute one step: the cache takes its keys and values, sampled rows give their tokens."""
+        hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self._parallel)
+        if inputs.sampling is None:
+            return NOTHING_SAMPLED
+        logits = self._family.logits(self._params, hidden, self.config, self._parallel)
+        sampled = sample(logits, inputs.sampling)
+        return StepOutputs(sampled.tokens.cpu().numpy(), reported(sampled, inputs.logprobs))
+
+
+def reported(sampled: Sampled, asked: np.ndarray) -> tuple[TokenLogprobs | None, ...]:
+    """Log-probabilities of the rows that asked for them, each with as many alternatives as it asked for."""
+    if sampled.logprob is None:
+        return ()
+    logprobs, ranks = sampled.logprob.tolist(), sampled.rank.tolist()
+    tokens, values = sampled.top_tokens.tolist(), sampled.top_logprobs.tolist()
+    return tuple(
+        TokenLogprobs(logprob=logprobs[at], rank=ranks[at], top=tuple(zip(tokens[at][:count], values[at][:count])))
+        if count >= 0
+        else None
+        for at, count in enumerate(asked.tolist())
+    )

@@ -1,0 +1,67 @@
+"""Sampling: logits in, tokens out, a pure function.
+
+Owns the order of duties and the reported log-probabilities. Holds no generator and no state: a row's token depends on
+its own logits, parameters, seed and position, so it is the same in any batch, order, chunking, rank or process.
+
+    logits -> bias, bans, penalties -> greedy token
+                                    -> temperature, min-p, top-k, top-p -> draw
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vnext.runtime.logits import adjust
+from vnext.runtime.sampling_draw import draw_by_inversion
+from vnext.runtime.sampling_inputs import Banned, LogitBias, Penalties, Sampled, SamplingInputs, check_inputs
+from vnext.runtime.sampling_weights import weigh
+
+__all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
+
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> Sampled:
+    """One token for each row of `logits` float32[S, V], which is left as it was.
+
+    Greedy rows take the likeliest token, the lowest id among equals, and so does a row that no draw can serve (every
+    token banned, or a NaN in it). Raises ValueError where `inputs` breaks its contract.
+    """
+    check_inputs(logits, inputs)
+    adjusted = adjust(logits, inputs)
+    tokens = adjusted.argmax(dim=-1)
+    if inputs.any_random:
+        drawn = draw(weigh(adjusted, inputs), inputs.seed, inputs.position)
+        served = (inputs.temperature > 0) & (drawn < logits.shape[1])
+        tokens = torch.where(served, drawn, tokens)
+    return report(logits, tokens, inputs.logprobs)
+
+
+def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
+    """`tokens` with their log-probabilities and the `count` likeliest tokens of the raw logits; -1 asks for neither."""
+    if count < 0:
+        return Sampled(tokens)
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = tokens[:, None]
+    top = likeliest(logits, min(count, logits.shape[1]))
+    return Sampled(
+        tokens=tokens,
+        logprob=logprobs.gather(1, chosen)[:, 0],
+        rank=(logits > logits.gather(1, chosen)).sum(dim=-1),
+        top_tokens=top,
+        top_logprobs=logprobs.gather(1, top),
+    )
+
+
+def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """int64[S, count] token ids by falling logit, lower id first among equals.
+
+    `topk` promises no order among equals, so it is given unique keys: the float's bits in an order-preserving form
+    above the complement of the id.
+    """
+    bits = (logits + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: minus zero equals zero and must sort with it
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return (ordered * 2**32 + (2**32 - 1 - ids)).topk(count, dim=-1).indices

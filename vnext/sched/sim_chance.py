@@ -1,0 +1,52 @@
+"""Chance: a counter-based stream of numbers from one integer seed (SplitMix64, Steele, Lea and Flood 2014).
+
+The simulator draws every fault from it, so a seed names a run on any machine and in any version of Python. It is the
+only chance that `vnext/sched` may know, and no decision of the engine ever sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+WORD = 2**64 - 1
+STRIDE = 0x9E3779B97F4A7C15
+Option = TypeVar("Option")
+
+
+def scramble(value: int) -> int:
+    """SplitMix64's finaliser: a bijection of uint64."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
+    return value ^ (value >> 31)
+
+
+class Chance:
+    """Draws of one seed, in order. Mutable: it counts its draws."""
+
+    def __init__(self, seed: int) -> None:
+        self._counter = seed & WORD
+
+    def word(self) -> int:
+        """A uint64."""
+        self._counter = (self._counter + STRIDE) & WORD
+        return scramble(self._counter)
+
+    def below(self, bound: int) -> int:
+        """A number of [0, bound); `bound` is at least 1 and far below 2**64."""
+        return self.word() % bound
+
+    def between(self, low: int, high: int) -> int:
+        """A number of [low, high]."""
+        return low + self.below(high - low + 1)
+
+    def happens(self, percent: int) -> bool:
+        """Whether something of this probability (in percent) happens; one draw."""
+        return self.below(100) < percent
+
+    def choose(self, options: Sequence[Option]) -> Option:
+        return options[self.below(len(options))]
+
+    def fork(self) -> Chance:
+        """A stream of its own: drawing from it does not move this one."""
+        return Chance(self.word())

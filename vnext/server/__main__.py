@@ -1,0 +1,21 @@
+"""The API process's main: `python -m vnext.server`, started as a child that receives its ServerSettings (JSON) first."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from vnext.runtime.children import enter_child
+from vnext.server.run import run_server
+from vnext.server.settings import ServerSettings
+
+
+def main() -> int:
+    """Returns the exit code."""
+    settings = msgspec.json.decode(enter_child(), type=ServerSettings)
+    return run_server(settings, settings.engine_address, settings.model_path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

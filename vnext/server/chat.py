@@ -1,0 +1,212 @@
+"""POST /v1/chat/completions: a conversation is continued.
+
+Owns the translation of that body and the shapes of its answers. What happens in between is `generation`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.server.edge import EDGE, Edge
+from vnext.server.generation import Choice, Generation
+from vnext.server.logprobs import chat_logprobs
+from vnext.server.openai_types import (
+    ChatBody,
+    ChatMessage,
+    decode_chat,
+    include_usage,
+    refuse_unsupported,
+    sampling_params,
+)
+from vnext.server.streaming import respond
+from vnext.server.text.answer import Delta
+
+_UNSUPPORTED = ("tools", "tool_choice", "functions", "function_call", "audio", "web_search_options")
+_UNSUPPORTED_IN_MESSAGE = ("tool_calls", "tool_call_id", "function_call", "audio")
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+    """The view."""
+    edge = request.app[EDGE]
+    data = await request.read()
+    started_s = time.monotonic()
+    body = decode_chat(data)
+    params = _params(body)
+    with_usage = include_usage(body)
+    with edge.gate.enter(max(params.n, 1)):
+        prompt = await _prompt(edge, body)
+        generation = _start(edge, body, prompt, params, started_s)
+        views = [_View(edge, choice, params) for choice in generation.choices]
+        if body.stream:
+            return await respond(request, _chunks(generation, views, with_usage))
+        return web.json_response(body=msgspec.json.encode(await _complete(generation, views)))
+
+
+class _View:
+    """One choice in this API's shape."""
+
+    def __init__(self, edge: Edge, choice: Choice, params: SamplingParams) -> None:
+        self._edge = edge
+        self._count = params.logprobs
+        self.index = choice.index
+        self.started = False
+        self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Add to what is to be shown."""
+        if self._count is not None:
+            self.logprobs += chat_logprobs(self._edge.tokenizer, delta, self._count)
+        self.texts.append(delta.text)
+        self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
+
+    def choice(self) -> dict[str, Any]:
+        """The whole answer."""
+        message = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+        return self._choice("message", message, self._take_logprobs())
+
+    def first_choice(self) -> dict[str, Any]:
+        """A stream's first chunk names the role."""
+        self.started = True
+        return self._choice("delta", {"role": "assistant", "content": ""}, None) | {"finish_reason": None}
+
+    def next_choice(self) -> dict[str, Any] | None:
+        """What was not shown yet; None when there is nothing."""
+        text, logprobs = "".join(self.texts), self._take_logprobs()
+        self.texts = []
+        if not text and not self.finish and not (logprobs and logprobs["content"]):
+            return None
+        return self._choice("delta", {"content": text} if text else {}, logprobs)
+
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        taken, self.logprobs = self.logprobs, []
+        return None if self._count is None else {"content": taken, "refusal": None}
+
+    def _choice(self, name: str, content: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "index": self.index,
+            name: content,
+            "logprobs": logprobs,
+            "finish_reason": self.finish,
+            "stop_reason": self.stop_reason,
+        }
+
+
+async def _complete(generation: Generation, views: list[_View]) -> dict[str, Any]:
+    async with aclosing(generation.deltas()) as deltas:
+        async for choice, delta in deltas:
+            views[choice.index].push(delta)
+    choices = [view.choice() for view in views]
+    return _object(generation, "chat.completion", choices) | {"usage": generation.usage()}
+
+
+async def _chunks(
+    generation: Generation, views: list[_View], with_usage: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    usage = {"usage": None} if with_usage else {}
+    async with aclosing(generation.deltas()) as deltas:
+        async for choice, delta in deltas:
+            view = views[choice.index]
+            view.push(delta)
+            if not view.started:
+                yield _chunk(generation, [view.first_choice()]) | usage
+            if (shown := view.next_choice()) is not None:
+                yield _chunk(generation, [shown]) | usage
+    if with_usage:
+        yield _chunk(generation, []) | {"usage": generation.usage()}
+
+
+def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return _object(generation, "chat.completion.chunk", choices)
+
+
+def _object(generation: Generation, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": generation.id,
+        "object": kind,
+        "created": generation.created_s,
+        "model": generation.model,
+        "choices": choices,
+    }
+
+
+def _start(
+    edge: Edge, body: ChatBody, prompt: list[int], params: SamplingParams, started_s: float
+) -> Generation:
+    """Errors name this API's fields."""
+    try:
+        return Generation(edge, kind="chatcmpl", body=body, prompts=[prompt], params=params, started_s=started_s)
+    except InvalidRequest as error:
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        name = names.get(error.param or "", error.param)
+        raise InvalidRequest(error.message.replace(f"{error.param} is ", f"{name} is "), name) from error
+
+
+def _params(body: ChatBody) -> SamplingParams:
+    refuse_unsupported(body, _UNSUPPORTED)
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InvalidRequest(
+            f"response_format is {body.response_format.type!r}: only 'text' is supported, leave it out.", "response_format"
+        )
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported, leave it out.", "modalities")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(body, max_tokens=None)
+    wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted)
+
+
+async def _prompt(edge: Edge, body: ChatBody) -> list[int]:
+    """The conversation as tokens. The template writes special tokens itself."""
+    edge.model_name(body.model)
+    if not body.messages:
+        raise InvalidRequest("messages is an empty list: send at least one message.", "messages")
+    messages = [_message(message, f"messages[{place}]") for place, message in enumerate(body.messages)]
+    if edge.template is None:
+        raise InvalidRequest(
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template.", "messages"
+        )
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    variables = effort | (body.chat_template_kwargs or {})
+    text = edge.template.render(messages, variables, body.add_generation_prompt is not False)
+    tokens = await edge.encode(text, add_special_tokens=False)
+    if not tokens:
+        raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
+    return tokens
+
+
+def _message(message: ChatMessage, path: str) -> dict[str, str]:
+    """What the template sees of one message."""
+    refuse_unsupported(message, _UNSUPPORTED_IN_MESSAGE, f"{path}.")
+    if message.role not in _ROLES:
+        raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
+    shown = {"role": message.role, "content": _content(message, path)}
+    return shown if message.name is None else shown | {"name": message.name}
+
+
+def _content(message: ChatMessage, path: str) -> str:
+    if message.content is None:
+        raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")
+    if isinstance(message.content, str):
+        return message.content
+    for place, part in enumerate(message.content):
+        where = f"{path}.content[{place}]"
+        if part.type != "text":
+            raise InvalidRequest(f"{where}.type is {part.type!r}: only 'text' is supported.", f"{where}.type")
+        if part.text is None:
+            raise InvalidRequest(f"{where}.text is missing: it is required.", f"{where}.text")
+    return "\n".join(part.text or "" for part in message.content)

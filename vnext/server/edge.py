@@ -1,0 +1,83 @@
+"""Edge: what every view works with, built once a process and never changed after.
+
+Owns the engine client, the tokenizer, the chat template, the gate and the metrics, and the questions that several views ask of
+them. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from vnext.runtime.client import EngineClient
+from vnext.sampling_params import InvalidRequest
+from vnext.server.admission import Gate
+from vnext.server.errors import ModelUnknown
+from vnext.server.metrics import EdgeMetrics
+from vnext.server.settings import ServerSettings
+from vnext.server.text.template import ChatTemplate
+from vnext.server.text.tokenizer import Tokenizer
+from vnext.state.config import SchedulerConfig
+
+ENCODE_INLINE_CHARACTERS_MAX = 2_000  # a longer text takes milliseconds, in which nobody's tokens would be sent
+
+
+class Edge:
+    """See the module. Raises TemplateUnreadable for a broken chat template."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+        config = client.ready.config
+        self.client = client
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.template = _template(tokenizer, settings)
+        self.gate = Gate(settings.live_requests_max)
+        self.metrics = EdgeMetrics(lambda: client.stats, lambda: client.death is None)
+        self.model_names = settings.served_model_names or (_folder_name(settings, client.ready.model),)
+        self.model_length = request_length_max(config)
+        self.vocab_size = config.vocab_size or tokenizer.vocab_size
+        self.started_s = int(time.time())
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Raises ModelUnknown."""
+        if asked is not None and asked not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
+        return asked or self.model_names[0]
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids; long texts are encoded on another thread."""
+        if len(text) <= ENCODE_INLINE_CHARACTERS_MAX:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    def check_tokens(self, tokens: list[int], param: str) -> None:
+        """Raise InvalidRequest for an id outside the vocabulary."""
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    f"{param}[{place}] is {token}: token ids lie between 0 and {self.vocab_size - 1}.", f"{param}[{place}]"
+                )
+
+
+EDGE = web.AppKey("edge", Edge)
+
+
+def request_length_max(config: SchedulerConfig) -> int:
+    """Tokens that prompt and answer may have together; the answer's last one is never written into the cache."""
+    length = min(config.model_len_max, config.block_size * config.block_count + 1)
+    return length if config.chunked_prefill else min(length, config.batch_tokens_max + 1)
+
+
+def _template(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
+    source = tokenizer.chat_template
+    if settings.chat_template_path:
+        source = Path(settings.chat_template_path).read_text(encoding="utf-8")
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+
+
+def _folder_name(settings: ServerSettings, model: str) -> str:
+    return Path(settings.model_path or model).name or model

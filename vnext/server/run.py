@@ -1,0 +1,129 @@
+"""Run: the API process. Binds the port, connects to the engine core, serves, and drains when it is asked to end.
+
+Owns the process's signals, its log level and its exit code. First SIGTERM: no new requests, the live ones may finish within
+`drain_s`; second: they are aborted at once. Both end with exit code 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+from aiohttp import web
+
+from vnext.runtime.client import EngineClient, EngineDead
+from vnext.server.app import make_app, make_runner
+from vnext.server.edge import EDGE
+from vnext.server.settings import ServerSettings
+from vnext.server.text.template import TemplateUnreadable
+from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+
+ABORT_TIMEOUT_S = 2.0
+_BACKLOG = 1024
+
+
+class AddressUnusable(Exception):
+    """The server cannot listen there: one sentence with the port and the remedy."""
+
+
+def run_server(settings: ServerSettings, engine_address: str, model_path: str) -> int:
+    """Serve until SIGTERM; returns the process's exit code. Says on stderr in one sentence why it could not start."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
+    try:
+        asyncio.run(_serve(settings))
+    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead, OSError) as error:
+        print(f"vnext: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+async def _serve(settings: ServerSettings) -> None:
+    with _bind(settings.host, settings.port) as listener:
+        tokenizer = Tokenizer.load(settings.model_path)
+        client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
+        try:
+            app = make_app(client, tokenizer, settings)
+            await _serve_until_signal(app, client, listener, settings)
+        finally:
+            await client.close()
+
+
+async def _serve_until_signal(
+    app: web.Application, client: EngineClient, listener: socket.socket, settings: ServerSettings
+) -> None:
+    runner = make_runner(app)
+    await runner.setup()
+    site = web.SockSite(runner, listener, backlog=_BACKLOG)
+    stop = _stop_on_sigterm(client)
+    try:
+        await _listen(site, settings)
+        host, port = listener.getsockname()[:2]
+        print(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}", flush=True)
+        await stop.wait()
+        await drain(app, site, settings.drain_s)
+    finally:
+        await runner.cleanup()
+
+
+async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> None:
+    """Take nothing new, wait for the live answers, then abort what is left."""
+    edge = app[EDGE]
+    edge.gate.close()
+    await site.stop()
+    if not await edge.gate.wait_empty(drain_s):
+        edge.client.abort_all("shutdown")
+        await edge.gate.wait_empty(ABORT_TIMEOUT_S)
+
+
+def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            client.abort_all("shutdown")
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_signal)
+    return stop
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port before anything slow begins; it does not listen yet, so clients are refused, not kept."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise AddressUnusable(f"The host {host!r} is unknown ({error.strerror}): choose another with --host.") from error
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _unusable(error, host, port) from error
+    return listener
+
+
+async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
+    try:
+        await site.start()
+    except OSError as error:  # another program bound the port as we did, and listened first
+        raise _unusable(error, settings.host, settings.port) from error
+
+
+def _unusable(error: OSError, host: str, port: int) -> AddressUnusable:
+    if error.errno == errno.EADDRINUSE:
+        return AddressUnusable(f"Port {port} of {host} is in use: end the program that holds it or choose another with --port.")
+    if error.errno == errno.EACCES:
+        return AddressUnusable(f"Port {port} needs more rights than this user has: choose one above 1023 with --port.")
+    return AddressUnusable(f"The server cannot listen on {host} port {port}: {error.strerror}.")
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,91 @@
+"""Answer: one request's outputs become text, with its stop strings obeyed and its tokens counted.
+
+Owns the order of things: token -> text -> stop strings -> what may be given out. Tokens are taken one by one, so that the
+result does not depend on how outputs were merged on their way; tokens after a stop string are no part of the answer.
+Shared by the HTTP edge and the library; sends nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vnext.runtime.messages import RequestOutput, TokenLogprobs
+from vnext.sampling_params import SamplingParams
+from vnext.server.text.stops import StopScanner
+from vnext.server.text.tokenizer import Tokenizer
+from vnext.state.events import unpack_tokens
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one output added. `finish` is "" while the answer goes on, else "stop", "length" or "abort".
+
+    `tokens` are those whose text is part of the answer, `logprobs` one entry for each if they were asked for.
+    `token_count` is the whole answer's so far, a stop token included. `stop_reason` is the stop string or token that ended the answer.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    token_count: int
+    finish: str
+    stop_reason: str | int | None = None
+
+
+class Answer:
+    """The text of one request that continues the tokens `prompt`."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
+        self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
+        self._show_stop_token = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self.token_count = 0
+        self.cached_token_count = 0
+
+    def push(self, output: RequestOutput) -> Delta:
+        """Take an output in. A delta that finishes while the output does not means: a stop string was found, abort it."""
+        self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
+        tokens = unpack_tokens(output.tokens).tolist()
+        hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
+        shown = tokens[:-1] if hidden else tokens
+        texts = []
+        for token in shown:
+            if self._stops.found is not None:
+                break
+            texts.append(self._take(token))
+        if self._stops.found is not None:
+            return self._delta("".join(texts), shown[: len(texts)], output, "stop", self._stops.found)
+        self.token_count += hidden
+        if output.finish:
+            texts.append(self._end())
+        if self._stops.found is not None:
+            return self._delta("".join(texts), shown, output, "stop", self._stops.found)
+        return self._delta("".join(texts), shown, output, output.finish, _stop_token(output))
+
+    def _take(self, token: int) -> str:
+        self.token_count += 1
+        text = self._detokenizer.push(token)
+        if self.token_count <= self._min_tokens:
+            return text
+        return self._stops.push(text)
+
+    def _end(self) -> str:
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+
+    def _delta(
+        self, text: str, tokens: list[int], output: RequestOutput, finish: str, stop_reason: str | int | None
+    ) -> Delta:
+        return Delta(
+            text=text,
+            tokens=tuple(tokens),
+            logprobs=output.logprobs[: len(tokens)],
+            token_count=self.token_count,
+            finish=finish,
+            stop_reason=stop_reason,
+        )
+
+
+def _stop_token(output: RequestOutput) -> int | None:
+    return output.stop_token if output.stop_token >= 0 else None
