@@ -1,1 +1,35 @@
-"""vnext: an LLM inference and serving engine built as one replicated state machine."""
+"""vnext: an LLM inference and serving engine built as one replicated state machine.
+
+Public names are found when they are asked for (PEP 562), so that `import vnext.state` loads no torch, zmq or aiohttp.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vnext.version import __version__
+
+if TYPE_CHECKING:
+    from vnext.llm import LLM, Completion, Generated, Logprob
+    from vnext.sampling_params import SamplingParams
+
+__all__ = ["LLM", "Completion", "Generated", "Logprob", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "vnext.llm",
+    "Completion": "vnext.llm",
+    "Generated": "vnext.llm",
+    "Logprob": "vnext.llm",
+    "SamplingParams": "vnext.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vnext' has no attribute {name!r}; there are {', '.join(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """Bounds: whether settings can work, and one sentence with the value and the remedy for each that cannot.
 
-Used by the command line and by `LLM(...)`, so that both say the same. Knows fields and numbers; opens and starts nothing:
-what depends on a model or a machine is judged where that is known.
+Used by the command line and by `LLM(...)`, so that both say the same. Knows fields and numbers; opens and starts
+nothing: what depends on a model or a machine is judged where that is known.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def size_bytes(text: str) -> int:
     """Bytes of "512M", "4GiB" or "1000". Raises SettingsError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in SIZE_UNITS:
-        raise SettingsError(f"{text!r} is no amount of memory: write bytes, or a number with its unit, as 512M or 4GiB.")
+        raise SettingsError(f"{text!r} is no amount of memory: write bytes, or a number with a unit, as 512M or 4GiB.")
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
 
 

@@ -31,12 +31,13 @@ ENGINE_HELP = {
     "long_prefill_token_threshold": "tokens that one prompt may take in one step, 0 for no such bound",
     "block_size": "tokens of one cache block",
     "num_blocks_override": "cache blocks, whatever memory says",
-    "kv_cache_memory": "memory for one rank's cache; 512M and 512MiB are binary, 512MB is decimal (default: by the machine)",
+    "kv_cache_memory": "memory for one rank's cache; 512M is binary, 512MB decimal (default: by the machine)",
     "enable_prefix_caching": "requests share the blocks of equal beginnings",
     "enable_chunked_prefill": "a long prompt may take several steps",
     "async_scheduling": "plan the next step while this one runs",
     "scheduling_policy": "who goes first: first come, or the lowest priority number",
     "tensor_parallel_size": "ranks that share each layer",
+    "threads": "threads of each rank (default: by the machine)",
     "executor": "ranks as processes of their own, or one rank inside the engine core",
     "log_dir": "where each start makes its own log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, nothing",
@@ -182,10 +183,10 @@ def _default(struct: type[msgspec.Struct], name: str) -> Any:
 
 
 def _as_flags(message: str) -> str:
-    """The sentence with options in place of field names."""
-    names = "|".join(sorted((*ENGINE_HELP, *SERVER_HELP), key=len, reverse=True))
-    return re.sub(rf"(?<![\w-])({names})(?= is )|\b({'|'.join(n for n in ENGINE_HELP if '_' in n)})\b",
-                  lambda match: _flags_of(match[0])[0], message)
+    """The sentence with options in place of field names: any at its beginning, those with an underscore anywhere."""
+    names = (*ENGINE_HELP, *SERVER_HELP)
+    pattern = rf"^(?:{'|'.join(names)})\b|\b(?:{'|'.join(name for name in names if '_' in name)})\b"
+    return re.sub(pattern, lambda match: _flags_of(match[0])[0], message)
 
 
 def _engine_of(given: Mapping[str, Any]) -> EngineSettings:

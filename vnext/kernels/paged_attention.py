@@ -20,13 +20,25 @@ TILE_COUNT_MAX = 64
 """Tiles worked on at once: bounds the memory to TILE_COUNT_MAX * PIECE_TOKENS gathered tokens."""
 
 
+class Hidden(NamedTuple):
+    """What one piece must not show. `mask` bool [N, 1, Q, L]: keys that a query may not see.
+
+    `tail_tile`, `tail_place` int64 [n]: a tile and a place in the piece where its last block goes on after the last
+    visible key: there the values of the block's former holder may still lie.
+    """
+
+    mask: torch.Tensor
+    tail_tile: torch.Tensor
+    tail_place: torch.Tensor
+
+
 class TileGroup(NamedTuple):
     """Up to TILE_COUNT_MAX tiles of one width, alike in context. N tiles, width Q, P pieces of B blocks, L tokens.
 
     `query_index` int64 [N * Q]: the token that each place of a tile reads. `result_index`, `output_index` int64 [n]:
     places that are no padding, and the tokens they belong to. `pages` int64 [P, N * kv_heads * B]: rows of the cache
-    seen as [block_count * kv_heads, block_size * D]. `hidden` [P]: bool [N, 1, Q, 1, L] where a key is not visible
-    and bool [N, 1, L, 1] where no query of the tile sees it; None where everything is visible to all.
+    seen as [block_count * kv_heads, block_size * D]. `hidden` [P]: what a piece must not show, None if it is open to
+    all queries.
     """
 
     width: int
@@ -34,7 +46,7 @@ class TileGroup(NamedTuple):
     result_index: torch.Tensor
     output_index: torch.Tensor
     pages: torch.Tensor
-    hidden: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
+    hidden: tuple[Hidden | None, ...]
 
 
 class AttentionMetadata(NamedTuple):
@@ -106,18 +118,21 @@ def tile_group(
         result_index=torch.from_numpy(real).to(device),
         output_index=torch.from_numpy(tiles.token.reshape(-1)[real]).to(device),
         pages=cache_pages(blocks, piece_count, kv_head_count),
-        hidden=hidden_keys(tiles.limit, piece_count, piece_size, device),
+        hidden=hidden_keys(tiles.limit, piece_count, piece_size, block_size, device),
     )
 
 
 def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
-    """int64 [N, count]: the blocks of each tile's row, block 0 in place of those that no query of the tile sees."""
+    """int64 [N, count]: the blocks of each tile's row; its own first one in place of those that no query sees.
+
+    So whatever is gathered for nothing is at least no stranger's, whose infinity would turn a weight of zero into NaN.
+    """
     device = block_table.device
     columns = torch.arange(count, device=device)
     used = torch.from_numpy(tiles.limit[:, -1] // block_size + 1).to(device)
     rows = torch.from_numpy(tiles.row.astype(np.int64)).to(device)
     table = block_table[rows[:, None], columns.clamp(max=block_table.shape[1] - 1)].long()
-    return torch.where(columns < used[:, None], table, 0)
+    return torch.where(columns < used[:, None], table, table[:, :1])
 
 
 def cache_pages(blocks: torch.Tensor, piece_count: int, kv_head_count: int) -> torch.Tensor:
@@ -129,16 +144,25 @@ def cache_pages(blocks: torch.Tensor, piece_count: int, kv_head_count: int) -> t
 
 
 def hidden_keys(
-    limit: np.ndarray, piece_count: int, piece_size: int, device: torch.device
-) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]:
-    """The masks of each piece (see TileGroup), None for pieces that the shortest query of the group sees whole."""
-    whole = (int(limit.min()) + 1) // piece_size
+    limit: np.ndarray, piece_count: int, piece_size: int, block_size: int, device: torch.device
+) -> tuple[Hidden | None, ...]:
+    """What each piece must not show; None for pieces that the shortest query of the group sees whole."""
+    whole = min((int(limit.min()) + 1) // piece_size, piece_count)
     limits = torch.from_numpy(limit).to(device)
-    masks: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * min(whole, piece_count)
-    for piece in range(len(masks), piece_count):
+    tail_tile, tail_key = tails(limit[:, -1], block_size)
+    hidden: list[Hidden | None] = [None] * whole
+    for piece in range(whole, piece_count):
         keys = torch.arange(piece * piece_size, (piece + 1) * piece_size, device=device)
-        masks.append(((keys > limits[:, :, None])[:, None, :, None], (keys > limits[:, -1:])[:, None, :, None]))
-    return tuple(masks)
+        here = tail_key // piece_size == piece
+        places = (tail_tile[here], tail_key[here] % piece_size)
+        hidden.append(Hidden((keys > limits[:, :, None])[:, None], *(torch.from_numpy(x).to(device) for x in places)))
+    return tuple(hidden)
+
+
+def tails(last: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tile, key position) of all places after the last visible key [N] of each tile, up to the end of its block."""
+    tile, offset = np.nonzero(last[:, None] % block_size < np.arange(block_size))
+    return tile, last[tile] // block_size * block_size + offset
 
 
 def paged_attention(
@@ -184,9 +208,7 @@ def walk(
         scores = torch.bmm(query, gather(key_cache, pages, query).transpose(1, 2))
         values = gather(value_cache, pages, query)
         if hidden is not None:
-            mask_scores(scores, hidden[0], shape)
-            # An unseen value has weight zero, but zero times a stranger's infinity would still be NaN.
-            values.view(*shape[:2], -1, shape[-1]).masked_fill_(hidden[1], 0.0)
+            hide(scores, values, hidden, shape)
         new_peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
         keep = torch.exp(peak - new_peak)
         weights = scores.sub_(new_peak).exp_()
@@ -203,7 +225,9 @@ def gather(cache: torch.Tensor, pages: torch.Tensor, query: torch.Tensor) -> tor
     return flat.index_select(0, pages).view(query.shape[0], -1, head_dim).float()
 
 
-def mask_scores(scores: torch.Tensor, hidden: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Give -inf, in place, to the keys that a query may not see."""
-    tile_count, kv_heads, width, _, _ = shape
-    scores.view(tile_count, kv_heads, width, -1, scores.shape[-1]).masked_fill_(hidden, float("-inf"))
+def hide(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:
+    """In place: -inf for the scores of keys that a query may not see, zero for what a former holder left."""
+    tile_count, kv_heads, width, _, head_dim = shape
+    by_query = scores.view(tile_count, kv_heads, width, -1, scores.shape[-1])
+    by_query.masked_fill_(hidden.mask.unsqueeze(3), float("-inf"))
+    values.view(tile_count, kv_heads, -1, head_dim)[hidden.tail_tile, :, hidden.tail_place] = 0.0

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     _command(commands, "info", _info, "what is in the log, without folding it")
     verifying = _command(commands, "verify", _verify, "fold it again and compare every plan, digest and law")
-    verifying.add_argument("--laws", action="store_true", help="check all laws after every event, not only the cheap ones")
+    verifying.add_argument("--laws", action="store_true", help="check all laws after every event, not a few cheap ones")
     showing = _command(commands, "show", _show, "the state at a step, or at the end of the log")
     showing.add_argument("step", metavar="STEP", nargs="?", type=int, help="number of the step")
     request = _command(commands, "req", _request, "one request's life")

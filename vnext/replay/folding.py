@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vnext.replay.source import Log, require_whole
+from vnext.replay.source import Log, UnusableLog, require_whole
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
 from vnext.state.log import Frame, LogEnd, SegmentStart
@@ -18,7 +18,7 @@ from vnext.state.state import State
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """One event at its place; `last` if it closes its frame."""
+    """One event at its place."""
 
     number: int
     event: AnyEvent
@@ -55,8 +55,7 @@ Fold = SegmentStart | Planning | Folded | FrameFolded | Broken | LogEnd
 
 def fold(log: Log) -> Iterator[Fold]:
     """The whole log, ending with a LogEnd or a Broken. UnusableLog if it does not begin at the start."""
-    require_whole(log)
-    state = start(log.header.started)
+    state = first_state(log)
     for item in log.items():
         if not isinstance(item, Frame):
             yield item
@@ -75,6 +74,15 @@ def fold(log: Log) -> Iterator[Fold]:
             yield Folded(number, event, state, after)
             state = after
         yield FrameFolded(item, state)
+
+
+def first_state(log: Log) -> State:
+    """The state after event 0. UnusableLog if the log does not begin with it or its configuration cannot work."""
+    require_whole(log)
+    try:
+        return start(log.header.started)
+    except IllegalEvent as error:
+        raise UnusableLog(f"{log.paths[0]} cannot be folded: its configuration cannot work ({error})") from error
 
 
 def _gap(frame: Frame, state: State) -> Broken:

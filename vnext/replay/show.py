@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.folding import Broken, Folded, first_state, fold
 from vnext.replay.source import Log, UnusableLog
 from vnext.replay.verify import hexadecimal
 from vnext.state.digest import digest
 from vnext.state.events import StepPlanned
-from vnext.state.reduce import start
 from vnext.state.view import view
 
 
@@ -28,7 +27,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 def show(log: Log, step: int | None) -> Shown:
     """The state at `step`, or at the log's end. UnusableLog if the log has no such step."""
-    state, plan, broken = start(log.header.started), None, ""
+    state, plan, broken = first_state(log), None, ""
     for item in fold(log):
         if isinstance(item, Folded):
             state = item.after
@@ -40,7 +39,11 @@ def show(log: Log, step: int | None) -> Shown:
     if step is not None and plan is None:
         raise UnusableLog(f"step {step} is not in this log: it has {_steps(state.planned)}{broken}")
     return Shown(
-        step=state.planned - 1, event=state.sequence - 1, digest=hexadecimal(digest(state)), plan=plan, state=view(state)
+        step=state.planned - 1,
+        event=state.sequence - 1,
+        digest=hexadecimal(digest(state)),
+        plan=plan,
+        state=view(state),
     )
 
 

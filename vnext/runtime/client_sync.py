@@ -60,12 +60,14 @@ class SyncEngineClient:
 
         Closing the iterator, or an exception where it is consumed, aborts what is still live.
         """
-        stream = self._wait(self._submit(requests))
+        client = self._connected
+        stream = self._wait(_submit(client, requests))
         try:
             while outputs := self._wait(stream.take()):
                 yield from outputs
         finally:
-            self._wait(stream.aclose())
+            if self._client is client:  # a closed one has nothing live, and no loop
+                self._wait(stream.aclose())
 
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
         """End live requests; `run` yields the finish "abort" for each."""
@@ -95,9 +97,6 @@ class SyncEngineClient:
             raise ValueError("this client is closed: connect a new one")
         return self._client
 
-    async def _submit(self, requests: Sequence[SubmitRequest]) -> OutputStream:
-        return self._connected.submit_all(requests)
-
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
@@ -109,3 +108,7 @@ class SyncEngineClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _submit(client: EngineClient, requests: Sequence[SubmitRequest]) -> OutputStream:
+    return client.submit_all(requests)  # in its own event loop

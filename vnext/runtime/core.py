@@ -22,7 +22,7 @@ from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.log import RankDigest
 from vnext.state.outputs import Output, outputs
@@ -74,13 +74,11 @@ class EngineCore:
     def _advance(self) -> None:
         while True:
             began = time.perf_counter()
-            plan = schedule(self.state)
-            if plan is not None:
+            if (plan := schedule(self.state)) is not None:
                 self._fold(plan)
-            elif not self._unwritten:
-                return
             self._plan_seconds += time.perf_counter() - began
-            self._carry_out()
+            if self._unwritten:
+                self._carry_out()
             if plan is None:
                 return
 
@@ -96,7 +94,8 @@ class EngineCore:
         befores, events = zip(*self._unwritten)
         self._unwritten = []
         state_digest = digest(self.state)
-        self._expect_digests(state_digest)
+        if isinstance(events[-1], StepPlanned):
+            self._expect_digests(events[-1].step, state_digest)
         self._recorder.append(events, befores, state_digest, self._rank_digests)
         self._rank_digests = []
         self._executor.send(encode_events(events))
@@ -114,20 +113,18 @@ class EngineCore:
             self._step_seconds += message.seconds
             self._fold(StepCommitted(step=message.step, tokens=message.tokens), message.logprobs)
 
-    def _expect_digests(self, state_digest: int) -> None:
-        """The digests every rank must report for a step planned by the frame's last event."""
-        step = self.state.planned - 1
-        if self.state.flights and step % self.state.config.digest_interval == 0 and step not in self._digests:
-            if self.state.flights[-1].step == step:
-                self._digests[step] = (state_digest, self.state.token_digest, self._world_size)
+    def _expect_digests(self, step: int, state_digest: int) -> None:
+        """The digests that every rank must report for a step, if one is due: those of the state in which it runs."""
+        if step % self.state.config.digest_interval == 0:
+            self._digests[step] = (state_digest, self.state.token_digest, self._world_size)
 
     def _compare_digests(self, result: StepResult) -> None:
         if result.step % self.state.config.digest_interval:
             return
         structure, tokens, missing = self._digests[result.step]
         if (result.digest, result.token_digest) != (structure, tokens):
-            what = "state" if result.digest != structure else "tokens"
-            raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} differ at step {result.step}")
+            what = "state" if result.digest != structure else "token"
+            raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}")
         self._digest_checks += 1
         self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
         if missing == 1:

@@ -18,12 +18,13 @@ from vnext.models.errors import ModelError
 from vnext.models.hub import resolve
 from vnext.runtime.children import Child, start_child
 from vnext.runtime.core_main import CoreSettings
-from vnext.runtime.messages import EngineDied, EngineReady, Hello, encoder, engine_decoder
+from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
 from vnext.runtime.settings import EngineSettings, SettingsError
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 POLL_MS = 100
 STOP_GRACE_S = 10.0
+GOODBYE_LINGER_MS = 200
 
 
 class StartFailed(Exception):
@@ -112,12 +113,13 @@ def log_directory(settings: EngineSettings) -> Path:
 def await_ready(child: Child, address: str) -> EngineReady:
     """Say hello until the engine core answers. Raises StartFailed with its sentence."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
         socket.connect(address)
         socket.send(encoder.encode(Hello()))
         while not socket.poll(POLL_MS):
             child.check_alive()
         message = engine_decoder.decode(socket.recv())
+        socket.send(encoder.encode(Goodbye()))
     if isinstance(message, EngineDied):
         raise StartFailed(message.message)
     assert isinstance(message, EngineReady), "an engine core answers a hello with one of two"

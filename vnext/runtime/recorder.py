@@ -7,7 +7,6 @@ frame is cut off again. Only opening may fail, because an operator can still do 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import secrets
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.log import RankDigest, SegmentHeader
 from vnext.state.shape import Shaper
 from vnext.state.state import State
+from vnext.version import __version__
 
 RecordPrivacy = Literal["full", "shape", "off"]
 FILE_MODE = 0o600
@@ -53,7 +53,7 @@ class Recorder:
         """Start a log with event 0. `log_dir` is this engine's own and is made. LogUnwritable if it cannot be."""
         if privacy == "off":
             return cls(None, None, None)
-        header = log.first_header(started, privacy, code_version())
+        header = log.first_header(started, privacy, __version__)
         shaper = Shaper(started, secrets.token_bytes(pseudonym.KEY_SIZE_BYTES)) if privacy == "shape" else None
         return cls(_open_segments(Path(log_dir), header, segment_size_bytes), header, shaper)
 
@@ -94,14 +94,6 @@ class Recorder:
         if self._files is not None:
             self._files.close()
             self._files = None
-
-
-def code_version() -> str:
-    """The installed version of vnext; "source" in a checkout that was never installed."""
-    try:
-        return importlib.metadata.version("vnext")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
 
 
 def _open_segments(log_dir: Path, header: SegmentHeader, segment_size_bytes: int) -> _Segments:

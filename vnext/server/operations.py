@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from aiohttp import web
 
 from vnext.runtime.client import EngineDead
 from vnext.server.edge import EDGE, Edge
+from vnext.version import __version__
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -34,21 +34,13 @@ async def get_health(request: web.Request) -> web.Response:
 
 async def get_version(request: web.Request) -> web.Response:
     """GET /version."""
-    return web.json_response({"version": package_version()})
+    return web.json_response({"version": __version__})
 
 
 async def get_metrics(request: web.Request) -> web.Response:
     """GET /metrics."""
     text = request.app[EDGE].metrics.text()
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-def package_version() -> str:
-    """The installed package's, or "unknown" in a checkout that is not installed."""
-    try:
-        return version("vnext")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _model(edge: Edge, name: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 def settle(state: State, event: StepCommitted) -> Settled:
     """Match the oldest step's samples with the rows that are still of their epoch."""
     require(bool(state.flights), f"step {event.step} committed with no step in flight")
+    require(len(event.tokens) % 4 == 0, f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
     flight, sampled = state.flights[0], unpack_tokens(event.tokens)
     require(event.step == flight.step, f"step {event.step} committed where step {flight.step} is due")
     asked = np.flatnonzero(flight.samples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vnext.state.errors import LawBroken
+from vnext.state.order import waiting_key
 from vnext.state.planning import row_blocks, row_tokens
 from vnext.state.pool import HELD, free_blocks
 from vnext.state.state import State, blocks_for
@@ -71,7 +72,9 @@ def capacity_covers(state: State) -> None:
 
 
 def queue_is_sorted_and_distinct(state: State) -> None:
-    """M5, Y3: a request is in the queue or in the batch, once; together they are all that live."""
+    """M5, Y3: a request is in the queue, at its place, or in the batch, once; together they are all that live."""
+    keys = [waiting_key(state.config, entry) for entry in state.waiting]
+    _hold(keys == sorted(keys), "M5", "the queue is not in the policy's order")
     queued, running = [entry.id for entry in state.waiting], state.rows.id.tolist()
     live = set(queued) | set(running)
     _hold(len(live) == len(queued) + len(running), "M5", "a request waits twice or waits and runs")

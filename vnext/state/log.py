@@ -5,7 +5,7 @@
     frame   = chained digest u64, body                                        (the payload of one engine iteration)
 
 The chain: D_t = xxh3_64(D_{t-1} || digest of the state after the frame || body); it starts in each segment with the
-xxh3_64 of that segment's header, which itself carries the last D of the segment before. `docs/log-format.md` has it all.
+xxh3_64 of that segment's header, which itself carries the last D of the segment before. More: docs/log-format.md.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def token_bound(config: SchedulerConfig, privacy: Privacy) -> int:
 
 
 def pseudonym_base(vocab_size: int) -> int:
-    """The smallest power of four that bounds the vocabulary (2^30 if it is unknown): pseudonyms are base + [0, base)."""
+    """The smallest power of four that bounds the vocabulary (2^30 if unknown): pseudonyms are base + [0, base)."""
     bits = (vocab_size - 1).bit_length() if vocab_size else 30
     return 1 << min(30, max(8, bits + bits % 2))
 

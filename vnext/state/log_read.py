@@ -15,6 +15,7 @@ from vnext.state import log, log_pack
 from vnext.state.log import EndKind, Frame, FrameBody, LogEnd, SegmentHeader, SegmentStart
 
 Item = SegmentStart | Frame | LogEnd
+BAD_FORM = (msgspec.MsgspecError, ValueError)  # text that is not UTF-8 is a ValueError of its own
 
 
 class _Bad(Exception):
@@ -96,10 +97,11 @@ class _Reading:
 def _decode_header(payload: memoryview, kind: EndKind) -> SegmentHeader:
     try:
         header = log.header_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except BAD_FORM as error:
         raise _Bad(kind, f"the header has another form ({error})") from error
     if header.format_version > log.FORMAT_VERSION:
-        raise _Bad(kind, f"its format {header.format_version} is newer than {log.FORMAT_VERSION}; read it with a newer vnext")
+        newer = f"its format {header.format_version} is newer than {log.FORMAT_VERSION}"
+        raise _Bad(kind, f"{newer}: read it with a newer vnext")
     return header
 
 
@@ -129,7 +131,7 @@ def _decode_frame(payload: memoryview) -> Frame:
     try:
         decoded = log.frame_decoder.decode(body)
         events = _unpacked(decoded)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except BAD_FORM as error:
         raise _Bad("damaged", f"a frame has another form ({error})") from error
     return Frame(
         first_event=decoded.first_event,

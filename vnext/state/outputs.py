@@ -34,7 +34,8 @@ def outputs(before: State, event: AnyEvent, after: State) -> tuple[Output, ...]:
     if isinstance(event, StepCommitted):
         return _of_commit(before, event)
     if isinstance(event, RequestAborted):
-        gone = [before.requests[id_] for id_ in event.ids if id_ in before.requests and id_ not in after.requests]
+        named_once = dict.fromkeys(event.ids)
+        gone = [before.requests[id_] for id_ in named_once if id_ in before.requests and id_ not in after.requests]
         return tuple(Output(request.id, request.name, -1, -1, "abort", -1, 0) for request in gone)
     return ()
 

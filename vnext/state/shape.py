@@ -1,9 +1,9 @@
 """Shape: events without their text, from which every decision still replays exactly.
 
 Owns what is kept of each event when a log may not hold texts. Token ids become pseudonyms (pseudonym.py). The model's
-end tokens stay wherever they stand, so that a prompt that repeats an answer still shares its last block; a request's own
-stop token stays where it ends it. Names become numbers, biases keep their count only, seeds go. Lengths, priorities,
-salts' equality, sampling bounds and stop ids stay. A step costs array arithmetic over its rows, whatever their history.
+end tokens stay wherever they stand, so that a prompt that repeats an answer still shares its last block; a request's
+own stop token stays where it ends it. Names become numbers, biases keep their count only, seeds go. Lengths,
+priorities, salts' equality, sampling bounds and stop ids stay. A step costs array arithmetic over its rows.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Tails:
         parents, blocks = self.secrets[slots].tobytes(), self.tokens[slots].tobytes()
         size, width = pseudonym.SECRET_SIZE_BYTES, 4 * self.tokens.shape[1]
         self.secrets[slots] = pseudonym.words([
-            pseudonym.child_secret(key, parents[place * size : (place + 1) * size], blocks[place * width : (place + 1) * width])
-            for place in range(len(slots))
+            pseudonym.child_secret(key, parents[size * n : size * (n + 1)], blocks[width * n : width * (n + 1)])
+            for n in range(len(slots))
         ])  # fmt: skip
         self.sums[slots], self.counts[slots] = 0, 0

@@ -1,0 +1,127 @@
+"""A hand-driven engine for tests of the core: real reducer and scheduler, tokens given by the test."""
+
+from __future__ import annotations
+
+from vnext.sched.schedule import schedule
+from vnext.state import rows as columns
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+)
+from vnext.state.laws import check
+from vnext.state.outputs import Output, outputs
+from vnext.state.params import Sampling
+from vnext.state.planning import row_blocks, row_tokens
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+
+def config_of(**changes: object) -> SchedulerConfig:
+    """Blocks of 4 tokens, 16 of them; 32 tokens a step; 8 requests; synchronous."""
+    fields = dict(
+        block_size=4, block_count=16, batch_tokens_max=32, running_max=8, model_len_max=64, pipeline_depth=1,
+        eos_token_ids=(0,), vocab_size=100,
+    )  # fmt: skip
+    return SchedulerConfig(**(fields | changes))
+
+
+def started_with(config: SchedulerConfig) -> EngineStarted:
+    return EngineStarted(config=config, model="toy", model_digest="", world_size=1, environment={}, started_ns=0)
+
+
+def arrival_of(id_: int, prompt: list[int], max_tokens: int = 4, **changes) -> RequestArrived:
+    """`changes` that are fields of Sampling go there, the rest into the event."""
+    sampling = {name: changes.pop(name) for name in list(changes) if name in Sampling.__struct_fields__}
+    fields = dict(id=id_, name=f"r{id_}", prompt=pack_tokens(prompt), priority=0, arrival_ns=0)
+    return RequestArrived(sampling=Sampling(seed=1, max_tokens=max_tokens, **sampling), **(fields | changes))
+
+
+class Engine:
+    """An engine core in memory; every law is checked after every event."""
+
+    def __init__(self, **changes: object) -> None:
+        self.state: State = start(started_with(config_of(**changes)))
+        self.news: list[Output] = []
+
+    def fold(self, event: AnyEvent) -> State:
+        before = self.state
+        self.state = reduce(before, event)
+        check(self.state)
+        self.news = list(outputs(before, event, self.state))
+        return self.state
+
+    def arrive(self, prompt: list[int], max_tokens: int = 4, **changes: object) -> int:
+        """The new request's id."""
+        id_ = self.state.next_id
+        self.fold(arrival_of(id_, prompt, max_tokens, **changes))
+        return id_
+
+    def plan(self) -> dict[int, int]:
+        """Decide and fold: {request id: new tokens} of the step, empty if there is none."""
+        plan = schedule(self.state)
+        if plan is None:
+            return {}
+        self.fold(plan)
+        flight = self.state.flights[-1]
+        return dict(zip(flight.ids.tolist(), flight.counts.tolist()))
+
+    def decide(self) -> StepPlanned | None:
+        return schedule(self.state)
+
+    def commit(self, *tokens: int) -> list[Output]:
+        """Commit the oldest step with these samples."""
+        self.fold(StepCommitted(step=self.state.committed, tokens=pack_tokens(tokens)))
+        return self.news
+
+    def step(self, token: int = 9) -> dict[int, int]:
+        """Plan and commit one step in which everybody samples `token`."""
+        planned = self.plan()
+        if self.state.flights:
+            self.commit(*[token] * int(self.state.flights[0].samples.sum()))
+        return planned
+
+    def abort(self, *ids: int) -> list[Output]:
+        self.fold(RequestAborted(ids=ids, reason="client"))
+        return self.news
+
+    def reset(self) -> None:
+        self.fold(PrefixCacheReset())
+
+    def run_out(self, token: int = 9, steps_max: int = 500) -> None:
+        """Step until nobody lives."""
+        for _ in range(steps_max):
+            if not self.state.requests and not self.state.flights:
+                return
+            self.step(token)
+        raise AssertionError(f"{len(self.state.requests)} requests still live after {steps_max} steps")
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[int]:
+        return self.state.rows.id.tolist()
+
+    @property
+    def waiting(self) -> list[int]:
+        return [entry.id for entry in self.state.waiting]
+
+    @property
+    def free(self) -> int:
+        return self.state.pool.free
+
+    def field(self, id_: int, name: str) -> int:
+        """One cell of a running request's row."""
+        return int(self.state.rows.cells[columns.FIELD_NAMES.index(name), self.running.index(id_)])
+
+    def blocks(self, id_: int) -> list[int]:
+        return row_blocks(self.state, self.running.index(id_)).tolist()
+
+    def tokens(self, id_: int) -> list[int]:
+        return row_tokens(self.state, self.running.index(id_)).tolist()

@@ -1,0 +1,75 @@
+"""Reference paged attention equals dense attention, and a query's bits do not depend on its company."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention_cases import attend, dense, make_sequences
+
+HERE = Path(__file__).resolve().parent
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(4, 4, 8, 16), (8, 2, 16, 16), (6, 1, 4, 3), (2, 2, 32, 1), (4, 2, 8, 200)],
+)
+def test_mixed_steps_equal_dense_attention(heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
+    lengths = [200, 1, 140, 33]
+    sequences = make_sequences(lengths, heads, kv_heads, head_dim, block_size)
+    expected = [dense(sequences, index) for index in range(len(lengths))]
+    for ranges in ([(0, 0, 200), (1, 0, 1), (3, 32, 33), (2, 100, 140)], [(2, 139, 140)], [(0, 30, 31), (0, 31, 90)]):
+        for found, (index, start, stop) in zip(attend(sequences, ranges), ranges, strict=True):
+            torch.testing.assert_close(found, expected[index][start:stop], **CLOSE)
+
+
+def test_more_tiles_than_one_group_holds() -> None:
+    sequences = make_sequences([1300, 20], 2, 1, 4, 16)
+    found = attend(sequences, [(0, 0, 1300), (1, 0, 20)] + [(1, place, place + 1) for place in range(20)] * 4)
+    torch.testing.assert_close(found[0], dense(sequences, 0), **CLOSE)
+    for place in range(20):
+        torch.testing.assert_close(found[2 + 60 + place], dense(sequences, 1)[place : place + 1], **CLOSE)
+
+
+def test_idle_rows_and_padding_tokens_give_zeros() -> None:
+    import numpy as np
+
+    from vnext.kernels.table import choose
+
+    sequences = make_sequences([20, 9], 2, 2, 8, 16)
+    table = torch.tensor([[-1, -1], sequences.blocks[0], [-1, -1]], dtype=torch.int32)
+    starts, lengths = np.array([0, 0, 20, 20], np.int32), np.array([0, 20, 0], np.int32)
+    metadata = choose("attention_metadata", "cpu")(starts, lengths, table, 16, 2)
+    query = torch.cat((sequences.query[0], sequences.query[1]))
+    caches = sequences.key_cache, sequences.value_cache
+    found = choose("paged_attention", "cpu")(query, *caches, metadata, 8**-0.5)
+    torch.testing.assert_close(found[:20], dense(sequences, 0), **CLOSE)
+    assert torch.equal(found[20:], torch.zeros(9, 2, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_caches(dtype: torch.dtype) -> None:
+    sequences = make_sequences([150], 4, 2, 16, 16)
+    halves = sequences._replace(
+        query=[sequences.query[0].to(dtype)],
+        key_cache=sequences.key_cache.to(dtype),
+        value_cache=sequences.value_cache.to(dtype),
+    )
+    found = attend(halves, [(0, 0, 150)])[0]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), dense(sequences, 0), rtol=0.03, atol=0.03)
+
+
+def test_bits_do_not_depend_on_company_or_chunks() -> None:
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no MKL, whose MKL_CBWR makes products independent of the number of rows")
+    level = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
+    environment = {**os.environ, "MKL_CBWR": f"{level},STRICT", "PYTHONPATH": str(HERE.parents[1])}
+    program = [sys.executable, str(HERE / "attention_invariance.py")]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "invariant" in done.stdout, done.stderr

@@ -1,0 +1,148 @@
+"""Helpers for tests of models: batches by hand, small checkpoints, the demo model, ranks as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.models.config import ModelConfig, Rope
+from vnext.models.sharding import Parallel, alone
+
+DEMO_MODEL = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
+
+
+class Chunk(NamedTuple):
+    """Tokens of one row in this step, how many came before, and the row's blocks."""
+
+    tokens: Sequence[int]
+    computed: int
+    blocks: Sequence[int]
+
+
+def make_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
+    """A batch that samples every token, so that all logits can be compared."""
+    positions = [np.arange(chunk.computed, chunk.computed + len(chunk.tokens)) for chunk in chunks]
+    slots = [
+        np.asarray(chunk.blocks)[place // block_size] * block_size + place % block_size
+        for chunk, place in zip(chunks, positions)
+    ]
+    starts = np.cumsum([0] + [len(chunk.tokens) for chunk in chunks]).astype(np.int32)
+    lengths = np.array([chunk.computed + len(chunk.tokens) for chunk in chunks], dtype=np.int32)
+    table = np.full((len(chunks), max(len(chunk.blocks) for chunk in chunks)), 10**6, dtype=np.int32)
+    for index, chunk in enumerate(chunks):
+        table[index, : len(chunk.blocks)] = chunk.blocks
+    return ForwardBatch(
+        token_ids=torch.tensor([token for chunk in chunks for token in chunk.tokens]),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        slots=torch.from_numpy(np.concatenate(slots)),
+        query_starts=torch.from_numpy(starts),
+        context_lengths=torch.from_numpy(lengths),
+        block_table=torch.from_numpy(table),
+        sample_at=torch.arange(int(starts[-1])),
+        host=HostBatch(starts, lengths),
+    )
+
+
+def tiny_config(**changes: Any) -> ModelConfig:
+    """A configuration small enough to compute in no time; changes override it."""
+    plain: dict[str, Any] = dict(
+        architecture="LlamaForCausalLM",
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=52,
+        layer_count=2,
+        head_count=4,
+        kv_head_count=2,
+        head_dim=8,
+        position_count_max=512,
+        rms_norm_eps=1e-5,
+        rope=Rope(theta=10000.0),
+        tie_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+        dtype="float32",
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+    return ModelConfig(**{**plain, **changes})
+
+
+class Model(NamedTuple):
+    """A loaded model as one value, with a cache big enough for the test."""
+
+    family: Any
+    params: Any
+    kv: Any
+    config: ModelConfig
+    parallel: Parallel
+
+    def logits(self, *chunks: Chunk) -> torch.Tensor:
+        """Logits [T, V] of every token of one step."""
+        batch = make_batch(chunks, self.kv[0][0].shape[2])
+        hidden, _ = self.family.forward(self.params, self.kv, batch, self.config, self.parallel)
+        return self.family.logits(self.params, hidden, self.config, self.parallel)
+
+
+def load_model(path: Path, *, block_count: int = 64, block_size: int = 16, parallel: Parallel | None = None) -> Model:
+    """The checkpoint in `path` in float32 on the CPU."""
+    from vnext.models.config import load_config
+    from vnext.models.registry import family
+    from vnext.models.weights import load_params
+
+    parallel = parallel or alone()
+    config = load_config(path)
+    module = family(config.architecture)
+    params = load_params(path, config, parallel, torch.float32, "cpu")
+    kv = module.make_kv_cache(config, block_count, block_size, torch.float32, "cpu", parallel)
+    return Model(module, params, kv, config, parallel)
+
+
+class ThreadGroup:
+    """Ranks as threads of one process: every collective meets at a barrier and sums in rank order."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._barrier = threading.Barrier(world_size, timeout=60)
+        self._parts: list[torch.Tensor] = [torch.empty(0)] * world_size
+
+    def _exchange(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._barrier.wait()
+        self._parts[rank] = tensor
+        self._barrier.wait()
+        return list(self._parts)
+
+    def parallel(self, rank: int) -> Parallel:
+        """The view of one rank."""
+        return Parallel(
+            rank=rank,
+            world_size=self.world_size,
+            all_reduce=lambda tensor: torch.stack(self._exchange(rank, tensor)).sum(0),
+            all_gather=lambda tensor, dim: torch.cat(self._exchange(rank, tensor), dim),
+        )
+
+    def run(self, work: Callable[[Parallel], Any]) -> list[Any]:
+        """`work` on every rank; the results in rank order. The first error is raised again."""
+        results: list[Any] = [None] * self.world_size
+        errors: list[Exception] = []
+
+        def body(rank: int) -> None:
+            try:
+                results[rank] = work(self.parallel(rank))
+            except Exception as error:  # a thread's error must reach the test, whatever it is
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results

@@ -1,0 +1,69 @@
+"""A model's name becomes a folder, or one sentence with the name and the remedy. No network is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from vnext.models import hub
+from vnext.models.errors import ModelError
+
+RESPONSE = SimpleNamespace(headers={}, request=None)
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert hub.resolve(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("name", ["", "/no/such/folder", "./none", "~/none-such", "a/b/c"])
+def test_a_path_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelError, match=f"there is no folder '{name}'; give an existing folder or a hub id"):
+        hub.resolve(name)
+
+
+def test_a_file_is_not_a_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ModelError, match="is a file; give the folder"):
+        hub.resolve(str(tmp_path / "model.gguf"))
+
+
+def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def snapshot(model: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append((model, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    assert hub.resolve("owner/name") == tmp_path
+    assert asked[0][0] == "owner/name" and "*.safetensors" in asked[0][1]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (HFValidationError("bad"), "'owner/name' is neither a folder nor a valid hub id"),
+        (GatedRepoError("gated", response=RESPONSE), "'owner/name' is gated; accept its terms"),
+        (RepositoryNotFoundError("none", response=RESPONSE), "neither a folder nor a hub model 'owner/name'"),
+        (LocalEntryNotFoundError("offline"), "'owner/name' is not on this machine and the hub cannot be reached"),
+        (HfHubHTTPError("500", response=RESPONSE), "'owner/name' could not be downloaded"),
+        (RuntimeError("the transport's own error"), "'owner/name' could not be downloaded"),
+        (ConnectionError("reset"), "'owner/name' could not be downloaded"),
+    ],
+)
+def test_each_failure_is_one_sentence(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> str:
+        raise error
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(ModelError, match=message):
+        hub.resolve("owner/name")

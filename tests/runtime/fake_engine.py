@@ -1,0 +1,169 @@
+"""An engine core's outside for tests of its clients: real messages over real ZMQ, one token a request and step, no model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from vnext.runtime.messages import (
+    AbortRequests,
+    ClientMessage,
+    EngineDied,
+    EngineReady,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Message,
+    Outputs,
+    RequestOutput,
+    RequestRefused,
+    SubmitRequest,
+    TokenLogprobs,
+    client_decoder,
+    encoder,
+)
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import pack_tokens
+
+WAIT_S = 10.0
+
+CONFIG = SchedulerConfig(
+    block_size=16, block_count=64, batch_tokens_max=64, running_max=8, model_len_max=512, vocab_size=512, eos_token_ids=(1,)
+)
+
+
+class FakeEngine:
+    """Answers each request with the tokens that `answer` gives for it, one a step while `running` is set.
+
+    `refuse` gives a sentence for requests to be refused. Everything a client sent stands in `received`.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[SubmitRequest], list[int]],
+        refuse: Callable[[SubmitRequest], str | None] = lambda request: None,
+        config: SchedulerConfig = CONFIG,
+        silent: bool = False,
+    ) -> None:
+        self.received: list[ClientMessage] = []
+        self.running = threading.Event()
+        self.running.set()
+        self._answer, self._refuse, self._config, self._silent = answer, refuse, config, silent
+        self._news = threading.Condition()
+        self._ended = threading.Event()
+        self._live: dict[str, tuple[bytes, SubmitRequest, list[int]]] = {}
+        self._last_words: list[Message] = []
+        self._peers: set[bytes] = set()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def of_kind(self, kind: type[Message]) -> list:
+        return [message for message in self.received if isinstance(message, kind)]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, looked at whenever a message has come."""
+        with self._news:
+            assert self._news.wait_for(condition, WAIT_S), f"never came true; received: {self.received}"
+
+    def wait_aborts(self, reason: str) -> list[str]:
+        """Names aborted for this reason, once there are any."""
+        self.wait_for(lambda: any(message.reason == reason for message in self.of_kind(AbortRequests)))
+        return [name for message in self.of_kind(AbortRequests) if message.reason == reason for name in message.names]
+
+    def die(self, sentence: str) -> None:
+        """Say EngineDied and go on existing."""
+        self._last_words.append(EngineDied(message=sentence))
+
+    def close(self) -> None:
+        """End at once, as a killed process does: the connection breaks without a word."""
+        self._ended.set()
+        self._thread.join()
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            busy = self._live and self.running.is_set()
+            if self._socket.poll(1 if busy else 10):
+                self._receive(*self._socket.recv_multipart())
+            if self.running.is_set():
+                self._step()
+            while self._last_words:
+                word = self._last_words.pop()
+                for peer in self._peers:
+                    self._send(peer, word)
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _receive(self, peer: bytes, data: bytes) -> None:
+        message = client_decoder.decode(data)
+        match message:
+            case Hello() if not self._silent:
+                self._peers.add(peer)
+                self._send(peer, EngineReady(config=self._config, model="folder/toy", world_size=1, log_dir=""))
+            case SubmitRequest():
+                if (sentence := self._refuse(message)) is not None:
+                    self._send(peer, RequestRefused(name=message.name, message=sentence))
+                else:
+                    self._live[message.name] = (peer, message, self._answer(message))
+            case AbortRequests(names=names):
+                for name in names:
+                    self._live.pop(name, None)
+            case Goodbye():
+                self._peers.discard(peer)
+        with self._news:
+            self.received.append(message)
+            self._news.notify_all()
+
+    def _step(self) -> None:
+        for name, (peer, request, tokens) in list(self._live.items()):
+            output = self._output(name, request, tokens)
+            if output.finish:
+                del self._live[name]
+            self._send(peer, Outputs(outputs=(output,)))
+            if output.finish:
+                self._send(peer, self._stats())
+
+    def _output(self, name: str, request: SubmitRequest, tokens: list[int]) -> RequestOutput:
+        token = tokens.pop(0)
+        sampling = request.sampling
+        ends = (() if sampling.ignore_eos else self._config.eos_token_ids) + sampling.stop_token_ids
+        at_limit = not tokens or len(tokens) <= len(self._answer(request)) - sampling.max_tokens
+        return RequestOutput(
+            name=name,
+            tokens=pack_tokens([token]),
+            finish="stop" if token in ends else "length" if at_limit else "",
+            stop_token=token if token in ends else -1,
+            cached_tokens=min(3, len(request.prompt) // 4 - 1),
+            logprobs=(self._logprobs(token, sampling.logprobs),) if sampling.logprobs >= 0 else (),
+        )
+
+    def _logprobs(self, token: int, count: int) -> TokenLogprobs:
+        others = [other for other in range(100, 100 + count) if other != token]
+        top = [(token, -0.5)] + [(other, -2.0 - place) for place, other in enumerate(others)]
+        return TokenLogprobs(logprob=-0.5, rank=0, top=tuple(top[:count]))
+
+    def _stats(self) -> EngineStats:
+        numbers = {field: 7 for field in EngineStats.__struct_fields__ if not field.endswith("seconds_sum")}
+        return EngineStats(**numbers, step_seconds_sum=1.5, plan_seconds_sum=0.25)
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        self._socket.send_multipart([peer, encoder.encode(message)])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """For what no message tells of: look again until it holds."""
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s, "never came true"
+        time.sleep(0.005)

@@ -1,0 +1,118 @@
+"""The persistent batch gives the same tensors as its simple twin at every step of seeded random runs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from vnext.runtime.batch import PersistentBatch, StepInputs
+from vnext.runtime.batch_rebuild import rebuild
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+from vnext.state.refusal import refusal
+
+VOCABULARY = 23
+
+
+def engine_started(rng: random.Random) -> EngineStarted:
+    config = SchedulerConfig(
+        block_size=rng.choice([1, 2, 4]),
+        block_count=rng.randint(8, 30),
+        batch_tokens_max=rng.randint(3, 30),
+        running_max=rng.randint(1, 6),
+        model_len_max=48,
+        prefill_threshold=rng.choice([0, 3]),
+        prefix_caching=rng.random() < 0.7,
+        pipeline_depth=rng.choice([1, 2, 3]),
+        policy=rng.choice(["fcfs", "priority"]),
+        eos_token_ids=(0,),
+        vocab_size=VOCABULARY,
+    )
+    return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
+
+
+def random_sampling(rng: random.Random) -> Sampling:
+    penalised, biased = rng.random() < 0.3, rng.random() < 0.2
+    return Sampling(
+        seed=rng.getrandbits(64),
+        max_tokens=rng.randint(1, 14),
+        temperature=rng.choice([0.0, 0.8]),
+        top_k=rng.choice([0, 4]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.1]),
+        repetition_penalty=1.3 if penalised else 1.0,
+        presence_penalty=0.5 if penalised else 0.0,
+        frequency_penalty=0.25 if penalised else 0.0,
+        logit_bias=((3, 1.5), (7, -2.0)) if biased else (),
+        logprobs=rng.choice([-1, -1, 0, 2]),
+        min_tokens=rng.choice([0, 0, 3]) if rng.random() < 0.5 else 0,
+        stop_token_ids=(5,) if rng.random() < 0.3 else (),
+        ignore_eos=rng.random() < 0.2,
+    )
+
+
+def without_unread_entries(step: StepInputs, block_size: int) -> StepInputs:
+    """A row's table beyond its context is read by nobody; the persistent batch leaves old entries there."""
+    used = -(-step.forward.context_lengths // block_size)
+    table = step.forward.block_table.clone()
+    table[torch.arange(table.shape[1])[None, :] >= used[:, None]] = 0
+    return step._replace(forward=step.forward._replace(block_table=table))
+
+
+def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
+    for name in fast.forward._fields[:-1]:
+        assert torch.equal(getattr(fast.forward, name), getattr(simple.forward, name)), name
+    assert np.array_equal(fast.logprobs, simple.logprobs)
+    assert (fast.sampling is None) == (simple.sampling is None)
+    if fast.sampling is not None:
+        assert_equal_trees(fast.sampling, simple.sampling)
+
+
+def assert_equal_trees(left: object, right: object) -> None:
+    if isinstance(left, tuple):
+        assert type(left) is type(right) and len(left) == len(right)
+        for one, other in zip(left, right):
+            assert_equal_trees(one, other)
+    elif isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype and torch.equal(left, right)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
+    rng = random.Random(seed)
+    started = engine_started(rng)
+    state, batch = start(started), PersistentBatch(started.config, VOCABULARY)
+    sampled, results, steps = {}, [], 0
+    while steps < 150:
+        choice = rng.random()
+        if choice < 0.3:
+            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 16))])
+            arrival = RequestArrived(
+                id=state.next_id, name="", prompt=prompt, sampling=random_sampling(rng), priority=rng.randrange(3), arrival_ns=0
+            )
+            if len(state.requests) < 10 and refusal(state.config, arrival) is None:
+                state = reduce(state, arrival)
+        elif choice < 0.34 and state.next_id:
+            state = reduce(state, RequestAborted(ids=(rng.randrange(state.next_id),), reason="client"))
+        elif choice < 0.7 and (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+            flight, steps = state.flights[-1], steps + 1
+            fast, size = batch.step_inputs(state), started.config.block_size
+            assert_equal_steps(without_unread_entries(fast, size), rebuild(state, sampled, VOCABULARY))
+            tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
+            batch.take_sampled(flight, tokens)
+            owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
+            sampled |= {(flight.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+            results.append((flight.step, tokens))
+        elif results:
+            step, tokens = results.pop(0)
+            state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
+    assert state.counters.generated_tokens > 50

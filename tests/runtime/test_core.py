@@ -1,0 +1,256 @@
+"""The engine core's loop over toy ranks: numbering, refusals, aborts, order of effects, seeds, drift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from toy_ranks import ToyExecutor
+
+from vnext.replay.cli import main as replay
+from vnext.runtime.broadcast import decode_events
+from vnext.runtime.clients import Clients, derived_seed
+from vnext.runtime.core import EngineCore
+from vnext.runtime.messages import (
+    AbortRequests,
+    ClientMessage,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Outputs,
+    RequestOutput,
+    RequestRefused,
+    ResetPrefixCache,
+    SubmitRequest,
+    encoder,
+    engine_decoder,
+)
+from vnext.runtime.recorder import Recorder
+from vnext.state.config import SchedulerConfig
+from vnext.state.errors import LawBroken
+from vnext.state.events import EngineStarted, RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.params import Sampling
+
+REPLIES_MS = 2000
+
+
+class Bench:
+    """An engine core, its toy ranks and one or more clients, all in this process."""
+
+    def __init__(self, context: zmq.Context, log_dir: Path, executor: ToyExecutor, **config: object) -> None:
+        self.executor, self.log_dir = executor, log_dir
+        self.config = SchedulerConfig(
+            **{
+                "block_size": 4, "block_count": 32, "batch_tokens_max": 16, "running_max": 4, "model_len_max": 64,
+                "vocab_size": 50, "digest_interval": 1, **config,
+            }  # fmt: skip
+        )
+        started = EngineStarted(
+            config=self.config, model="toy", model_digest="", world_size=executor.world_size, environment={}, started_ns=0
+        )
+        self._context = context
+        self._front = context.socket(zmq.ROUTER)
+        port = self._front.bind_to_random_port("tcp://127.0.0.1")
+        self._address = f"tcp://127.0.0.1:{port}"
+        ready = EngineReady(config=self.config, model="toy", world_size=executor.world_size, log_dir="")
+        recorder = Recorder.open(log_dir, started, "full")
+        self.core = EngineCore(started, executor, recorder, Clients(self._front, ready, root_seed=7), all_laws=True)
+        self._sockets = [self._front]
+
+    def client(self) -> zmq.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.connect(self._address)
+        self._sockets.append(socket)
+        return socket
+
+    def say(self, socket: zmq.Socket, *messages: ClientMessage) -> None:
+        for message in messages:
+            socket.send(encoder.encode(message))
+        assert self._front.poll(REPLIES_MS)
+        seen = self.core.state.sequence
+        for _ in range(100):  # loopback delivers at its leisure
+            self.core.step()
+            if self.core.state.sequence > seen and not self._front.poll(5):
+                break
+        self.turn()
+
+    def turn(self, count: int = 60) -> None:
+        for _ in range(count):
+            self.core.step()
+
+    def heard(self, socket: zmq.Socket) -> list[EngineMessage]:
+        messages = []
+        while socket.poll(50):
+            messages.append(engine_decoder.decode(socket.recv()))
+        return messages
+
+    def verified(self) -> bool:
+        return replay(["verify", "--laws", str(self.log_dir)]) == 0
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Iterator:
+    benches = []
+    with zmq.Context() as context:
+
+        def make(executor: ToyExecutor | None = None, **config: object) -> Bench:
+            benches.append(Bench(context, tmp_path / f"log{len(benches)}", executor or ToyExecutor(), **config))
+            return benches[-1]
+
+        yield make
+        for bench in benches:
+            bench.close()
+
+
+def wish(name: str, prompt: list[int], max_tokens: int = 5, **more: object) -> SubmitRequest:
+    sampling = Sampling(seed=1, max_tokens=max_tokens)
+    return SubmitRequest(name=name, prompt=pack_tokens(prompt), sampling=sampling, **more)
+
+
+def outputs_of(messages: list[EngineMessage], name: str) -> list[RequestOutput]:
+    return [one for message in messages if isinstance(message, Outputs) for one in message.outputs if one.name == name]
+
+
+def tokens_of(messages: list[EngineMessage], name: str) -> list[int]:
+    return [token for output in outputs_of(messages, name) for token in unpack_tokens(output.tokens).tolist()]
+
+
+def expected_tokens(request_id: int, prompt_length: int, count: int) -> list[int]:
+    return [1 + (position + request_id) % 7 for position in range(prompt_length, prompt_length + count)]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_requests_are_served_in_full_and_the_log_verifies(make_bench, depth: int, world_size: int) -> None:
+    bench = make_bench(ToyExecutor(world_size), pipeline_depth=depth)
+    socket = bench.client()
+    bench.say(socket, *(wish(f"r{index}", [1 + index] * (3 + index), 4 + index) for index in range(7)))
+    messages = bench.heard(socket)
+    for index in range(7):
+        assert tokens_of(messages, f"r{index}") == expected_tokens(index, 3 + index, 4 + index)
+        assert [output.finish for output in outputs_of(messages, f"r{index}")][-1] == "length"
+    stats = [message for message in messages if isinstance(message, EngineStats)][-1]
+    assert (stats.finished, stats.running, stats.waiting, stats.blocks_held) == (7, 0, 0, 0)
+    assert stats.digest_checks == stats.steps * world_size
+    bench.core.shut_down()
+    assert bench.verified()
+
+
+def test_hello_is_answered_with_the_configuration(make_bench) -> None:
+    bench = make_bench()
+    socket = bench.client()
+    socket.send(encoder.encode(Hello()))
+    for _ in range(50):
+        bench.core.step()
+        if socket.poll(20):
+            break
+    assert bench.heard(socket)[0].config == bench.config
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (wish("bad", []), "empty"),
+        (wish("bad", [1] * 70), "64"),
+        (wish("bad", [1], 0), "max_tokens is 0"),
+        (wish("bad", [99]), "99"),
+        (wish("bad", [-3]), "-3"),
+        (wish("good", [1]), "live already"),
+    ],
+)
+def test_a_client_mistake_is_refused_and_becomes_no_event(make_bench, wrong: SubmitRequest, words: str) -> None:
+    bench = make_bench(ToyExecutor(held=True))
+    socket = bench.client()
+    bench.say(socket, wish("good", [1, 2, 3]), wrong)
+    refusals = [message for message in bench.heard(socket) if isinstance(message, RequestRefused)]
+    assert len(refusals) == 1 and words in refusals[0].message
+    assert bench.core.state.next_id == 1
+
+
+def test_a_request_over_the_cache_is_refused(make_bench) -> None:
+    bench = make_bench(block_count=4)
+    socket = bench.client()
+    bench.say(socket, wish("large", [1] * 20), wish("fits", [1] * 8))
+    messages = bench.heard(socket)
+    assert "cache" in next(message for message in messages if isinstance(message, RequestRefused)).message
+    assert len(tokens_of(messages, "fits")) == 5
+
+
+def test_garbage_from_a_client_changes_nothing(make_bench) -> None:
+    bench = make_bench()
+    socket = bench.client()
+    socket.send(b"\xc1garbage")
+    bench.say(socket, wish("next", [1, 2]))
+    assert len(tokens_of(bench.heard(socket), "next")) == 5
+
+
+def test_abort_and_goodbye_free_everything(make_bench) -> None:
+    bench = make_bench(ToyExecutor(held=True))
+    first, second = bench.client(), bench.client()
+    bench.say(first, wish("same", [1] * 9), wish("other", [2] * 9))
+    bench.say(second, wish("same", [3] * 9))
+    assert len(bench.core.state.requests) == 3
+    bench.say(first, AbortRequests(names=("same", "never heard of"), reason="client"))
+    assert len(bench.core.state.requests) == 2
+    bench.say(first, Goodbye())
+    bench.say(second, Goodbye())
+    assert len(bench.core.state.requests) == 0 and bench.core.state.counters.aborted == 3
+    bench.executor.release()
+    bench.turn()
+    assert bench.core.state.pool.free == 32 and not bench.core.state.flights
+    assert bench.verified()
+
+
+def test_nothing_is_told_or_sent_before_it_is_written(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench()
+    socket, story = bench.client(), []
+    append, send, tell = Recorder.append, bench.executor.send, Clients.tell
+    monkeypatch.setattr(Recorder, "append", lambda *given: (story.append("write"), append(*given))[1])
+    monkeypatch.setattr(bench.executor, "send", lambda message: (story.append("send"), send(message))[1])
+    monkeypatch.setattr(Clients, "tell", lambda *given: (story.append("tell"), tell(*given))[1])
+    bench.say(socket, wish("one", [1, 2, 3]))
+    assert len(story) >= 15 and story == ["write", "send", "tell"] * (len(story) // 3)
+
+
+def test_a_drifted_rank_is_named_at_its_step(make_bench) -> None:
+    executor = ToyExecutor(2)
+    executor.drift[1] = 3
+    bench = make_bench(executor)
+    with pytest.raises(LawBroken, match=r"rank 1 has drifted: its state digest differs at step 3"):
+        bench.say(bench.client(), wish("one", [1, 2, 3], 9))
+
+
+def test_unseeded_requests_get_seeds_that_differ_and_repeat(make_bench) -> None:
+    bench = make_bench()
+    bench.say(bench.client(), *(wish(f"r{index}", [1], has_seed=index == 2) for index in range(3)))
+    events = [event for message in bench.executor.messages for event in decode_events(message)]
+    seeds = [event.sampling.seed for event in events if isinstance(event, RequestArrived)]
+    assert seeds == [derived_seed(7, 0), derived_seed(7, 1), 1] and len(set(seeds)) == 3
+
+
+def test_prefix_cache_reset_forgets_contents(make_bench) -> None:
+    bench = make_bench()
+    socket = bench.client()
+    bench.say(socket, wish("one", [1] * 12))
+    assert len(bench.core.state.pool.named) > 0
+    bench.say(socket, ResetPrefixCache())
+    assert len(bench.core.state.pool.named) == 0
+    bench.say(socket, wish("two", [1] * 12))
+    assert outputs_of(bench.heard(socket), "two")[0].cached_tokens == 0
+
+
+def test_shutdown_aborts_what_lives(make_bench) -> None:
+    bench = make_bench(ToyExecutor(held=True))
+    socket = bench.client()
+    bench.say(socket, wish("one", [1] * 9))
+    bench.core.shut_down()
+    assert [output.finish for output in outputs_of(bench.heard(socket), "one")] == ["abort"]
+    assert bench.verified()

@@ -1,0 +1,118 @@
+"""A launched engine over the demo model: starts, answers, ends; failures of every process are one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vnext.replay.cli import main as replay
+from vnext.runtime.client_sync import SyncEngineClient
+from vnext.runtime.launch import DEMO_MODEL, RunningEngine, StartFailed, launch_engine
+from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.output_stream import EngineDead
+from vnext.runtime.settings import EngineSettings
+from vnext.state.events import pack_tokens
+from vnext.state.params import Sampling
+
+GONE_TIMEOUT_S = 15
+
+
+@contextmanager
+def running(log_dir: Path, **settings: object) -> Iterator[tuple[RunningEngine, SyncEngineClient]]:
+    engine = launch_engine(
+        EngineSettings(**{"dtype": "float32", "log_dir": str(log_dir), "threads": 1, "digest_interval": 1, **settings})
+    )
+    try:
+        with SyncEngineClient.connect(engine.address) as client:
+            yield engine, client
+    finally:
+        engine.stop()
+
+
+def requests(count: int, max_tokens: int) -> list[SubmitRequest]:
+    sampling = Sampling(seed=3, max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
+    return [
+        SubmitRequest(name=f"r{index}", prompt=pack_tokens([10 + index, 11, 12]), sampling=sampling)
+        for index in range(count)
+    ]
+
+
+def lengths(outputs: list[RequestOutput]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for output in outputs:
+        counts[output.name] = counts.get(output.name, 0) + len(output.tokens) // 4
+    return counts
+
+
+@pytest.mark.parametrize("executor", ["mp", "inproc"])
+def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> None:
+    with running(tmp_path, executor=executor, log="full", check_laws=True) as (engine, client):
+        processes = psutil.Process(engine.child.pid).children(recursive=True)
+        assert len(processes) == (1 if executor == "mp" else 0)
+        assert lengths(list(client.run(requests(5, 20)))) == {f"r{index}": 20 for index in range(5)}
+    assert engine.stop() == 0
+    _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)
+    assert not alive
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
+def test_a_killed_rank_ends_the_engine_with_a_sentence(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, client):
+        outputs = client.run(requests(2, 900))
+        next(outputs)
+        os.kill(psutil.Process(engine.child.pid).children()[0].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match=r"rank 0 was killed by SIGKILL[\s\S]*log"):
+            list(outputs)
+        assert engine.child.wait(GONE_TIMEOUT_S) == 1
+
+
+def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, client):
+        ranks = psutil.Process(engine.child.pid).children()
+        outputs = client.run(requests(2, 900))
+        for _ in range(20):
+            next(outputs)
+        os.kill(engine.child.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            list(outputs)
+        _, alive = psutil.wait_procs(ranks, timeout=GONE_TIMEOUT_S)
+        assert not alive
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
+def test_no_shared_memory_is_left_behind(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        assert not list(Path("/dev/shm").glob(f"vnext-ring-{engine.child.pid}-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": "no/such/folder"}, "no/such/folder"),
+        ({"max_model_len": 10**6}, "1000000, more than"),
+        ({"kv_cache_memory": 100}, "too small for one block"),
+        ({"tensor_parallel_size": 7}, "7"),
+        ({"log_dir": "/proc/nowhere"}, "/proc/nowhere"),
+    ],
+)
+def test_a_start_that_cannot_work_is_one_sentence(tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(StartFailed, match=words) as failure:
+        launch_engine(EngineSettings(**{"log_dir": str(tmp_path), "threads": 1, **settings}))
+    assert "Traceback" not in str(failure.value)
+
+
+def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO_MODEL, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(StartFailed, match="model.safetensors") as failure:
+        launch_engine(EngineSettings(model=str(broken), log_dir=str(tmp_path / "logs"), threads=1))
+    assert "Traceback" not in str(failure.value)

@@ -1,0 +1,143 @@
+"""The recorder: what it wrote is read back, a failing disk costs frames and nothing else, segments roll over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
+
+from log_drive import engine, small_config, started
+
+from vnext.runtime.recorder import LogUnwritable, Recorder
+from vnext.state.digest import digest
+from vnext.state.events import StepPlanned
+from vnext.state.log import Frame, LogEnd, SegmentStart
+from vnext.state.log_read import read
+from vnext.state.reduce import start
+
+CONFIG = small_config()
+
+
+def items(log_dir: Path) -> list:
+    return list(read(path.read_bytes() for path in sorted(log_dir.iterdir())))
+
+
+def record(recorder: Recorder, seed: int = 1, arrivals: int = 20) -> list:
+    """Record a small engine's life; returns its events."""
+    every = []
+    for events, befores, after, ranks in engine(CONFIG, seed, arrivals):
+        recorder.append(events, befores, digest(after), ranks)
+        every += events
+    return every
+
+
+def test_a_full_log_holds_the_events_themselves(tmp_path):
+    recorder = Recorder.open(tmp_path / "log", started(CONFIG), "full")
+    events = record(recorder)
+    start_item, *frames, end = items(tmp_path / "log")
+    assert start_item.header.started == started(CONFIG) and start_item.header.privacy == "full"
+    assert [event for frame in frames for event in frame.events] == events and end.kind == "complete"
+    assert sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) == recorder.bytes_written
+    assert any(frame.rank_digests for frame in frames)
+    recorder.close()
+
+
+def test_every_frame_is_on_disk_before_append_returns(tmp_path):
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full")
+    count = 0
+    for events, befores, after, ranks in engine(CONFIG, 2, 5):
+        recorder.append(events, befores, digest(after), ranks)
+        count += 1
+        assert sum(isinstance(item, Frame) for item in items(tmp_path)) == count
+
+
+def test_a_shape_log_holds_no_text(tmp_path):
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape")
+    events = record(recorder)
+    frames = [item for item in items(tmp_path) if isinstance(item, Frame)]
+    found = [event for frame in frames for event in frame.events]
+    assert [type(event) for event in found] == [type(event) for event in events]
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_two_starts_use_two_keys(tmp_path):
+    logs = []
+    for name in ("a", "b"):
+        record(Recorder.open(tmp_path / name, started(CONFIG), "shape"))
+        logs.append([frame.body for frame in items(tmp_path / name) if isinstance(frame, Frame)])
+    assert logs[0] != logs[1]
+
+
+def test_segments_roll_over_by_size_and_chain(tmp_path):
+    whole = Recorder.open(tmp_path / "one", started(CONFIG), "full")
+    rolled = Recorder.open(tmp_path / "many", started(CONFIG), "full", segment_size_bytes=700)
+    assert record(whole) == record(rolled)
+    starts = [item for item in items(tmp_path / "many") if isinstance(item, SegmentStart)]
+    assert len(starts) > 3 and [item.header.index for item in starts] == list(range(len(starts)))
+    assert items(tmp_path / "many")[-1].kind == "complete"
+    bodies = [[item.body for item in items(tmp_path / name) if isinstance(item, Frame)] for name in ("one", "many")]
+    assert bodies[0] == bodies[1]
+
+
+def test_off_writes_nothing(tmp_path):
+    recorder = Recorder.open(tmp_path / "log", started(CONFIG), "off")
+    record(recorder)
+    assert not recorder.recording and recorder.bytes_written == 0 and not (tmp_path / "log").exists()
+    recorder.close()
+
+
+def test_a_directory_that_cannot_be_used_is_refused_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogUnwritable, match="choose another one or switch the log off"):
+        Recorder.open(tmp_path / "file" / "log", started(CONFIG), "full")
+    Recorder.open(tmp_path / "log", started(CONFIG), "full").close()
+    with pytest.raises(LogUnwritable, match="holds a log already"):
+        Recorder.open(tmp_path / "log", started(CONFIG), "full")
+
+
+class FailingDisk:
+    """os.write that fails for some calls: not at all written, or half."""
+
+    def __init__(self, monkeypatch, bad: range, half: bool) -> None:
+        self.calls, self.bad, self.half, self.write = 0, bad, half, os.write
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        self.calls += 1
+        if self.calls - 1 not in self.bad:
+            return self.write(fd, data)
+        if self.half:
+            return self.write(fd, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("segment_size_bytes", [700, 2**20])
+def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, half, segment_size_bytes):
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", segment_size_bytes)
+    disk = FailingDisk(monkeypatch, range(5, 8), half)
+    events = record(recorder)
+    found = items(tmp_path)
+    frames = [item for item in found if isinstance(item, Frame)]
+    assert found[-1].kind == "complete" and recorder.frames_lost == 3 and recorder.failure
+    assert [frame.lost for frame in frames if frame.lost] == [3] and disk.calls > 20
+    last = frames[-1]
+    assert last.first_event + len(last.events) == len(events) + 1
+
+
+def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full")
+    FailingDisk(monkeypatch, range(2, 3), half=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", lambda fd, size: (_ for _ in ()).throw(OSError("read-only")))
+        record(recorder, arrivals=3)
+    lost, end = recorder.frames_lost, items(tmp_path)[-1]
+    assert lost > 3 and isinstance(end, LogEnd) and end.kind == "torn"
+    before = start(started(CONFIG))
+    recorder.append([StepPlanned(step=0)], [before], digest(before))
+    assert items(tmp_path)[-1].kind == "complete" and items(tmp_path)[-2].lost == lost

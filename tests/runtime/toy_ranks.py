@@ -1,0 +1,91 @@
+"""Ranks whose model is computable by hand: for tests of the engine core without weights, processes or sockets."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.runtime.broadcast import decode_events
+from vnext.runtime.messages import RankMessage, RankReady, StepResult
+from vnext.state.digest import digest
+from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+
+def toy_tokens(state: State) -> np.ndarray:
+    """Each sampled row of the newest step gives 1 + (position + request id) modulo 7."""
+    flight = state.flights[-1]
+    positions = (flight.starts + flight.counts)[flight.samples]
+    return 1 + (positions + flight.ids[flight.samples]) % 7
+
+
+class ToyExecutor:
+    """`world_size` replicas; results wait in `results` until the test lets them pass with `release`."""
+
+    def __init__(self, world_size: int = 1, held: bool = False) -> None:
+        self.world_size = world_size
+        self.held = held
+        self.results: list[StepResult] = []
+        self.messages: list[bytes] = []
+        self.drift: dict[int, int] = {}  # rank -> step from which its digest is wrong
+        self._states: list[State | None] = [None] * world_size
+        self._own: list[dict[int, bytes]] = [{} for _ in range(world_size)]
+        self._ready: list[StepResult] = []
+
+    def start(self) -> tuple[RankReady, ...]:
+        return ()
+
+    def send(self, message: bytes) -> None:
+        self.messages.append(message)
+        for rank in range(self.world_size):
+            for event in decode_events(message):
+                self._fold(rank, event)
+        if not self.held:
+            self.release()
+
+    def release(self) -> None:
+        self._ready, self.results = self._ready + self.results, []
+
+    def receive(self) -> list[RankMessage]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    def watch(self, poller: object) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    @property
+    def has_results(self) -> bool:
+        return bool(self._ready)
+
+    @property
+    def stall_count(self) -> int:
+        return 0
+
+    def stop(self) -> None:
+        pass
+
+    def _fold(self, rank: int, event: object) -> None:
+        if isinstance(event, EngineStarted):
+            self._states[rank] = start(event)
+            return
+        if isinstance(event, StepCommitted):
+            assert event.tokens == b"", "tokens are not broadcast"
+            event = msgspec.structs.replace(event, tokens=self._own[rank].pop(event.step))
+        state = self._states[rank] = reduce(self._states[rank], event)
+        if isinstance(event, StepPlanned):
+            tokens = self._own[rank][event.step] = pack_tokens(toy_tokens(state))
+            wrong = event.step >= self.drift.get(rank, event.step + 1)
+            self.results.append(
+                StepResult(
+                    rank=rank,
+                    step=event.step,
+                    digest=digest(state) ^ wrong,
+                    token_digest=state.token_digest,
+                    seconds=0.0,
+                    tokens=tokens if rank == 0 else b"",
+                )
+            )

@@ -1,0 +1,121 @@
+"""A whole engine in memory for log tests: real reducer and scheduler, tokens from a hash instead of a model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import xxhash
+
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.digest import digest
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+)
+from vnext.state.log import RankDigest
+from vnext.state.params import Sampling
+from vnext.state.planning import row_tokens
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+Iteration = tuple[list[AnyEvent], list[State], State, list[RankDigest]]
+
+
+def small_config(**changes) -> SchedulerConfig:
+    """A small pool and a tiny vocabulary: sharing, preemption and stops happen every few steps."""
+    fields = dict(
+        block_size=4, block_count=24, batch_tokens_max=20, running_max=6, model_len_max=60, eos_token_ids=(0,),
+        vocab_size=6, digest_interval=3,
+    )  # fmt: skip
+    return SchedulerConfig(**(fields | changes))
+
+
+def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
+    return EngineStarted(
+        config=config, model="toy", model_digest="", world_size=world_size, environment={}, started_ns=0
+    )
+
+
+def engine(
+    config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2, own_stops: tuple[int, ...] = (3,)
+) -> Iterator[Iteration]:
+    """Iterations until every request has ended: events, the state before each, the state after all, rank digests.
+
+    Some requests have `own_stops` as their stop tokens.
+    """
+    chance, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
+    reports: list[RankDigest] = []
+    while arrivals or state.requests or state.flights:
+        events: list[AnyEvent] = []
+        befores: list[State] = []
+        for event in _chosen(chance, state, histories, arrivals, own_stops):
+            befores.append(state)
+            events.append(event)
+            arrivals -= isinstance(event, RequestArrived)
+            state = reduce(state, event)
+            if isinstance(event, StepPlanned) and event.step % config.digest_interval == 0:
+                reports += [RankDigest(rank, event.step, digest(state)) for rank in range(world_size)]
+        due = [report for report in reports if report.step < state.committed]
+        reports = [report for report in reports if report.step >= state.committed]
+        yield events, befores, state, due
+
+
+def _chosen(
+    chance: random.Random, state: State, histories: list[list[int]], arrivals: int, own_stops: tuple[int, ...]
+) -> Iterator[AnyEvent]:
+    """One iteration's events, each chosen in the state that the ones before it left."""
+    if arrivals and chance.random() < 0.5:
+        event = _arrival(chance, state, histories, own_stops)
+        yield event
+        state = reduce(state, event)
+    if state.next_id and chance.random() < 0.05:
+        event = RequestAborted(ids=(chance.randrange(state.next_id),), reason="client")
+        yield event
+        state = reduce(state, event)
+    if chance.random() < 0.02:
+        yield PrefixCacheReset()
+        state = reduce(state, PrefixCacheReset())
+    if len(state.flights) == state.config.pipeline_depth or (state.flights and schedule(state) is None):
+        event = StepCommitted(step=state.committed, tokens=_sampled(state, histories))
+        yield event
+        state = reduce(state, event)
+    plan = schedule(state) if len(state.flights) < state.config.pipeline_depth else None
+    if plan is not None:
+        yield plan
+
+
+def _arrival(
+    chance: random.Random, state: State, histories: list[list[int]], own_stops: tuple[int, ...]
+) -> RequestArrived:
+    """Often a prompt that continues an earlier conversation, so that prefixes are shared."""
+    history = chance.choice(histories)
+    prompt = history[: chance.randint(1, len(history))] + [chance.randrange(6) for _ in range(chance.randint(0, 9))]
+    sampling = Sampling(
+        seed=chance.getrandbits(64), max_tokens=chance.randint(1, 20), min_tokens=chance.choice((0, 0, 3)),
+        stop_token_ids=chance.choice(((), own_stops)), ignore_eos=chance.random() < 0.3, logit_bias=((4, 1.5),),
+    )  # fmt: skip
+    return RequestArrived(
+        id=state.next_id, name=f"secret name {state.next_id}", prompt=pack_tokens(prompt[-40:]), sampling=sampling,
+        priority=chance.randint(0, 2), arrival_ns=state.sequence, cache_salt=chance.choice(("", "", "secret salt")),
+    )  # fmt: skip
+
+
+def _sampled(state: State, histories: list[list[int]]) -> bytes:
+    """A token is a hash of its request's history, so a preempted request samples the same again."""
+    flight, tokens = state.flights[0], []
+    for request_id in flight.ids[flight.samples].tolist():
+        found = (state.rows.id == request_id).nonzero()[0]
+        history = row_tokens(state, int(found[0])) if len(found) else pack_tokens([])
+        tokens.append(xxhash.xxh3_64_intdigest(bytes(history)) % 6)
+        if len(found):
+            histories.append([*history.tolist(), tokens[-1]])
+    del histories[:-20]
+    return pack_tokens(tokens)

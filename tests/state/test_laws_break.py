@@ -1,0 +1,172 @@
+"""Every law notices its own violation: a wrong state is built on purpose, and the law is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from core_drive import Engine
+from vnext.state import extents, laws, rows as columns
+from vnext.state.errors import LawBroken
+from vnext.state.laws import ALL, CHEAP, check, check_cheap
+from vnext.state.rows import Rows
+from vnext.state.state import State
+
+
+def busy() -> State:
+    """Three rows (two of them share a prefix of two blocks), one waiting request, one step in flight, freed blocks."""
+    engine = Engine(pipeline_depth=2, running_max=3, block_count=12)
+    engine.arrive([1] * 8, max_tokens=1)
+    engine.step()
+    for prompt in ([1] * 9, [1] * 8 + [2], [3] * 5, [4] * 3):
+        engine.arrive(prompt, 6)
+    engine.plan()
+    assert engine.running == [1, 2, 3] and engine.waiting == [4] and engine.blocks(1)[:2] == engine.blocks(2)[:2]
+    check(engine.state)
+    return engine.state
+
+
+def with_cell(state: State, field: int, row: int, value: int) -> State:
+    cells = state.rows.cells.copy()
+    cells[field, row] = value
+    return replace(state, rows=Rows(cells))
+
+
+def with_pool(state: State, **changes: object) -> State:
+    return replace(state, pool=replace(state.pool, **changes))
+
+
+def with_flight(state: State, **changes: object) -> State:
+    return replace(state, flights=(*state.flights[:-1], replace(state.flights[-1], **changes)))
+
+
+def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
+    copy = values.copy()
+    copy[place] = value
+    return copy
+
+
+def queue_twice(state: State) -> State:
+    """The head of the queue stands in it a second time, with its place changed to the later one and back: a double free."""
+    pool = state.pool
+    queue, at = extents.reserve(pool.queue, 1)
+    block = extents.read(queue, pool.head, 1)
+    queue = extents.write(queue, slice(at, at + 1), block)
+    return with_pool(state, queue=queue, free=pool.free + 1)
+
+
+def other_block(state: State) -> State:
+    """Row 2's table names a block of row 0."""
+    at = int(state.rows.table_at[2])
+    first = extents.read(state.tables, int(state.rows.table_at[0]) + 2, 1).copy()
+    tables = extents.write(state.tables, slice(at, at + 1), first)
+    return replace(state, tables=tables)
+
+
+def first_held(state: State) -> int:
+    return int(np.flatnonzero(state.pool.ref)[0])
+
+
+def first_free(state: State) -> int:
+    return int(np.flatnonzero(state.pool.ref == 0)[0])
+
+
+def bad_prompt(state: State) -> State:
+    at = int(state.rows.tokens_at[0])
+    return replace(state, tokens=extents.write(state.tokens, slice(at, at + 1), np.array([77], dtype=np.int32)))
+
+
+def name_of_other(state: State) -> State:
+    """Two keys trade their blocks on one side of the table only."""
+    (first, block), (second, other) = list(state.pool.names.items())[:2]
+    return with_pool(state, names=state.pool.names.with_items([(first, other), (second, block)]))
+
+
+def shared_write(state: State) -> State:
+    """Row 1 writes from its first position, into blocks that it shares with row 0, which writes there too."""
+    flight = state.flights[-1]
+    starts, counts = flight.starts.copy(), flight.counts.copy()
+    starts[:2], counts[:2] = 4, 5
+    return with_flight(state, starts=starts, counts=counts)
+
+
+Break = Callable[[State], State]
+BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
+    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, free=s.pool.free + 1)),
+    ("M1", laws.free_and_held_are_all, queue_twice),
+    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, head=s.pool.head + 1, free=s.pool.free - 1)),
+    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, ref=changed(s.pool.ref, first_free(s), 1))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, ref=changed(s.pool.ref, first_held(s), 9))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, ref=changed(s.pool.ref, first_free(s), -1))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, place=changed(s.pool.place, first_held(s), 3))),
+    ("M2", laws.holders_are_counted, other_block),
+    ("M3", laws.writers_are_exclusive, shared_write),
+    ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) + 1)),
+    ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) - 1)),
+    ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=s.waiting * 2)),
+    ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=(replace(s.waiting[0], id=1),))),
+    ("M5", laws.queue_is_sorted_and_distinct, lambda s: with_cell(s, columns.ID, 0, 2)),
+    ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=(replace(s.waiting[0], id=9), *s.waiting))),
+    ("Y3", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=())),
+    ("Y3", laws.queue_is_sorted_and_distinct, lambda s: replace(s, requests=s.requests.without([1]))),
+    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, running_max=2))),
+    ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=s.flights[-1].counts + 30)),
+    ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=changed(s.flights[-1].counts, 0, 0))),
+    ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=np.empty(0, dtype=np.int64))),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.COMPUTED, 0, 99)),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.SEALED, 0, 3)),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.LIMIT, 0, int(s.rows.known[0]))),
+    ("S2", laws.histories_begin_with_prompts, bad_prompt),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 2)),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 0)),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.EPOCH, 0, 1)),
+    ("A3", laws.steps_are_in_order, lambda s: with_flight(s, step=7)),
+    ("A3", laws.steps_are_in_order, lambda s: replace(s, flights=())),
+    ("A3", laws.steps_are_in_order, lambda s: replace(s, config=replace(s.config, pipeline_depth=0))),
+    ("P1", laws.names_are_mutual, lambda s: with_pool(s, named=s.pool.named.without([next(b for b, _ in s.pool.named.items())]))),
+    ("P1", laws.names_are_mutual, name_of_other),
+    ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, next_id=s.next_id + 1)),
+    ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, counters=replace(s.counters, finished=0))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "law", "break_it"), BREAKS)
+def test_a_broken_law_is_named(name: str, law: Callable[[State], None], break_it: Break) -> None:
+    broken = break_it(busy())
+    with pytest.raises(LawBroken, match=f"law {name} broken") as caught:
+        law(broken)
+    assert caught.value.law == name
+    with pytest.raises(LawBroken):
+        check(broken)
+
+
+@pytest.mark.parametrize("law", ALL)
+def test_every_law_has_a_state_that_breaks_it(law: Callable[[State], None]) -> None:
+    assert any(broken is law for _, broken, _ in BREAKS)
+
+
+def test_cheap_laws_are_laws() -> None:
+    assert set(CHEAP) <= set(ALL)
+    check_cheap(busy())
+    with pytest.raises(LawBroken):
+        check_cheap(with_cell(busy(), columns.COMPUTED, 0, 99))
+
+
+def test_laws_are_documented(root) -> None:
+    text = (root / "docs" / "laws.md").read_text()
+    for law in ALL:
+        assert f"`{law.__name__}`" in text, f"docs/laws.md does not mention {law.__name__}"
+        for name in law.__doc__.split(":")[0].split(", "):
+            assert name in text
+
+
+def test_another_pool_state_is_not_an_error() -> None:
+    """The laws hold in an empty engine, and after everything has gone."""
+    engine = Engine()
+    check(engine.state)
+    engine.arrive([1, 2, 3])
+    engine.run_out()
+    check(engine.state)

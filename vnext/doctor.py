@@ -1,0 +1,123 @@
+"""`vnext doctor`: what this machine has and what vnext makes of it. Looks, changes nothing.
+
+Owns the list of what is looked at, the warnings that follow from it, and its two forms: for people and as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vnext.kernels.table import rows
+from vnext.machine import Machine, compilers, machine
+from vnext.options import DoctorCommand
+from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
+from vnext.version import __version__
+
+SHM_FREE_BYTES_MIN = 256 * 2**20
+MEMORY_FREE_BYTES_MIN = 2 * 2**30
+GIB = 2**30
+
+
+def doctor(command: DoctorCommand) -> int:
+    """Print the report; returns 0."""
+    report = examine()
+    if command.json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report, Console())
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """The report as plain values."""
+    here = machine()
+    return {
+        "vnext": __version__,
+        "machine": msgspec.to_builtins(here),
+        "torch": torch_facts(),
+        "gpus": gpus(),
+        "compilers": compilers(),
+        "kernels": [row._asdict() for row in rows()],
+        "warnings": warnings(here),
+    }
+
+
+def torch_facts() -> dict[str, Any]:
+    """How torch was built, and how a single rank would use it here."""
+    return {
+        "version": str(torch.__version__),
+        "cuda_build": torch.version.cuda or "",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads_of_one_rank": default_threads(1),
+        "mkl_cbwr": mkl_branch(cpu_flags()),
+    }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """GPUs that torch can use."""
+    if not torch.cuda.is_available():
+        return []
+    found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+    return [
+        {"name": gpu.name, "memory_bytes": gpu.total_memory, "compute_capability": f"{gpu.major}.{gpu.minor}"}
+        for gpu in found
+    ]
+
+
+def warnings(here: Machine) -> list[str]:
+    """What is likely to go wrong on this machine, one sentence each with its remedy."""
+    found = []
+    if here.shm_available_bytes < SHM_FREE_BYTES_MIN:
+        free = f"Shared memory has {here.shm_available_bytes / 2**20:.0f} MiB free"
+        found.append(f"{free} and the ranks' channel lives there: enlarge /dev/shm (in a container: --shm-size).")
+    if here.memory_available_bytes < MEMORY_FREE_BYTES_MIN:
+        free = f"{here.memory_available_bytes / GIB:.1f} GiB"
+        found.append(f"Only {free} of memory are free: set --kv-cache-memory, or end other programs.")
+    if here.load[0] > here.cores_usable:
+        found.append(f"The load is {here.load[0]} on {here.cores_usable} cores: times measured now say little.")
+    return found
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    facts = Table(show_header=False, box=None)
+    for name, value in lines(report):
+        facts.add_row(f"[bold]{name}[/bold]", value)
+    console.print(facts)
+    kernels = Table("operation", "device", "implementation", "what it is", title="kernels", title_justify="left")
+    for row in report["kernels"]:
+        kernels.add_row(*(str(cell) for cell in row.values()))
+    console.print(kernels)
+    for sentence in report["warnings"]:
+        console.print(f"[yellow]warning[/yellow] {sentence}", highlight=False)
+
+
+def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of each fact, memory in GiB."""
+    here, built = report["machine"], report["torch"]
+    libraries = ", ".join(f"{name} {version or 'missing'}" for name, version in here["libraries"].items())
+    gpu_names = [f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in report["gpus"]]
+    return [
+        ("vnext", report["vnext"]),
+        ("python", f"{here['python']} on {here['system']}"),
+        ("libraries", libraries),
+        ("processor", f"{here['cpu_model']}, {here['cores_usable']} of {here['cores']} cores usable"),
+        ("instructions", " ".join(here["instruction_sets"]) or "unknown"),
+        ("torch", f"CPU capability {built['cpu_capability']}, CUDA {built['cuda_build'] or 'not in this build'}"),
+        ("one rank", f"{built['threads_of_one_rank']} threads, MKL_CBWR={built['mkl_cbwr']}"),
+        ("GPU", ", ".join(gpu_names) or "none that torch can use"),
+        ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
+        ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
+        ("load", " ".join(map(str, here["load"]))),
+        ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
+    ]
+
+
+def _of(free_bytes: int, all_bytes: int) -> str:
+    return f"{free_bytes / GIB:.1f} of {all_bytes / GIB:.1f} GiB free"

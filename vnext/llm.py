@@ -1,0 +1,271 @@
+"""LLM: an engine as a Python object, for programs that want answers and no server.
+
+Owns the way from prompts to requests and from outputs to answers, in the order of the prompts. The engine core runs in
+its own process, as under `vnext serve`, with the same settings; texts are made here, by the code that the HTTP edge uses.
+One thread of a program uses an LLM at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from vnext.bounds import engine_settings
+from vnext.runtime.client_sync import SyncEngineClient
+from vnext.runtime.launch import RunningEngine, launch_engine
+from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
+from vnext.server.edge import request_length_max
+from vnext.server.text.answer import Answer, Delta
+from vnext.server.text.template import ChatTemplate
+from vnext.server.text.tokenizer import Tokenizer
+from vnext.state.events import pack_tokens
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class Logprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One token's log-probability. `rank` 1 is the likeliest; alternatives are listed likeliest first."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `finish_reason` is "stop" or "length"; `stop_reason` the stop string or token that ended it.
+
+    `logprobs` has one dict a token, from token id to Logprob: the sampled one and the alternatives asked for.
+    `cumulative_logprob` is the sum over the sampled tokens. Both are None unless `SamplingParams.logprobs` was set.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: list[dict[int, Logprob]] | None
+    cumulative_logprob: float | None
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its answers. `prompt` is None where token ids were given."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    num_cached_tokens: int
+
+
+class LLM:
+    """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
+
+    Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use it
+    in a `with`; an LLM that is only forgotten is closed when it is collected, at the latest as the program ends.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        self._settings = engine_settings(model=model, **settings)
+        self._engine = launch_engine(self._settings)
+        self._finalizer = weakref.finalize(self, _stop, self._engine, None)
+        client = SyncEngineClient.connect(self._engine.address)
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _stop, self._engine, client)
+        self._client = client
+        self._names = itertools.count()
+        self.tokenizer = Tokenizer.load(self._engine.model_path)
+        self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
+        self.max_model_len = request_length_max(client.ready.config)
+        self.log_dir = self._engine.log_dir
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Generated]:
+        """Answers to one prompt or several, in their order. A prompt is a text or a list of token ids.
+
+        `params` is one for all or one for each. Raises InvalidRequest before anything is sent, Refused, EngineDead.
+        """
+        tasks = self._tasks(_as_prompts(prompts), params)
+        total = sum(len(task.slots) for task in tasks)
+        with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            for slot, delta in self._deltas(tasks):
+                slot.push(delta)
+                bar.update(delta.finish != "")
+        return [task.generated(self.tokenizer) for task in tasks]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Generated]:
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self._render(conversation) for conversation in conversations], params, use_tqdm)
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+        """One answer to a conversation, piece by piece as it comes. Closing the iterator aborts it."""
+        tasks = self._tasks([self._render(messages)], params)
+        with closing(self._deltas(tasks)) as deltas:
+            for _, delta in deltas:
+                yield delta.text
+
+    def close(self) -> None:
+        """End the engine. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _render(self, messages: Sequence[Message]) -> list[int]:
+        source = self.tokenizer.chat_template
+        if source is None:
+            raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
+        text = ChatTemplate(source, self.tokenizer.special_tokens).render(messages, {})
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _tasks(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[_Task]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequest(f"There are {len(prompts)} prompts and {len(params)} params: give one, or one for each.")
+        return [self._task(prompt, one) for prompt, one in zip(prompts, params)]
+
+    def _task(self, prompt: Prompt, params: SamplingParams) -> _Task:
+        validate(params, self.vocab_size)
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_tokens(tokens)
+        slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
+        requests = [self._request(tokens, params, slot.index) for slot in slots]
+        return _Task(text, tokens, params, slots, requests)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise InvalidRequest("The prompt has no tokens: a request needs at least one.", "prompt")
+        highest = self.vocab_size - 1
+        for token in tokens:
+            if not 0 <= token <= highest:
+                raise InvalidRequest(f"The prompt holds {token}: token ids lie between 0 and {highest}.", "prompt")
+
+    def _request(self, tokens: Sequence[int], params: SamplingParams, index: int) -> SubmitRequest:
+        """One answer's request. Without a seed its key comes from the engine core, rooted in the LLM's seed."""
+        seed = 0 if params.seed is None else answer_seed(params.seed, index)
+        return SubmitRequest(
+            name=str(next(self._names)),
+            prompt=pack_tokens(tokens),
+            sampling=to_sampling(params, seed, len(tokens), self.max_model_len),
+            has_seed=params.seed is not None,
+        )
+
+    def _deltas(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Slot, Delta]]:
+        """What the answers gain, as it comes; closing it aborts what is live."""
+        slots = {request.name: slot for task in tasks for slot, request in zip(task.slots, task.requests)}
+        if not slots:
+            return
+        with closing(self._client.run([request for task in tasks for request in task.requests])) as outputs:
+            for output in outputs:
+                slot = slots[output.name]
+                if not slot.finished:
+                    yield slot, self._push(slot, output)
+
+    def _push(self, slot: _Slot, output: RequestOutput) -> Delta:
+        delta = slot.answer.push(output)
+        slot.finished = delta.finish != ""
+        if slot.finished and not output.finish:
+            self._client.abort((output.name,), "stop")
+        return delta
+
+
+class _Slot:
+    """One answer on its way. What a caller does not keep (stream_chat) is never collected here."""
+
+    def __init__(self, index: int, answer: Answer) -> None:
+        self.index = index
+        self.answer = answer
+        self.finished = False
+        self._deltas: list[Delta] = []
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+
+    def completion(self, tokenizer: Tokenizer, params: SamplingParams) -> Completion:
+        tokens = [token for delta in self._deltas for token in delta.tokens]
+        logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
+        asked = params.logprobs is not None
+        return Completion(
+            index=self.index,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tokens,
+            finish_reason=self._deltas[-1].finish,
+            stop_reason=self._deltas[-1].stop_reason,
+            logprobs=[_named(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
+            cumulative_logprob=sum(entry.logprob for entry in logprobs) if asked else None,
+        )
+
+
+class _Task:
+    """One prompt on its way to its answers."""
+
+    def __init__(
+        self,
+        text: str | None,
+        tokens: list[int],
+        params: SamplingParams,
+        slots: list[_Slot],
+        requests: list[SubmitRequest],
+    ) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.params = params
+        self.slots = slots
+        self.requests = requests
+
+    def generated(self, tokenizer: Tokenizer) -> Generated:
+        return Generated(
+            prompt=self.text,
+            prompt_token_ids=self.tokens,
+            outputs=[slot.completion(tokenizer, self.params) for slot in self.slots],
+            num_cached_tokens=self.slots[0].answer.cached_token_count,
+        )
+
+
+def _named(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
+    """The alternatives, likeliest first, and the sampled token in any case."""
+    named = {
+        other: Logprob(logprob=logprob, rank=place + 1, decoded_token=tokenizer.token_text(other).text)
+        for place, (other, logprob) in enumerate(entry.top)
+    }
+    text = tokenizer.token_text(token).text
+    named[token] = Logprob(logprob=entry.logprob, rank=entry.rank + 1, decoded_token=text)
+    return named
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A list of prompts, where one alone may have been given."""
+    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if one else prompts
+
+
+def _stop(engine: RunningEngine, client: SyncEngineClient | None) -> None:
+    if client is not None:
+        client.close()
+    engine.stop()

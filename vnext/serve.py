@@ -1,0 +1,209 @@
+"""`vnext serve`: starts an engine and its HTTP edge, waits, and ends them in the right order.
+
+Owns the two processes' lives and this process's signals. First SIGINT or SIGTERM: the edge takes nothing new and finishes
+what it has within its drain time; the second: at once. Then the engine ends, its log complete. Serves nothing itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from vnext.options import API_KEY_VARIABLE, ServeCommand
+from vnext.runtime.children import Child, ChildDied, start_child
+from vnext.runtime.launch import RunningEngine, StartFailed, launch_engine
+from vnext.server.settings import ServerSettings
+from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+from vnext.version import __version__
+
+POLL_S = 0.5
+STARTING_POLL_S = 0.05
+HEALTH_TIMEOUT_S = 5.0
+EDGE_GRACE_S = 5.0  # beyond the drain time: closing sockets and saying goodbye
+EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to call
+EXAMPLE_WORDS = "What does len() do?"
+
+
+def serve(command: ServeCommand) -> int:
+    """Serve until a signal comes; returns the exit status: 0 after a signal, 1 with one sentence on stderr otherwise."""
+    print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
+    try:
+        with _terminate_as_interrupt():
+            engine = launch_engine(command.engine)
+    except (StartFailed, ChildDied) as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        return 0
+    try:
+        return _serve_engine(engine, command.server)
+    finally:
+        engine.stop()
+        print("vnext: stopped", flush=True)
+
+
+def _serve_engine(engine: RunningEngine, settings: ServerSettings) -> int:
+    settings = msgspec.structs.replace(
+        settings,
+        port=settings.port or _free_port(settings.host),
+        engine_address=engine.address,
+        model_path=str(engine.model_path),
+    )
+    with _wake_on_signals() as wake:
+        edge = start_child("API server", "vnext.server")
+        try:
+            edge.send_config(msgspec.json.encode(settings))
+            if _wait_until_healthy(engine, edge, settings, wake):
+                _print_ready(engine, settings)
+                _wait(engine, edge, wake, None)
+            return 0
+        except ChildDied as error:
+            return _fail(error, engine.log_dir)
+        finally:
+            _end_edge(edge, wake, settings.drain_s + EDGE_GRACE_S)
+
+
+def _wait_until_healthy(engine: RunningEngine, edge: Child, settings: ServerSettings, wake: int) -> bool:
+    """Whether the edge answers; False when a signal came first. Raises ChildDied."""
+    while not _is_healthy(settings):
+        if _wait(engine, edge, wake, STARTING_POLL_S):
+            return False
+    return True
+
+
+def _wait(engine: RunningEngine, edge: Child, wake: int, timeout_s: float | None) -> bool:
+    """Until a signal comes (True) or the time is over (False; None: no limit). Raises ChildDied."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    watched = [fd for fd in (wake, edge.exit_fd, engine.child.exit_fd) if fd is not None]
+    while True:
+        left_s = POLL_S if deadline_s is None else min(POLL_S, max(0.0, deadline_s - time.monotonic()))
+        if wake in select.select(watched, (), (), left_s)[0]:
+            os.read(wake, 1)
+            return True
+        engine.check_alive()
+        edge.check_alive()
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            return False
+
+
+def _end_edge(edge: Child, wake: int, grace_s: float) -> None:
+    """Let the edge drain; a further signal ends it at once."""
+    if edge.wait(0) is None:
+        edge.process.terminate()
+        print("vnext: finishing running requests; once more to stop at once", flush=True)
+        deadline_s = time.monotonic() + grace_s
+        while edge.wait(0) is None and time.monotonic() < deadline_s:
+            watched = [fd for fd in (wake, edge.exit_fd) if fd is not None]
+            if wake in select.select(watched, (), (), POLL_S)[0]:
+                os.read(wake, 1)
+                break
+    edge.terminate(EDGE_GRACE_S)
+
+
+# ---- signals -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a start as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _wake_on_signals() -> Iterator[int]:
+    """A descriptor that gives one byte for each SIGINT or SIGTERM; they do nothing else."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = {
+        number: signal.signal(number, lambda number, frame: os.write(writer, b"!"))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield reader
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+# ---- what is said ------------------------------------------------------------------------------------------------
+
+
+def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
+    config = engine.ready.config
+    print(
+        f"vnext: model    {engine.ready.model}: {config.model_len_max} tokens a request, "
+        f"{config.block_count} cache blocks of {config.block_size} tokens\n"
+        f"vnext: log      {engine.log_dir or 'off'}\n"
+        f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
+        "vnext: Ctrl-C stops",
+        flush=True,
+    )
+
+
+def curl_line(settings: ServerSettings, chat: bool) -> str:
+    """A command for the reader's shell that gets an answer from this server."""
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if settings.api_key else ""
+    body = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
+    path = "chat/completions" if chat else "completions"
+    body = json.dumps(body | {"max_tokens": 60, "temperature": 0})
+    return f"curl -s {_url(settings)}/v1/{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
+    try:
+        return bool(settings.chat_template_path) or Tokenizer.load(engine.model_path).chat_template is not None
+    except CheckpointUnreadable:
+        return False
+
+
+def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
+    """One sentence. What a dead child wrote has passed through to stderr already."""
+    sentence = str(error).partition("; its last lines")[0].rstrip(".")
+    where = f" The log is in {log_dir}." if log_dir else ""
+    print(f"vnext serve: {sentence[:1].upper()}{sentence[1:]}.{where}", file=sys.stderr, flush=True)
+    return 1
+
+
+# ---- the edge's address ------------------------------------------------------------------------------------------
+
+
+def _free_port(host: str) -> int:
+    """A port that is free now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def _url(settings: ServerSettings) -> str:
+    host = EVERYWHERE.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def _is_healthy(settings: ServerSettings) -> bool:
+    connection = http.client.HTTPConnection(
+        EVERYWHERE.get(settings.host, settings.host), settings.port, timeout=HEALTH_TIMEOUT_S
+    )
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
