@@ -1,8 +1,8 @@
 """LLM: an engine as a Python object, for programs that want answers and no server.
 
 Owns the way from prompts to requests and from outputs to answers, in the order of the prompts. The engine core runs in
-its own process, as under `vnext serve`, with the same settings; texts are made here, by the code that the HTTP edge uses.
-One thread of a program uses an LLM at a time.
+its own process, as under `vnext serve`, with the same settings; texts are made here, by the HTTP edge's own code. One
+thread of a program uses an LLM at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `finish_reason` is "stop" or "length"; `stop_reason` the stop string or token that ended it.
+    """One answer. `finish_reason` is "stop" or "length" ("abort": the engine ended it); `stop_reason` the stop
+    string or token.
 
     `logprobs` has one dict a token, from token id to Logprob: the sampled one and the alternatives asked for.
     `cumulative_logprob` is the sum over the sampled tokens. Both are None unless `SamplingParams.logprobs` was set.
@@ -68,8 +69,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 class LLM:
     """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
 
-    Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use it
-    in a `with`; an LLM that is only forgotten is closed when it is collected, at the latest as the program ends.
+    Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use
+    it in a `with`; one that is only forgotten is closed when it is collected, at the latest as the program ends.
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
@@ -101,7 +102,8 @@ class LLM:
         with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
             for slot, delta in self._deltas(tasks):
                 slot.push(delta)
-                bar.update(delta.finish != "")
+                if delta.finish:
+                    bar.update()
         return [task.generated(self.tokenizer) for task in tasks]
 
     def chat(
@@ -146,7 +148,8 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
-            raise InvalidRequest(f"There are {len(prompts)} prompts and {len(params)} params: give one, or one for each.")
+            counts = f"There are {len(prompts)} prompts and {len(params)} params"
+            raise InvalidRequest(f"{counts}: give one, or one for each.", "params")
         return [self._task(prompt, one) for prompt, one in zip(prompts, params)]
 
     def _task(self, prompt: Prompt, params: SamplingParams) -> _Task:

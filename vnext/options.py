@@ -107,7 +107,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         parser.fail(command, str(error))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence; the page of usage only when asked for."""
 
     def error(self, message: str) -> NoReturn:
@@ -117,8 +117,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog} {command}: {_as_flags(message)}\n")
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="vnext", description="An LLM engine built as one replicated state machine.")
+def _parser() -> Parser:
+    parser = Parser(prog="vnext", description="An LLM engine built as one replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="serve | chat | doctor")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API", allow_abbrev=False))
@@ -129,30 +129,32 @@ def _parser() -> _Parser:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser)
     server, engine = parser.add_argument_group("HTTP"), parser.add_argument_group("engine")
     for name, words in SERVER_HELP.items():
         _add_field(server, ServerSettings, name, words)
-    _add_engine(engine)
+    add_engine_options(engine)
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument("--url", default="", help="a running server; without it an engine is started for this talk")
     parser.add_argument("--api-key", default="", help=f"the server's key, better given as {API_KEY_VARIABLE}")
     parser.add_argument("--system", default="", help="what the model is told before the talk begins")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, help="length of an answer (default: what fits)")
     parser.add_argument("--sampling-seed", type=int, help="the same words give the same answer")
-    _add_engine(parser.add_argument_group("the engine, without --url"))
+    add_engine_options(parser.add_argument_group("the engine, without --url"))
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The positional MODEL."""
     words = "a folder or a hub id (default: the bundled demo model)"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=words)
 
 
-def _add_engine(group: argparse._ArgumentGroup) -> None:
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """Every engine option. What is not given stays out of the parse."""
     for name, words in ENGINE_HELP.items():
         _add_field(group, EngineSettings, name, words)
 
@@ -189,7 +191,8 @@ def _as_flags(message: str) -> str:
     return re.sub(pattern, lambda match: _flags_of(match[0])[0], message)
 
 
-def _engine_of(given: Mapping[str, Any]) -> EngineSettings:
+def engine_of(given: Mapping[str, Any]) -> EngineSettings:
+    """The engine's part of a parse. Raises SettingsError."""
     return engine_settings(**{name: value for name, value in given.items() if name == "model" or name in ENGINE_HELP})
 
 
@@ -197,7 +200,7 @@ def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> 
     hints = get_type_hints(ServerSettings)
     values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
     values.setdefault("api_key", environment.get(API_KEY_VARIABLE, ""))
-    return ServeCommand(engine=_engine_of(given), server=ServerSettings(**values))
+    return ServeCommand(engine=engine_of(given), server=ServerSettings(**values))
 
 
 def _chat_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ChatCommand:
@@ -206,7 +209,7 @@ def _chat_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> C
     return ChatCommand(
         url=given["url"].rstrip("/"),
         api_key=given["api_key"] or environment.get(API_KEY_VARIABLE, ""),
-        engine=_engine_of(given),
+        engine=engine_of(given),
         system=given["system"],
         temperature=given["temperature"],
         max_tokens=given["max_tokens"],

@@ -1,7 +1,7 @@
 """`vnext serve`: starts an engine and its HTTP edge, waits, and ends them in the right order.
 
-Owns the two processes' lives and this process's signals. First SIGINT or SIGTERM: the edge takes nothing new and finishes
-what it has within its drain time; the second: at once. Then the engine ends, its log complete. Serves nothing itself.
+Owns the two processes' lives and this process's signals. First SIGINT or SIGTERM: the edge takes nothing new and
+finishes what it has within its drain time; the second: at once. Then the engine ends, its log complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLE_WORDS = "What does len() do?"
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until a signal comes; returns the exit status: 0 after a signal, 1 with one sentence on stderr otherwise."""
+    """Serve until a signal comes; returns the exit status: 0 after a signal, else 1 with one sentence on stderr."""
     print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
     try:
         with _terminate_as_interrupt():
@@ -98,14 +98,13 @@ def _wait(engine: RunningEngine, edge: Child, wake: int, timeout_s: float | None
 
 def _end_edge(edge: Child, wake: int, grace_s: float) -> None:
     """Let the edge drain; a further signal ends it at once."""
-    if edge.wait(0) is None:
-        edge.process.terminate()
-        print("vnext: finishing running requests; once more to stop at once", flush=True)
+    edge.process.terminate()
+    if edge.wait(POLL_S) is None:
+        print("vnext: finishing running requests; once more stops at once", flush=True)
         deadline_s = time.monotonic() + grace_s
         while edge.wait(0) is None and time.monotonic() < deadline_s:
             watched = [fd for fd in (wake, edge.exit_fd) if fd is not None]
             if wake in select.select(watched, (), (), POLL_S)[0]:
-                os.read(wake, 1)
                 break
     edge.terminate(EDGE_GRACE_S)
 

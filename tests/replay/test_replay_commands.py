@@ -9,9 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
-
 from log_drive import engine, small_config, started
 
 from vnext.replay.cli import main

@@ -220,12 +220,14 @@ def test_nothing_is_told_or_sent_before_it_is_written(make_bench, monkeypatch: p
     assert len(story) >= 15 and story == ["write", "send", "tell"] * (len(story) // 3)
 
 
-def test_a_drifted_rank_is_named_at_its_step(make_bench) -> None:
+def test_a_drifted_rank_is_named_at_its_step(make_bench, capsys: pytest.CaptureFixture[str]) -> None:
     executor = ToyExecutor(2)
     executor.drift[1] = 3
     bench = make_bench(executor)
     with pytest.raises(LawBroken, match=r"rank 1 has drifted: its state digest differs at step 3"):
         bench.say(bench.client(), wish("one", [1, 2, 3], 9))
+    assert replay(["verify", str(bench.log_dir)]) == 1
+    assert "rank 1" in capsys.readouterr().out
 
 
 def test_unseeded_requests_get_seeds_that_differ_and_repeat(make_bench) -> None:

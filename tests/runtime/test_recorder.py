@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "state"))
-
 from log_drive import engine, small_config, started
 
 from vnext.runtime.recorder import LogUnwritable, Recorder

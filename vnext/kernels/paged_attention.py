@@ -21,32 +21,41 @@ TILE_COUNT_MAX = 64
 
 
 class Hidden(NamedTuple):
-    """What one piece must not show. `mask` bool [N, 1, Q, L]: keys that a query may not see.
+    """What a piece must not show to its N tiles. `mask` bool [N, 1, Q, 1, L]: keys that a query may not see.
 
-    `tail_tile`, `tail_place` int64 [n]: a tile and a place in the piece where its last block goes on after the last
-    visible key: there the values of the block's former holder may still lie.
+    `stale_tile`, `stale_place` int64 [n]: a tile and a place in the piece that holds what the block's former holder
+    left. Its weight is zero, but zero times a stranger's infinity would still be NaN.
     """
 
     mask: torch.Tensor
-    tail_tile: torch.Tensor
-    tail_place: torch.Tensor
+    stale_tile: torch.Tensor
+    stale_place: torch.Tensor
+
+
+class Piece(NamedTuple):
+    """L tokens in B blocks of each tile's context, seen by the tiles from `first` on: the others are done.
+
+    `pages` int64 [tiles * kv_heads * B]: rows of the cache seen as [block_count * kv_heads, block_size * D].
+    `hidden` is None where every query sees the whole piece.
+    """
+
+    first: int
+    pages: torch.Tensor
+    hidden: Hidden | None
 
 
 class TileGroup(NamedTuple):
-    """Up to TILE_COUNT_MAX tiles of one width, alike in context. N tiles, width Q, P pieces of B blocks, L tokens.
+    """Up to TILE_COUNT_MAX tiles of one width Q, shortest context first.
 
     `query_index` int64 [N * Q]: the token that each place of a tile reads. `result_index`, `output_index` int64 [n]:
-    places that are no padding, and the tokens they belong to. `pages` int64 [P, N * kv_heads * B]: rows of the cache
-    seen as [block_count * kv_heads, block_size * D]. `hidden` [P]: what a piece must not show, None if it is open to
-    all queries.
+    places that are no padding, and the tokens they belong to.
     """
 
     width: int
     query_index: torch.Tensor
     result_index: torch.Tensor
     output_index: torch.Tensor
-    pages: torch.Tensor
-    hidden: tuple[Hidden | None, ...]
+    pieces: tuple[Piece, ...]
 
 
 class AttentionMetadata(NamedTuple):
@@ -84,7 +93,7 @@ def attention_metadata(
         tiles = cut_tiles(rows, query_starts, context_lengths, width)
         for start in range(0, len(tiles.row), TILE_COUNT_MAX):
             chosen = Tiles(*(column[start : start + TILE_COUNT_MAX] for column in tiles))
-            groups.append(tile_group(chosen, context_lengths, block_table, block_size, kv_head_count))
+            groups.append(tile_group(chosen, block_table, block_size, kv_head_count))
     return AttentionMetadata(block_size, kv_head_count, tuple(groups))
 
 
@@ -103,30 +112,40 @@ def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.nd
 
 
 def tile_group(
-    tiles: Tiles, context_lengths: np.ndarray, block_table: torch.Tensor, block_size: int, kv_head_count: int
+    tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int
 ) -> TileGroup:
     """Tiles as index tensors on the device of the block table."""
     device = block_table.device
-    piece_blocks = max(1, PIECE_TOKENS // block_size)
-    piece_size = piece_blocks * block_size
-    piece_count = int(tiles.limit[-1, -1]) // piece_size + 1
     real = np.flatnonzero(tiles.real)
-    blocks = visible_blocks(tiles, block_table, block_size, piece_count * piece_blocks)
     return TileGroup(
         width=tiles.token.shape[1],
         query_index=torch.from_numpy(tiles.token.reshape(-1)).to(device),
         result_index=torch.from_numpy(real).to(device),
         output_index=torch.from_numpy(tiles.token.reshape(-1)[real]).to(device),
-        pages=cache_pages(blocks, piece_count, kv_head_count),
-        hidden=hidden_keys(tiles.limit, piece_count, piece_size, block_size, device),
+        pieces=cut_pieces(tiles, block_table, block_size, kv_head_count),
     )
 
 
-def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
-    """int64 [N, count]: the blocks of each tile's row; its own first one in place of those that no query sees.
+def cut_pieces(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> tuple[Piece, ...]:
+    """The pieces that the longest context of a group takes."""
+    piece_blocks = max(1, PIECE_TOKENS // block_size)
+    piece_size = piece_blocks * block_size
+    last = tiles.limit[:, -1]
+    piece_count = int(last[-1]) // piece_size + 1
+    blocks = visible_blocks(tiles, block_table, block_size, piece_count * piece_blocks)
+    heads = torch.arange(kv_head_count, device=block_table.device)[:, None]
+    pieces = []
+    for index in range(piece_count):
+        first = int(np.searchsorted(last, index * piece_size))
+        chosen = blocks[first:, index * piece_blocks : (index + 1) * piece_blocks]
+        limit = tiles.limit[first:] - index * piece_size
+        hidden = None if limit.min() >= piece_size - 1 else hide(limit, index, piece_size, block_size, blocks.device)
+        pieces.append(Piece(first, (chosen[:, None] * kv_head_count + heads).reshape(-1), hidden))
+    return tuple(pieces)
 
-    So whatever is gathered for nothing is at least no stranger's, whose infinity would turn a weight of zero into NaN.
-    """
+
+def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
+    """int64 [N, count]: the blocks of each tile's row; its own first one in place of those that no query sees."""
     device = block_table.device
     columns = torch.arange(count, device=device)
     used = torch.from_numpy(tiles.limit[:, -1] // block_size + 1).to(device)
@@ -135,34 +154,20 @@ def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, cou
     return torch.where(columns < used[:, None], table, table[:, :1])
 
 
-def cache_pages(blocks: torch.Tensor, piece_count: int, kv_head_count: int) -> torch.Tensor:
-    """Blocks int64 [N, P * B] -> rows of the flat cache [P, N * kv_heads * B]."""
-    tile_count = blocks.shape[0]
-    by_piece = blocks.view(tile_count, piece_count, -1).transpose(0, 1).unsqueeze(2)
-    heads = torch.arange(kv_head_count, device=blocks.device)[:, None]
-    return (by_piece * kv_head_count + heads).reshape(piece_count, -1)
+def hide(limit: np.ndarray, index: int, piece_size: int, block_size: int, device: torch.device) -> Hidden:
+    """What piece `index` must not show to queries whose last visible places in it are `limit` [N, Q].
 
-
-def hidden_keys(
-    limit: np.ndarray, piece_count: int, piece_size: int, block_size: int, device: torch.device
-) -> tuple[Hidden | None, ...]:
-    """What each piece must not show; None for pieces that the shortest query of the group sees whole."""
-    whole = min((int(limit.min()) + 1) // piece_size, piece_count)
-    limits = torch.from_numpy(limit).to(device)
-    tail_tile, tail_key = tails(limit[:, -1], block_size)
-    hidden: list[Hidden | None] = [None] * whole
-    for piece in range(whole, piece_count):
-        keys = torch.arange(piece * piece_size, (piece + 1) * piece_size, device=device)
-        here = tail_key // piece_size == piece
-        places = (tail_tile[here], tail_key[here] % piece_size)
-        hidden.append(Hidden((keys > limits[:, :, None])[:, None], *(torch.from_numpy(x).to(device) for x in places)))
-    return tuple(hidden)
-
-
-def tails(last: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tile, key position) of all places after the last visible key [N] of each tile, up to the end of its block."""
-    tile, offset = np.nonzero(last[:, None] % block_size < np.arange(block_size))
-    return tile, last[tile] // block_size * block_size + offset
+    Stale places: the rest of a tile's last block. Where that is also its first block, which stands in for the blocks
+    that do not exist, the same places of all of them.
+    """
+    places = np.arange(piece_size)
+    last = limit[:, -1:]
+    own_block = places // block_size == last // block_size
+    only_block = (index == 0) & (last < block_size)
+    stale = (own_block | only_block) & (places % block_size > last % block_size)
+    tile, place = np.nonzero(stale)
+    mask = torch.from_numpy(places > limit[:, :, None])[:, None, :, None]
+    return Hidden(mask.to(device), torch.from_numpy(tile).to(device), torch.from_numpy(place).to(device))
 
 
 def paged_attention(
@@ -204,30 +209,32 @@ def walk(
     peak = query.new_full((*query.shape[:2], 1), float("-inf"))
     weight_sum = torch.zeros_like(peak)
     total = torch.zeros_like(query)
-    for pages, hidden in zip(group.pages, group.hidden):
-        scores = torch.bmm(query, gather(key_cache, pages, query).transpose(1, 2))
-        values = gather(value_cache, pages, query)
+    for first, pages, hidden in group.pieces:
+        live = slice(first * shape[1], None)
+        scores = torch.bmm(query[live], gather(key_cache, pages).transpose(1, 2))
+        values = gather(value_cache, pages)
         if hidden is not None:
-            hide(scores, values, hidden, shape)
-        new_peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        keep = torch.exp(peak - new_peak)
+            apply_hidden(scores, values, hidden, shape)
+        new_peak = torch.maximum(peak[live], scores.amax(-1, keepdim=True))
+        keep = torch.exp(peak[live] - new_peak)
         weights = scores.sub_(new_peak).exp_()
-        weight_sum = weight_sum.mul_(keep).add_(weights.sum(-1, keepdim=True))
-        total = total.mul_(keep).add_(torch.bmm(weights, values))
-        peak = new_peak
+        weight_sum[live].mul_(keep).add_(weights.sum(-1, keepdim=True))
+        total[live].mul_(keep).add_(torch.bmm(weights, values))
+        peak[live] = new_peak
     return total / weight_sum
 
 
-def gather(cache: torch.Tensor, pages: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """One piece of the cache as float32 [N * kv_heads, L, D], in memory of its own."""
+def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """One piece of the cache as float32 [tiles * kv_heads, L, D], in memory of its own."""
     block_count, kv_heads, block_size, head_dim = cache.shape
+    piece_blocks = max(1, PIECE_TOKENS // block_size)
     flat = cache.view(block_count * kv_heads, block_size * head_dim)
-    return flat.index_select(0, pages).view(query.shape[0], -1, head_dim).float()
+    return flat.index_select(0, pages).view(-1, piece_blocks * block_size, head_dim).float()
 
 
-def hide(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:
-    """In place: -inf for the scores of keys that a query may not see, zero for what a former holder left."""
-    tile_count, kv_heads, width, _, head_dim = shape
-    by_query = scores.view(tile_count, kv_heads, width, -1, scores.shape[-1])
-    by_query.masked_fill_(hidden.mask.unsqueeze(3), float("-inf"))
-    values.view(tile_count, kv_heads, -1, head_dim)[hidden.tail_tile, :, hidden.tail_place] = 0.0
+def apply_hidden(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:
+    """In place: -inf for the scores of keys that a query may not see, zero for stale values."""
+    _, kv_heads, width, _, head_dim = shape
+    piece_size = scores.shape[-1]
+    scores.view(-1, kv_heads, width, scores.shape[1] // width, piece_size).masked_fill_(hidden.mask, float("-inf"))
+    values.view(-1, kv_heads, piece_size, head_dim)[hidden.stale_tile, :, hidden.stale_place] = 0.0

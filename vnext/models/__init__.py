@@ -1,1 +1,1 @@
-"""Pure forwards, their configuration, sharding and weights. Knows arrays and collectives, no requests and no processes."""
+"""Pure forwards, their configuration, sharding and weights. Knows arrays and collectives, no requests."""

@@ -39,7 +39,7 @@ class Checkpoint:
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError."""
         if name not in self._handles:
-            raise ModelError(f"{self.path} has no tensor {name!r}; its config.json asks for it, download the model again")
+            raise ModelError(f"{self.path} has no tensor {name!r}; config.json asks for it, download the model again")
         view = self._handles[name].get_slice(name)
         found = tuple(view.get_shape())
         if found != shape:

@@ -105,7 +105,7 @@ def architecture(raw: dict[str, Any]) -> str:
     """The one architecture named, if it is supported."""
     names = raw.get("architectures")
     if not isinstance(names, list) or not names:
-        raise ModelError("config.json names no architecture; add the key 'architectures' as the model's authors have it")
+        raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
     if names[0] not in ARCHITECTURES:
         raise ModelError(f"architecture {names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
     return names[0]

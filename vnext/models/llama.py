@@ -163,7 +163,7 @@ def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: 
 
 
 def embed(embedding: torch.Tensor, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """Rows of the vocabulary-parallel embedding [V_local, hidden]: ids held elsewhere give zeros, then all are summed."""
+    """Rows of the vocabulary-parallel embedding [V_local, hidden]: ids held elsewhere give zeros, summed over ranks."""
     if parallel.world_size == 1:
         return embedding.index_select(0, token_ids)
     local = token_ids - parallel.rank * embedding.shape[0]

@@ -3,7 +3,7 @@
     axis       split over ranks      weights that have it
     hidden     whole on every rank   embedding, norms, inputs of column-parallel and outputs of row-parallel weights
     heads      evenly                query projection (column), output projection (row)
-    kv_heads   evenly, or one head   key and value projection (column); with fewer heads than ranks, neighbours share one
+    kv_heads   evenly, or one head   key, value projection (column); with fewer heads than ranks, neighbours share
     mlp        evenly                gate and up projection (column), down projection (row)
     vocab      evenly, last padded   embedding, output head
 Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce.

@@ -110,7 +110,7 @@ class Clients:
                 return None
             try:
                 return peer, client_decoder.decode(data)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.warning("a client's message could not be read and was dropped: %s", error)
 
     def _send(self, peer: bytes, message: EngineMessage) -> None:

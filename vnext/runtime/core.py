@@ -91,16 +91,21 @@ class EngineCore:
 
     def _carry_out(self) -> None:
         """Write the frame, then broadcast its events, then tell the clients."""
-        befores, events = zip(*self._unwritten)
-        self._unwritten = []
-        state_digest = digest(self.state)
-        if isinstance(events[-1], StepPlanned):
-            self._expect_digests(events[-1].step, state_digest)
-        self._recorder.append(events, befores, state_digest, self._rank_digests)
-        self._rank_digests = []
+        events = self._write_frame()
         self._executor.send(encode_events(events))
         told, self._untold = self._untold, []
         self._clients.tell((output.id, to_client(output, logprobs)) for output, logprobs in told)
+
+    def _write_frame(self) -> tuple[AnyEvent, ...]:
+        """Record what was folded since the last frame and what the ranks reported; returns the events."""
+        befores, events = zip(*self._unwritten) if self._unwritten else ((), ())
+        self._unwritten = []
+        state_digest = digest(self.state)
+        if events and isinstance(events[-1], StepPlanned):
+            self._expect_digests(events[-1].step, state_digest)
+        self._recorder.append(events, befores, state_digest, self._rank_digests)
+        self._rank_digests = []
+        return events
 
     # ---- results of the ranks --------------------------------------------------------------------------------------
 
@@ -122,11 +127,12 @@ class EngineCore:
         if result.step % self.state.config.digest_interval:
             return
         structure, tokens, missing = self._digests[result.step]
+        self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
         if (result.digest, result.token_digest) != (structure, tokens):
+            self._write_frame()  # the log names the rank and the step as well
             what = "state" if result.digest != structure else "token"
             raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}")
         self._digest_checks += 1
-        self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
         if missing == 1:
             del self._digests[result.step]
         else:
@@ -145,6 +151,8 @@ class EngineCore:
         if live:
             self._fold(RequestAborted(ids=live, reason="shutdown"))
             self._carry_out()
+        if self._rank_digests:
+            self._write_frame()
         self._recorder.close()
 
     def _send_stats(self) -> None:
@@ -176,6 +184,7 @@ class EngineCore:
             prefix_hit_tokens=counters.prefix_hit_tokens,
             ring_stalls=self._executor.stall_count,
             log_bytes=self._recorder.bytes_written,
+            log_frames_lost=self._recorder.frames_lost,
             step_seconds_sum=self._step_seconds,
             plan_seconds_sum=self._plan_seconds,
             digest_checks=self._digest_checks,

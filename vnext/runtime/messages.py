@@ -112,6 +112,7 @@ class EngineStats(Message, tag=13):
     step_seconds_sum: float
     plan_seconds_sum: float
     digest_checks: int
+    log_frames_lost: int = 0
 
 
 class EngineDied(Message, tag=14):

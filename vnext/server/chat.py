@@ -151,7 +151,8 @@ def _start(
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         name = names.get(error.param or "", error.param)
-        raise InvalidRequest(error.message.replace(f"{error.param} is ", f"{name} is "), name) from error
+        message = error.message.replace("The prompt has", "The prompt made of messages has")
+        raise InvalidRequest(message.replace(f"{error.param} is ", f"{name} is "), name) from error
 
 
 def _params(body: ChatBody) -> SamplingParams:

@@ -52,15 +52,15 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 
 
 class _View:
-    """One choice in this API's shape: how much text it has given and what is still to be shown."""
+    """One choice in this API's shape: what is still to be shown of it, at first the echoed prompt."""
 
     def __init__(self, edge: Edge, choice: Choice, params: SamplingParams, echoed: list[str] | None) -> None:
         self._edge = edge
         self._choice = choice
         self._logprobs = params.logprobs
-        self._prefix = echoed[choice.prompt_index] if echoed else ""
-        self._length = len(self._prefix)
-        self.texts = [self._prefix]
+        prefix = echoed[choice.prompt_index] if echoed else ""
+        self._prefix_length = len(prefix)
+        self.texts = [prefix]
         self.shown: dict[str, list[Any]] | None = None
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -68,9 +68,8 @@ class _View:
     def push(self, delta: Delta) -> None:
         """Add to what is to be shown."""
         if self._logprobs is not None:
-            more = completion_logprobs(self._edge.tokenizer, delta, self._logprobs, self._length)
+            more = completion_logprobs(self._edge.tokenizer, delta, self._logprobs, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
-        self._length += len(delta.text)
         self.texts.append(delta.text)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
 

@@ -18,7 +18,7 @@ from vnext.server.admission import Gate
 from vnext.server.errors import ModelUnknown
 from vnext.server.metrics import EdgeMetrics
 from vnext.server.settings import ServerSettings
-from vnext.server.text.template import ChatTemplate
+from vnext.server.text.template import ChatTemplate, read_template
 from vnext.server.text.tokenizer import Tokenizer
 from vnext.state.config import SchedulerConfig
 
@@ -73,9 +73,7 @@ def request_length_max(config: SchedulerConfig) -> int:
 
 
 def _template(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
-    source = tokenizer.chat_template
-    if settings.chat_template_path:
-        source = Path(settings.chat_template_path).read_text(encoding="utf-8")
+    source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
 
 

@@ -11,16 +11,15 @@ from vnext.server.text.tokenizer import Tokenizer
 LOWEST = -9999.0
 
 
-def completion_logprobs(tokenizer: Tokenizer, delta: Delta, count: int, offset: int) -> dict[str, list[Any]]:
-    """Of /v1/completions: parallel lists. `offset` is where the delta's text begins; `count` alternatives are shown."""
+def completion_logprobs(tokenizer: Tokenizer, delta: Delta, count: int, prefix_length: int) -> dict[str, list[Any]]:
+    """Of /v1/completions: parallel lists. `count` alternatives are shown; `prefix_length` characters stand before the answer."""
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, logprobs in zip(delta.tokens, delta.logprobs):
+    for token, offset, logprobs in zip(delta.tokens, delta.offsets, delta.logprobs):
         text = tokenizer.token_text(token).text
         shown["tokens"].append(text)
         shown["token_logprobs"].append(_finite(logprobs.logprob))
         shown["top_logprobs"].append(_alternatives(tokenizer, text, logprobs, count))
-        shown["text_offset"].append(offset)
-        offset += len(text)
+        shown["text_offset"].append(prefix_length + offset)
     return shown
 
 

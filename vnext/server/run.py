@@ -37,7 +37,7 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
     try:
         asyncio.run(_serve(settings))
-    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead, OSError) as error:
+    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
         print(f"vnext: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

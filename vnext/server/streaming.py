@@ -6,6 +6,7 @@ Nothing is sent before the first chunk exists, so that a refusal still gets its 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -21,6 +22,8 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # a buffering proxy would collect the tokens
 }
 _DONE = b"data: [DONE]\n\n"
+
+log = logging.getLogger("vnext.server")
 
 
 async def respond(request: web.Request, chunks: AsyncGenerator[dict[str, Any], None]) -> web.StreamResponse:
@@ -43,9 +46,13 @@ async def _send_all(
             if not response.prepared:
                 await response.prepare(request)
             await response.write(_frame(chunk))
-    except DOMAIN_ERRORS as error:
+    except ConnectionError:
+        raise
+    except Exception as error:  # once a stream has begun, only a chunk of it can tell of any error; before, the middleware can
         if not response.prepared:
             raise
+        if not isinstance(error, DOMAIN_ERRORS):
+            log.exception("a fault in the stream of %s", request.path)
         await response.write(_frame(failure_of(error).body()))
     await response.write(_DONE)
 

@@ -68,14 +68,14 @@ def _stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 def fold_step_committed(state: State, event: StepCommitted) -> State:
     """The state with one step less in flight. IllegalEvent if it is not the oldest step's result."""
     settled = settle(state, event)
+    done = settled.rows[settled.stopped | settled.at_limit]
     state = _take_tokens(_with_places(state, settled), settled)
     state = replace(
-        seal(state),
+        seal(state, ended=done),
         flights=state.flights[1:],
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )
-    done = settled.rows[settled.stopped | settled.at_limit]
     return finish(state, done.tolist(), Change.FINISH) if len(done) else state
 
 

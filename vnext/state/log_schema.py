@@ -6,7 +6,6 @@ A log of another schema is not refused for it: records only grow at the end.
 
 from __future__ import annotations
 
-import functools
 import typing
 
 import msgspec
@@ -15,7 +14,6 @@ import xxhash
 from vnext.state.events import AnyEvent
 
 
-@functools.cache
 def schema_digest() -> int:
     """xxh3_64 of `describe()` (uint64)."""
     return xxhash.xxh3_64_intdigest(describe().encode())

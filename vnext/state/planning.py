@@ -22,6 +22,7 @@ from vnext.state.rows import Rows, wants
 from vnext.state.state import Flight, State, Waiting
 
 replace = msgspec.structs.replace
+NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def fold_step_planned(state: State, event: StepPlanned) -> State:
@@ -144,12 +145,18 @@ def advance(state: State, tokens: np.ndarray) -> State:
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
-def seal(state: State) -> State:
-    """Name the blocks whose tokens are all known and computed. The rows' matrix must be this state's own, still fresh."""
+def seal(state: State, ended: np.ndarray = NO_ROWS) -> State:
+    """Name the blocks whose tokens are all known and computed. The rows' matrix must be this state's own, still fresh.
+
+    The last token of a row that has `ended` does not count: whether a step in flight computes it depends on the
+    pipeline's depth, and what the cache offers may not.
+    """
     if not state.config.prefix_caching:
         return state
     cells, size = state.rows.cells, state.config.block_size
-    full = np.minimum(cells[columns.COMPUTED], cells[columns.KNOWN]) // size
+    known = cells[columns.KNOWN].copy()
+    known[ended] -= 1
+    full = np.minimum(cells[columns.COMPUTED], known) // size
     pairs = []
     for row in np.flatnonzero(full > cells[columns.SEALED]).tolist():
         pairs += _seal_row(state, row, int(full[row]))

@@ -21,12 +21,15 @@ from vnext.state.events import unpack_tokens
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """What one output added. `finish` is "" while the answer goes on, else "stop", "length" or "abort".
 
-    `tokens` are those whose text is part of the answer, `logprobs` one entry for each if they were asked for.
-    `token_count` is the whole answer's so far, a stop token included. `stop_reason` is the stop string or token that ended the answer.
+    `tokens` are those whose text is part of the answer, `offsets` the characters that the answer had before each (a
+    character of several tokens counts from the last one on), `logprobs` one entry for each if they were asked for.
+    `token_count` is the whole answer's so far, a stop token included. `stop_reason` is the stop string or token that
+    ended the answer.
     """
 
     text: str
     tokens: tuple[int, ...]
+    offsets: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     token_count: int
     finish: str
@@ -41,6 +44,7 @@ class Answer:
         self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
         self._show_stop_token = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
+        self._length = 0
         self.token_count = 0
         self.cached_token_count = 0
 
@@ -50,41 +54,35 @@ class Answer:
         tokens = unpack_tokens(output.tokens).tolist()
         hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
         shown = tokens[:-1] if hidden else tokens
-        texts = []
+        texts, offsets = [], []
         for token in shown:
-            if self._stops.found is not None:
-                break
-            texts.append(self._take(token))
-        if self._stops.found is not None:
-            return self._delta("".join(texts), shown[: len(texts)], output, "stop", self._stops.found)
-        self.token_count += hidden
-        if output.finish:
-            texts.append(self._end())
-        if self._stops.found is not None:
-            return self._delta("".join(texts), shown, output, "stop", self._stops.found)
-        return self._delta("".join(texts), shown, output, output.finish, _stop_token(output))
+            if self._stops.found is None:
+                offsets.append(self._length)
+                texts.append(self._take(token))
+        if self._stops.found is None:
+            self.token_count += hidden
+            texts.append(self._end() if output.finish else "")
+        found = self._stops.found
+        return Delta(
+            text="".join(texts),
+            tokens=tuple(shown[: len(offsets)]),
+            offsets=tuple(offsets),
+            logprobs=output.logprobs[: len(offsets)],
+            token_count=self.token_count,
+            finish=output.finish if found is None else "stop",
+            stop_reason=_stop_token(output) if found is None else found,
+        )
 
     def _take(self, token: int) -> str:
         self.token_count += 1
         text = self._detokenizer.push(token)
+        self._length += len(text)
         if self.token_count <= self._min_tokens:
             return text
         return self._stops.push(text)
 
     def _end(self) -> str:
         return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-
-    def _delta(
-        self, text: str, tokens: list[int], output: RequestOutput, finish: str, stop_reason: str | int | None
-    ) -> Delta:
-        return Delta(
-            text=text,
-            tokens=tuple(tokens),
-            logprobs=output.logprobs[: len(tokens)],
-            token_count=self.token_count,
-            finish=finish,
-            stop_reason=stop_reason,
-        )
 
 
 def _stop_token(output: RequestOutput) -> int | None:

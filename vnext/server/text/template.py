@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -23,7 +24,7 @@ _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticEr
 
 
 class TemplateUnreadable(Exception):
-    """The template is no valid Jinja source: one sentence with the line."""
+    """The template is no file or no valid Jinja source: one sentence with the path or the line."""
 
 
 class ChatTemplate:
@@ -55,6 +56,14 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def read_template(path: str) -> str:
+    """The source in a file of the user's. Raises TemplateUnreadable."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateUnreadable(f"The chat template {path} cannot be read: {error}.") from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

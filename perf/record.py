@@ -1,0 +1,67 @@
+"""Runs a suite and keeps what it measured: `python perf/record.py bench_state [name]` writes perf/records/<date>-<name>.json.
+
+Owns the form of a record: the machine as it was before (its load tells whether others were at work), the command, and the
+statistics of each benchmark in microseconds. Records are added, never edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext.machine import machine
+from vnext.version import __version__
+
+PERF = Path(__file__).resolve().parent
+STATISTICS_US = ("min", "median", "mean", "max", "iqr", "stddev")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suite", choices=sorted(path.stem for path in PERF.glob("bench_*.py")))
+    parser.add_argument("name", nargs="?", default="", help="of the record (default: the suite's)")
+    options = parser.parse_args()
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        measured = run_suite(options.suite, Path(folder) / "measured.json")
+    if measured is None:
+        return 1
+    record = {
+        "command": f"python -m pytest perf/{options.suite}.py",
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "vnext": __version__,
+        "machine": msgspec.to_builtins(before),
+        "load_after": machine().load,
+        "benchmarks": {each["name"]: figures(each) for each in measured["benchmarks"]},
+    }
+    path = PERF / "records" / f"{time.strftime('%Y-%m-%d')}-{options.name or options.suite}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written: {path}")
+    return 0
+
+
+def run_suite(suite: str, output: Path) -> dict[str, Any] | None:
+    """What pytest-benchmark measured, None when a benchmark failed."""
+    command = [sys.executable, "-m", "pytest", str(PERF / f"{suite}.py"), "-q", f"--benchmark-json={output}"]
+    ran = subprocess.run(command, cwd=PERF.parent, check=False)
+    return json.loads(output.read_text()) if ran.returncode == 0 else None
+
+
+def figures(measured: dict[str, Any]) -> dict[str, Any]:
+    """Statistics of one benchmark, and what it said beside them."""
+    statistics = measured["stats"]
+    spread = {f"{name}_us": round(statistics[name] * 1e6, 3) for name in STATISTICS_US}
+    return spread | {"rounds": statistics["rounds"] * statistics.get("iterations", 1)} | measured["extra_info"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+# Makes .venv for serve.sh and test.sh; sourced by both, never run. Owns the virtual environment and its stamps.
+#
+#   set_up EXTRA     EXTRA is "" or "dev"; afterwards $VENV/bin holds everything. Costs under a second when nothing changed.
+#
+# A stamp is a hash of setup.py, constraints.txt and the Python in use, written last: an interrupted set-up is simply
+# repeated. From the caller: PYTHON (which interpreter; default: the first that fits), VENV (where; default: .venv here).
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${VENV:-$ROOT/.venv}"
+FREE_KIB_MIN=$((3 * 1024 * 1024)) # 1.4 GiB installed with a CPU build of torch, as much again while pip unpacks it
+
+say() { printf 'vnext: %s\n' "$*" >&2; }
+
+fail() {
+    say "$@"
+    exit 1
+}
+
+# Prints "fits", or why the interpreter $1 does not.
+judge_python() {
+    "$1" -c '
+import sys
+if sys.version_info < (3, 11):
+    print("is Python %d.%d" % sys.version_info[:2])
+    sys.exit()
+try:
+    import ensurepip, venv
+except ImportError:
+    print("has no venv and pip (on Debian and Ubuntu: the package python3-venv)")
+    sys.exit()
+print("fits")
+' 2>/dev/null || echo "does not run"
+}
+
+choose_python() {
+    local candidate verdict verdicts="" candidates=(python3.11 python3 python3.12 python3.13 python3.14)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
+        command -v "$candidate" >/dev/null || continue
+        verdict="$(judge_python "$candidate")"
+        if [ "$verdict" = fits ]; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return
+        fi
+        verdicts="$verdicts${verdicts:+; }$candidate $verdict"
+    done
+    fail "Python 3.11 or newer with venv and pip was not found (${verdicts:-no ${candidates[0]} here}):" \
+        "install it, or name one with PYTHON=/path/to/python3.11 $0"
+}
+
+# Prints what an installation depends on, as one hash.
+fingerprint() {
+    "$1" -c '
+import hashlib, pathlib, sys
+parts = [sys.version.encode(), sys.argv[1].encode()]
+parts += [(pathlib.Path(sys.argv[1]) / name).read_bytes() for name in ("setup.py", "constraints.txt")]
+print(hashlib.sha256(b"\0".join(parts)).hexdigest())
+' "$ROOT"
+}
+
+is_stamped() { [ "$(cat "$VENV/.vnext-$1" 2>/dev/null)" = "$2" ]; }
+
+require_room() {
+    local free_kib
+    free_kib="$(df -Pk "$(dirname "$VENV")" | awk 'NR == 2 { print $4 }')"
+    [ "$free_kib" -ge "$FREE_KIB_MIN" ] ||
+        fail "only $((free_kib / 1024)) MiB are free where $VENV goes and $((FREE_KIB_MIN / 1024)) MiB are needed: make room, or set VENV=/elsewhere"
+}
+
+note_compiler() {
+    command -v c++ >/dev/null || command -v g++ >/dev/null || command -v gcc >/dev/null ||
+        say "no C++ compiler found: vnext runs, with its plain torch operations only (see: vnext doctor)"
+}
+
+# Kept when its Python is the chosen one and its pip works; made anew otherwise.
+make_venv() {
+    local python="$1" wanted
+    wanted="$("$python" -c 'import sys; print(sys.version)')"
+    if [ "$("$VENV/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null)" = "$wanted" ] &&
+        "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    if [ -e "$VENV" ] && [ ! -e "$VENV/pyvenv.cfg" ]; then
+        fail "$VENV exists and is no virtual environment: move it away, or set VENV=/elsewhere"
+    fi
+    say "making $VENV with $python"
+    "$python" -m venv --clear "$VENV" || fail "$python could not make a virtual environment in $VENV, see above"
+}
+
+pip_install() {
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@" ||
+        fail "pip could not install $*: see its message above; is the network or the package index reachable?"
+}
+
+install_packages() {
+    local extra="$1" torch
+    torch="$(grep '^torch==' "$ROOT/constraints.txt")"
+    say "installing $torch"
+    pip_install "$torch" # alone and first, see constraints.txt
+    say "installing vnext and what it needs${extra:+, with \"$extra\"}"
+    pip_install -c "$ROOT/constraints.txt" setuptools wheel
+    pip_install -c "$ROOT/constraints.txt" --use-pep517 --no-build-isolation -e "$ROOT${extra:+[$extra]}"
+}
+
+# Two set-ups at once would spoil each other; the second waits and then finds everything done.
+lock_setup() {
+    exec 9<"$ROOT/setup.py"
+    ! command -v flock >/dev/null || flock 9
+}
+
+set_up() {
+    local extra="$1" stamp="${1:-base}" python print
+    python="$(choose_python)" || exit 1
+    print="$(fingerprint "$python")"
+    is_stamped "$stamp" "$print" && return
+    lock_setup
+    if ! is_stamped "$stamp" "$print"; then
+        require_room
+        note_compiler
+        rm -f "$VENV/.vnext-$stamp"
+        make_venv "$python"
+        install_packages "$extra"
+        printf '%s\n' "$print" | tee "$VENV/.vnext-base" >"$VENV/.vnext-$stamp"
+    fi
+    exec 9<&-
+}

@@ -1,0 +1,113 @@
+"""A real server for tests: `vnext serve` as a stranger starts it, on a free loopback port, ended by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+END_TIMEOUT_S = 30
+REQUEST_TIMEOUT_S = 240
+
+
+class Server:
+    """A server that has said that it is ready."""
+
+    def __init__(self, process: subprocess.Popen[str], said: str) -> None:
+        self.process = process
+        self.said = said
+        self.url = re.search(r"http://[\d.:]+", said)[0]
+        self.log_dir = Path(re.search(r"^vnext: log +(\S+)$", said, re.MULTILINE)[1])
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """This server's processes: itself first, then API, engine core and ranks."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def process_of(self, module: str) -> psutil.Process:
+        """The process that runs `python -m module`."""
+        return next(process for process in self.processes if module in process.cmdline())
+
+    def stop(self) -> int:
+        """As Ctrl-C does; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.stdout.read()
+        return self.process.wait(END_TIMEOUT_S)
+
+    def metric(self, name: str) -> float:
+        """The value of one sample of /metrics, summed over its labels."""
+        text = asyncio.run(fetch_text(f"{self.url}/metrics"))
+        lines = (line for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+@contextmanager
+def serving(log_dir: Path, *arguments: str) -> Iterator[Server]:
+    """`vnext serve --port 0 ...` until the block ends."""
+    command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(log_dir), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    family: list[psutil.Process] = []
+    try:
+        said = said_until_ready(process)
+        server = Server(process, said)
+        family = server.processes
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.stdout.close()
+        process.stderr.close()
+        for member in family:
+            if member.is_running():
+                member.kill()
+
+
+def said_until_ready(process: subprocess.Popen[str]) -> str:
+    """What the server printed up to its curl line. AssertionError with its complaint if it ended instead."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("vnext: try"):
+            return "".join(lines)
+    raise AssertionError(f"the server did not start: {''.join(lines)}{process.stderr.read()}")
+
+
+def complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+    """POST all bodies to /v1/completions, so many at a time; the answers in order."""
+    return asyncio.run(_complete_all(url, bodies, concurrency))
+
+
+async def _complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+    gate = asyncio.Semaphore(concurrency)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def complete(body: dict[str, Any]) -> dict[str, Any]:
+            async with gate, session.post(f"{url}/v1/completions", json=body) as response:
+                answer = await response.json()
+                assert response.status == 200, answer
+                return answer
+
+        return await asyncio.gather(*(complete(body) for body in bodies))
+
+
+async def fetch_text(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return await response.text()

@@ -1,0 +1,108 @@
+"""A server's life from outside: drain on SIGTERM, SIGKILL of every process, a port in use, bad starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from serving import ROOT, complete_all, serving
+
+from vnext.replay.cli import main as replay
+
+COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
+END_TIMEOUT_S = 30
+
+
+def long_request(index: int) -> dict[str, Any]:
+    return {"model": "demo", "prompt": f"def f{index}(", "max_tokens": 700, "ignore_eos": True, "seed": index}
+
+
+def in_background(url: str, count: int) -> tuple[threading.Thread, list[Any]]:
+    """So many long requests at once; whatever they give, answers or an error, is put into the list."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.extend(complete_all(url, [long_request(index) for index in range(count)], count))
+        except Exception as error:  # the thread's outcome is the test's to judge
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
+        thread, found = in_background(server.url, 3)
+        while server.metric("vnext_requests_running") < 3:
+            pass
+        assert server.stop() == 0
+        thread.join(END_TIMEOUT_S)
+    assert [answer["usage"]["completion_tokens"] for answer in found] == [700] * 3
+    assert replay(["verify", "--laws", str(server.log_dir)]) == 0
+
+
+def test_a_killed_server_leaves_a_log_that_verifies_up_to_its_last_record(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
+        thread, _ = in_background(server.url, 8)
+        while server.metric("vnext_steps_total") < 60:
+            pass
+        for process in server.processes:
+            process.send_signal(signal.SIGKILL)
+        thread.join(END_TIMEOUT_S)
+    assert replay(["verify", "--laws", str(server.log_dir)]) == 0
+
+
+@pytest.mark.parametrize("module", ["vnext.runtime.rank_main", "vnext.runtime.core_main", "vnext.server"])
+def test_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(tmp_path: Path, module: str) -> None:
+    with serving(tmp_path, *COMMON) as server:
+        family = server.processes
+        os.kill(server.process_of(module).pid, signal.SIGKILL)
+        server.process.stdout.read()
+        assert server.process.wait(END_TIMEOUT_S) == 1
+        said = server.process.stderr.read()
+        _, alive = psutil.wait_procs(family[1:], timeout=END_TIMEOUT_S)
+    assert not alive and "SIGKILL" in said
+
+
+def start_and_fail(*arguments: str) -> str:
+    """What `vnext serve` says when it cannot start."""
+    command = [sys.executable, "-m", "vnext.cli", "serve", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = start_and_fail("--port", str(port), "--log-dir", str(tmp_path), *COMMON)
+    assert str(port) in said and "in use" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no/such/model"], "no/such/model"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--dtype", "float99"], "float99"),
+        (["--kv-cache-memory", "1"], "one block"),
+        (["--num-blocks-override", "1", "--max-model-len", "100"], "100"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_bad_start_says_the_value(tmp_path: Path, arguments: list[str], words: str) -> None:
+    assert words in start_and_fail(*arguments, "--log-dir", str(tmp_path))

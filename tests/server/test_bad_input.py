@@ -1,0 +1,187 @@
+"""Malformed bodies: each is refused with an error object that names the field, and the next good request still works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from edge_server import EdgeServer
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+USER = {"role": "user", "content": "hi"}
+
+BODIES: list[tuple[bytes, str]] = [
+    (b"", "JSON"),
+    (b"nope", "JSON"),
+    (b'{"prompt": "a"', "JSON"),
+    (b'{"prompt": "a"} {}', "JSON"),
+    (b'{"model": "\xff\xfe"}', "JSON"),
+    (b'{"model": "\\ud800"}', "JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', "JSON"),
+    (b'{"prompt": "a", "user": ' + DEEP + b"}", "nested too deeply"),
+    (b'{"prompt": "a", "suffix": ' + DEEP + b"}", "nested too deeply"),
+    (DEEP, "expected `object`"),
+    (b"[]", "expected `object`"),
+    (b"null", "expected `object`"),
+]
+
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"temperatur": 1}, "temperatur"),
+    ({"model": 5}, "model"),
+    ({"model": "unknown"}, "model"),
+    ({"n": 0}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": 10**30}, "n"),
+    ({"n": 129}, "n"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 1e300}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": True}, "top_p"),
+    ({"top_k": -5}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"seed": "x"}, "seed"),
+    ({"seed": 2**80}, "seed"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias[...]"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"max_tokens": 100_000}, "max_tokens"),
+    ({"max_tokens": 10**40}, "max_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 100}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [2**70]}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+    ({"stream": True, "n": 0}, "n"),
+    ({"priority": 2**40}, "priority"),
+    ({"cache_salt": "x" * 300}, "cache_salt"),
+]
+
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {}}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": [5, [5]]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt[0]"),
+    ({"prompt": [[1, "a"]]}, "prompt[0][1]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": [[5], [5, 2**40]]}, "prompt[1][1]"),
+    ({"prompt": "x" * 600}, "prompt"),
+    ({"prompt": ["a"] * 5000}, "n"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 3}, "best_of"),
+    ({"messages": []}, "messages"),
+]
+
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
+    ({"messages": [{"role": "user", "content": "hi", "contant": 1}]}, "messages[0].contant"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type"),
+    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": "text"}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"prompt": "hi"}, "prompt"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+]
+
+TABLE = (
+    [("/v1/completions", {"prompt": "hi"} | extra, param) for extra, param in COMMON + COMPLETIONS]
+    + [("/v1/chat/completions", {"messages": [USER]} | extra, param) for extra, param in COMMON + CHAT]
+    + [("/v1/completions", {}, "prompt"), ("/v1/chat/completions", {}, "messages")]
+)
+
+
+def assert_works(server: EdgeServer) -> None:
+    status, answer, _ = server.post("/v1/completions", {"prompt": "say:fine"})
+    assert status == 200 and answer["choices"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize(("path", "body", "param"), TABLE, ids=[f"{path[4:8]}-{param}" for path, _, param in TABLE])
+def test_the_field_is_named(server: EdgeServer, path: str, body: dict[str, Any], param: str) -> None:
+    status, answer, _ = server.post(path, body)
+    error = answer["error"]
+    assert status in (400, 404), answer
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert param.rpartition(".")[2].partition("[")[0] in error["message"] and len(error["message"]) < 400
+    assert_works(server)
+
+
+@pytest.mark.parametrize(("body", "word"), BODIES)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_is_no_body_at_all(server: EdgeServer, path: str, body: bytes, word: str) -> None:
+    if b"prompt" in body and "chat" in path:
+        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"tools")
+    status, answer, _ = server.post(path, body)
+    assert status == 400 and word in answer["error"]["message"], answer
+    assert_works(server)
+
+
+def test_a_misspelt_field_gets_a_guess(server: EdgeServer) -> None:
+    _, answer, _ = server.post("/v1/completions", {"prompt": "a", "temprature": 1})
+    assert answer["error"]["message"] == "temprature is no field of this request. Did you mean temperature?"
+
+
+def test_harmless_fields_are_ignored(server: EdgeServer) -> None:
+    harmless = {"user": "u", "metadata": {"a": [1]}, "store": True, "service_tier": "auto", "seed": None, "stop": None}
+    status, _, _ = server.post("/v1/completions", {"prompt": "a", "suffix": None, "best_of": 1} | harmless)
+    assert status == 200
+    chat = {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}}
+    status, _, _ = server.post("/v1/chat/completions", {"messages": [USER], "max_tokens": 1} | harmless | chat)
+    assert status == 200
+
+
+def test_paths_and_methods(server: EdgeServer) -> None:
+    for answer, code in (
+        (server.get("/v1/nothing"), "not_found"),
+        (server.get("/"), "not_found"),
+        (server.get("/v1/completions"), "method_not_allowed"),
+        (server.post("/health", b""), "method_not_allowed"),
+    ):
+        assert answer[0] in (404, 405) and answer[1]["error"]["code"] == code
+    assert_works(server)
+
+
+def test_a_body_over_the_bound() -> None:
+    with EdgeServer(body_bytes_max=2000) as server:
+        status, answer, _ = server.post("/v1/completions", {"prompt": "x" * 5000})
+        assert status == 413 and answer["error"]["code"] == "too_large"
+        assert_works(server)

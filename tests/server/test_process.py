@@ -1,0 +1,105 @@
+"""The API process itself: started as a child, it serves, drains on SIGTERM, and says in one sentence why it cannot start."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+from edge_server import echo_answer
+from fake_engine import FakeEngine
+from toy_tokenizers import CHAT_TEMPLATE, byte_level_backend
+
+from vnext.runtime.children import start_child
+from vnext.runtime.messages import SubmitRequest
+from vnext.server.settings import ServerSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+def checkpoint(path: Path) -> str:
+    byte_level_backend().save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return str(path)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def start_by_hand(settings: ServerSettings) -> tuple[int, str]:
+    """Exit code and stderr of a server that cannot start."""
+    code = (
+        "import sys, msgspec; from vnext.server.run import run_server; from vnext.server.settings import ServerSettings;"
+        "s = msgspec.json.decode(sys.argv[1], type=ServerSettings); sys.exit(run_server(s, s.engine_address, s.model_path))"
+    )
+    command = [sys.executable, "-c", code, msgspec.json.encode(settings).decode()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    return ended.returncode, ended.stderr
+
+
+def test_it_serves_and_drains_on_sigterm(tmp_path: Path) -> None:
+    with FakeEngine(echo_answer) as engine:
+        settings = ServerSettings(
+            port=free_port(), model_path=checkpoint(tmp_path), engine_address=engine.address, drain_s=10.0
+        )
+        child = start_child("API server", "vnext.server")
+        child.send_config(msgspec.json.encode(settings))
+        try:
+            connection = connect(settings.port, child)
+            engine.running.clear()
+            body = json.dumps({"model": tmp_path.name, "prompt": "say:bye"})
+            connection.request("POST", "/v1/completions", body)
+            engine.wait_for(lambda: len(engine.of_kind(SubmitRequest)) == 1)
+            child.process.terminate()
+            engine.running.set()
+            answer = json.loads(connection.getresponse().read())
+            assert answer["choices"][0]["text"] == "bye"
+            assert child.wait(10) == 0
+        finally:
+            child.terminate(grace_s=5)
+
+
+def connect(port: int, child: object) -> http.client.HTTPConnection:
+    """A connection to the server, once it listens."""
+    while True:
+        child.check_alive()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status": "ok"}'
+            return connection
+        except ConnectionRefusedError:
+            child.wait(0.05)
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, words = start_by_hand(ServerSettings(port=port, engine_address="tcp://127.0.0.1:9"))
+    assert code == 1 and words.count("\n") == 1
+    assert f"Port {port} of 127.0.0.1 is in use" in words and "--port" in words
+
+
+def test_other_reasons_not_to_start(tmp_path: Path) -> None:
+    code, words = start_by_hand(ServerSettings(port=0, host="no.such.host.invalid", model_path=str(tmp_path)))
+    assert code == 1 and "no.such.host.invalid" in words and "--host" in words and words.count("\n") == 1
+    code, words = start_by_hand(ServerSettings(port=0, model_path=str(tmp_path)))
+    assert code == 1 and "tokenizer.json" in words and words.count("\n") == 1
+    with FakeEngine(echo_answer) as engine:
+        code, words = start_by_hand(
+            ServerSettings(
+                port=0, model_path=checkpoint(tmp_path), engine_address=engine.address, chat_template_path="no/such.jinja"
+            )
+        )
+    assert code == 1 and "no/such.jinja cannot be read" in words and words.count("\n") == 1
+    settings = ServerSettings(
+        port=0, model_path=checkpoint(tmp_path), engine_address=f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.2
+    )
+    code, words = start_by_hand(settings)
+    assert code == 1 and "did not answer within 0.2 s" in words and words.count("\n") == 1

@@ -1,0 +1,279 @@
+"""The simulator itself: its parts by hand, one seed one run, and bugs planted on purpose that it must find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from vnext.sched import admission, preemption, sim_laws
+from vnext.sched.sim_chance import Chance
+from vnext.sched.sim_laws import check_decision
+from vnext.sched.sim_rank import Divergence, Rank, Story, rebuilt
+from vnext.sched.sim_scenario import Faults, Scenario, scenario
+from vnext.sched.sim_toy import Answer, answer, next_token
+from vnext.sched.simulator import Outcome, simulate
+from vnext.state import admitting, committing, planning, pool as pools
+from vnext.state.config import SchedulerConfig
+from vnext.state.digest import digest
+from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.events import StepCommitted, StepPlanned
+from vnext.state.params import Sampling
+
+replace = msgspec.structs.replace
+
+
+def test_the_toy_model_by_hand() -> None:
+    assert next_token([2, 3], seed=1, vocab_size=7) == (1 + 1 * 2 + 2 * 3) % 7
+    assert next_token([], seed=9, vocab_size=7) == 2
+
+
+def config_of(**changes: object) -> SchedulerConfig:
+    fields = dict(block_size=2, block_count=8, batch_tokens_max=8, running_max=4, model_len_max=32, vocab_size=7)
+    return SchedulerConfig(**(fields | changes))
+
+
+def test_the_oracle_by_hand() -> None:
+    """[3] -> 3; [3, 3] -> 9 mod 7 = 2; [3, 3, 2] -> 15 mod 7 = 1."""
+    config = config_of(eos_token_ids=(2,))
+    assert answer(config, [3], Sampling(seed=0, max_tokens=3)) == Answer((3, 2), "stop")
+    assert answer(config, [3], Sampling(seed=0, max_tokens=1)) == Answer((3,), "length")
+    assert answer(config, [3], Sampling(seed=0, max_tokens=3, ignore_eos=True)) == Answer((3, 2, 1), "length")
+    assert answer(config, [3], Sampling(seed=0, max_tokens=9, min_tokens=2, stop_token_ids=(1,))) == Answer((3, 2, 1), "stop")
+
+
+def test_chance_is_splitmix64() -> None:
+    """Known answers of SplitMix64 for the seed 1234567."""
+    chance = Chance(1234567)
+    assert [chance.word() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_a_fork_does_not_move_its_source() -> None:
+    left, right = Chance(5), Chance(5)
+    fork = left.fork()
+    right.fork()
+    fork.word()
+    assert left.word() == right.word()
+
+
+def test_one_seed_is_one_run() -> None:
+    for seed in range(5):
+        first, second = simulate(scenario(seed)), simulate(scenario(seed))
+        assert first.events == second.events and first.answers == second.answers
+        assert first.duration_us == second.duration_us and digest(first.state) == digest(second.state)
+    assert scenario(1) != scenario(2)
+
+
+def test_faults_of_ranks_and_transport_change_no_stream() -> None:
+    """Other interleavings, crashes and clocks, other plans; the answers of those that nobody aborted are the same."""
+    for seed in range(100, 112):
+        rough = scenario(seed)
+        clients = tuple(replace(client, abort_us=-1) for client in rough.clients)
+        calm = replace(rough, clients=clients, faults=Faults(), rank_count=1)
+        wild = replace(
+            rough, clients=clients, rank_count=2,
+            faults=Faults(duplicate_result=30, late_result=40, lost_result=20, slow_step=30, slow_rank=60, crash=1,
+                          hesitation=50, clock_jump_us=10**9),
+        )  # fmt: skip
+        assert simulate(calm).answers == simulate(wild).answers
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_settings_that_may_change_no_stream(seed: int) -> None:
+    """Pipeline depth, chunk sizes and the prefix cache decide when a token comes, never which."""
+    base = scenario(seed)
+    base = replace(base, clients=tuple(replace(client, abort_us=-1) for client in base.clients))
+    config = replace(base.config, chunked_prefill=True, prefill_threshold=0, batch_tokens_max=64)
+    expected = simulate(replace(base, config=config)).answers
+    for changes in (
+        dict(pipeline_depth=1), dict(pipeline_depth=4), dict(prefix_caching=False), dict(prefix_caching=True),
+        dict(prefill_threshold=1), dict(batch_tokens_max=1), dict(running_max=1), dict(policy="priority"),
+    ):  # fmt: skip
+        assert simulate(replace(base, config=replace(config, **changes))).answers == expected, changes
+
+
+def long_run() -> tuple[Scenario, Outcome]:
+    chosen = next(s for s in map(scenario, range(1000)) if s.config.prefix_caching and s.config.pipeline_depth > 1)
+    return chosen, simulate(chosen)
+
+
+def test_a_rank_rebuilt_from_the_log_is_the_rank() -> None:
+    _, outcome = long_run()
+    first, *rest = outcome.events
+    rank = Rank(first)
+    for place, event in enumerate(rest, start=1):
+        rank.fold(event)
+        if place % 40 == 0:
+            again = rebuilt(list(outcome.events[: place + 1]))
+            assert digest(again.state) == digest(rank.state) and np.array_equal(again.cache, rank.cache)
+
+
+def test_a_torn_log_is_a_shorter_run() -> None:
+    """Any prefix of the log folds, and to the state that the engine had then."""
+    _, outcome = long_run()
+    first, *rest = outcome.events
+    rank, digests = Rank(first), []
+    for event in rest:
+        rank.fold(event)
+        digests.append(digest(rank.state))
+    for length in (1, 7, len(rest) // 2, len(rest) - 1):
+        assert digest(rebuilt(list(outcome.events[: length + 1])).state) == digests[length - 1]
+
+
+def test_a_rank_that_sampled_otherwise_is_noticed() -> None:
+    _, outcome = long_run()
+    rank = Rank(outcome.events[0])
+    with pytest.raises(Divergence, match="did not sample"):
+        for event in outcome.events[1:]:
+            wrong = isinstance(event, StepCommitted) and event.tokens
+            rank.fold(replace(event, tokens=bytes(len(event.tokens) - 1) + b"\x01") if wrong else event)
+
+
+def test_a_story_never_changes() -> None:
+    story = Story(b"root root root r")
+    story.agree([1, 2, 3])
+    story.agree([1, 2])
+    story.agree([1, 2, 3, 4])
+    assert story.tokens == [1, 2, 3, 4] and len(set(story.chains)) == 4
+    with pytest.raises(Divergence, match="history changed"):
+        story.agree([1, 9])
+    other = Story(b"another root ...")
+    other.agree([1, 2])
+    assert other.chains[0] != story.chains[0]
+
+
+# ---- planted bugs ------------------------------------------------------------------------------------------------
+
+
+def found(error: type[Exception] | tuple[type[Exception], ...], seeds: range = range(400)) -> Exception:
+    """The first failure of these scenarios; every planted bug must have one."""
+    for seed in seeds:
+        try:
+            simulate(scenario(seed))
+        except error as caught:
+            return caught
+    raise AssertionError("the simulator did not find the planted bug")
+
+
+WRONG = (LawBroken, Divergence, IllegalEvent)
+
+
+def everywhere(monkeypatch: pytest.MonkeyPatch, modules: list, name: str, value: Callable) -> None:
+    for module in modules:
+        monkeypatch.setattr(module, name, value)
+
+
+def test_a_child_hashed_without_its_parent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vnext.state import chain, reduce as reducer
+
+    right = chain.child_key
+
+    def chain_keys(parent: bytes, tokens: bytes, block_size: int) -> tuple[bytes, ...]:
+        width = 4 * block_size
+        return tuple(right(b"", tokens[end - width : end]) for end in range(width, len(tokens) + 1, width))
+
+    everywhere(monkeypatch, [planning, reducer], "chain_keys", chain_keys)
+    monkeypatch.setattr(planning, "child_key", lambda parent, tokens: right(b"", tokens))
+    assert "reads other content" in str(found(Divergence))
+
+
+def test_a_salt_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shadow chains begin with the request's root, so sharing between salts reads other content."""
+    from vnext.state import chain, reduce as reducer
+
+    monkeypatch.setattr(reducer, "chain_keys", lambda parent, tokens, size: chain.chain_keys(b"", tokens, size))
+    assert "reads other content" in str(found(Divergence))
+
+
+def test_a_block_taken_with_its_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_forget", lambda pool, blocks: pool)
+    assert isinstance(found(WRONG), (LawBroken, Divergence))
+
+
+def test_a_block_named_before_its_tokens_are_known_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = admitting.claim
+
+    def claim(config, pool, waiting, hits, tokens):
+        claimed = right(config, pool, waiting, hits, tokens)
+        missing = list(zip(waiting.keys[len(hits) :], claimed.fresh.tolist()))
+        return replace(claimed, pool=pools.name(claimed.pool, missing))
+
+    everywhere(monkeypatch, [planning, admission], "claim", claim)
+    found((LawBroken, Divergence))
+
+
+def test_a_hit_of_the_whole_prompt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prefix_hits(config, pool, waiting):
+        return pools.longest_prefix(pool, waiting.keys, len(waiting.keys))
+
+    everywhere(monkeypatch, [planning, admission], "prefix_hits", prefix_hits)
+    found(WRONG)
+
+
+def test_a_revived_block_left_in_the_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hold(pool, blocks):
+        ref = pool.ref.copy()
+        ref[blocks] += 1
+        return replace(pool, ref=ref)
+
+    monkeypatch.setattr(pools, "hold", hold)
+    assert isinstance(found(LawBroken), LawBroken)
+
+
+def test_results_matched_without_their_epoch_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_rows(rows, ids, epochs):
+        places = {id_: row for row, id_ in enumerate(rows.id.tolist())}
+        return np.array([places.get(id_, -1) for id_ in ids.tolist()], dtype=np.int64)
+
+    monkeypatch.setattr(committing, "find_rows", find_rows)
+    found((LawBroken, Divergence))
+
+
+def test_a_stop_that_is_overlooked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "_stops", lambda state, rows, tokens: np.zeros(len(rows), dtype=bool))
+    assert "where alone it gets" in str(found(Divergence))
+
+
+def test_a_finished_request_that_keeps_its_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "release_row", lambda state, pool, row: pool)
+    assert found(LawBroken).law == "M2"
+
+
+def test_a_first_row_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "worst_row", lambda config, rows, among: int(np.flatnonzero(among)[0]))
+    assert found((LawBroken, Divergence)).law == "S4"
+
+
+def test_an_admission_that_skips_the_head_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vnext.sched import schedule as scheduler
+
+    right = scheduler.admissions
+
+    def admissions(state, tokens, blocks):
+        return right(state, tokens, blocks)[1:]
+
+    monkeypatch.setattr(scheduler, "admissions", admissions)
+    assert found(LawBroken).law in ("S3", "S6")
+
+
+def test_a_scheduler_that_gives_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vnext.sched import simulator
+
+    monkeypatch.setattr(simulator, "schedule", lambda state: None)
+    assert found(LawBroken).law == "S6"
+
+
+def test_a_range_that_starts_elsewhere_is_found() -> None:
+    """`ranges_continue` by hand: one recorded decision, its range moved by one."""
+    _, outcome = long_run()
+    rank = Rank(outcome.events[0])
+    for event in outcome.events[1:]:
+        before = rank.state
+        rank.fold(event)
+        if isinstance(event, StepPlanned):
+            check_decision(before, event, rank.state)
+            flight = replace(rank.state.flights[-1], starts=rank.state.flights[-1].starts + 1)
+            with pytest.raises(LawBroken, match="law S2"):
+                sim_laws.ranges_continue(before, event, replace(rank.state, flights=(*rank.state.flights[:-1], flight)))

@@ -1,0 +1,150 @@
+"""`vnext-bench throughput | latency`: says what to measure, prints the report, writes it as JSON where asked."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext.bench.report import make_report, text, write_report
+from vnext.bench.server_runs import Load, ServerUnusable, measure_server
+from vnext.bench.workload import Workload, prompts
+from vnext.machine import machine
+from vnext.options import ENGINE_HELP, Parser, add_engine_options, add_model, command_line, engine_of
+from vnext.runtime.children import ChildDied
+from vnext.runtime.output_stream import EngineDead, Refused
+from vnext.runtime.settings import SettingsError
+from vnext.sampling_params import InvalidRequest
+from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+
+Figures = dict[str, float]
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
+FAILURES = (SettingsError, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused, EngineDead, ChildDied)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure once; returns the exit status. `argv` is without the program's name, None for the process's own."""
+    argv = command_line() if argv is None else list(argv)
+    given = vars(make_parser().parse_args(argv))
+    before = machine()
+    try:
+        workload = workload_of(given)
+        figures = MEASURES[given["command"]](given, workload)
+    except FAILURES as error:
+        print(f"vnext-bench: {error}", file=sys.stderr)
+        return 1
+    report = make_report(
+        name=given["command"],
+        command=shlex.join(["vnext-bench", *argv]),
+        before=before,
+        after=machine(),
+        workload=msgspec.to_builtins(workload),
+        figures=figures,
+    )
+    print(text(report))
+    if given["json"]:
+        write_report(report, Path(given["json"]))
+    return 0
+
+
+def throughput(given: Mapping[str, Any], workload: Workload) -> Figures:
+    """Of a server, where a URL is given, else of an engine of our own."""
+    if not given["url"]:
+        from vnext.bench.engine_runs import measure_throughput
+
+        return with_engine(given, lambda llm: measure_throughput(llm, workload))
+    if useless := [name for name in given if name in ENGINE_HELP]:
+        raise SettingsError(f"{useless[0]} is for an engine, and with --url none is started: leave one of the two out.")
+    load = Load(
+        url=given["url"].rstrip("/"),
+        api_key=given["api_key"],
+        concurrency=at_least(1, "concurrency", given["concurrency"]),
+        rate=at_least(0, "request-rate", given["request_rate"]),
+    )
+    batch = prompts(workload, Tokenizer.load(given.get("model") or DEMO_MODEL))
+    return asyncio.run(measure_server(load, workload, batch))
+
+
+def latency(given: Mapping[str, Any], workload: Workload) -> Figures:
+    """Of an engine of our own."""
+    from vnext.bench.engine_runs import measure_latency
+
+    repeats = at_least(1, "repeats", given["repeats"])
+    return with_engine(given, lambda llm: measure_latency(llm, workload, repeats))
+
+
+def with_engine(given: Mapping[str, Any], measure: Callable[[Any], Figures]) -> Figures:
+    """Measure with an engine that lives as long as that takes. A start that fails is a SettingsError here."""
+    from vnext.llm import LLM
+    from vnext.runtime.launch import StartFailed
+
+    try:
+        llm = LLM(**msgspec.structs.asdict(engine_of(given)))
+    except StartFailed as error:
+        raise SettingsError(str(error)) from error
+    with llm:
+        return measure(llm)
+
+
+MEASURES = {"throughput": throughput, "latency": latency}
+
+
+def workload_of(given: Mapping[str, Any]) -> Workload:
+    """Raises SettingsError for lengths that make no workload."""
+    shared = at_least(0, "shared-len", given["shared_len"])
+    input_length = at_least(1, "input-len", given["input_len"])
+    if shared > input_length:
+        raise SettingsError(f"--shared-len is {shared}: it is a part of --input-len, which is {input_length}.")
+    return Workload(
+        prompt_count=at_least(1, "number of prompts", given["num_prompts"]),
+        input_length=input_length,
+        output_length=at_least(1, "output-len", given["output_len"]),
+        shared_length=shared,
+        random=given["random"],
+        seed=given["workload_seed"],
+    )
+
+
+def at_least(lowest: int, name: str, value: Any) -> Any:
+    if value < lowest:
+        raise SettingsError(f"{name} is {value}: it must be at least {lowest}.")
+    return value
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="vnext-bench", description="Measures an engine or a server.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="throughput | latency")
+    fast = commands.add_parser("throughput", help="many requests: how much a second", allow_abbrev=False)
+    add_workload(fast, "--num-prompts", 64)
+    fast.add_argument("--url", default="", help="a running server; MODEL is then where the tokenizer is")
+    fast.add_argument("--api-key", default="", help="the server's key")
+    fast.add_argument("--concurrency", type=int, default=32, help="requests at once, with --url (default: %(default)s)")
+    fast.add_argument("--request-rate", type=float, default=0.0, help="requests a second, with --url; 0: at once")
+    add_engine_options(fast.add_argument_group("the engine, without --url"))
+    quick = commands.add_parser("latency", help="one batch: how long it takes", allow_abbrev=False)
+    add_workload(quick, "--batch-size", 1)
+    quick.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
+    add_engine_options(quick.add_argument_group("the engine"))
+    return parser
+
+
+def add_workload(parser: argparse.ArgumentParser, count_flag: str, count: int) -> None:
+    add_model(parser)
+    group = parser.add_argument_group("the workload, in tokens")
+    group.add_argument(count_flag, dest="num_prompts", type=int, default=count, help="prompts (default: %(default)s)")
+    group.add_argument("--input-len", type=int, default=128, help="of each prompt (default: %(default)s)")
+    group.add_argument("--output-len", type=int, default=64, help="of each answer (default: %(default)s)")
+    group.add_argument("--shared-len", type=int, default=0, help="at the beginning of all prompts (default: 0)")
+    group.add_argument("--random", action="store_true", help="random tokens in place of running text")
+    group.add_argument("--workload-seed", type=int, default=0, help="the same seed gives the same prompts")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the report there, too")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
