@@ -16,7 +16,7 @@ import pytest
 
 from vnext.runtime.ring import RingReader, RingWriter
 
-ECHO = Path(__file__).with_name("ring_echo.py")
+ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 10.0
 
 
@@ -24,8 +24,8 @@ TIMEOUT_S = 10.0
 def round_trip() -> Iterator[Callable[[bytes], bytes | None]]:
     name = f"vnext-bench-{secrets.token_hex(4)}"
     with RingWriter.create(f"{name}-there", reader_count=1) as writer:
-        command = [sys.executable, str(ECHO), f"{name}-there", f"{name}-back"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as echo:
+        command = [sys.executable, "-m", "perf.ring_echo", f"{name}-there", f"{name}-back"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as echo:
             assert echo.stdout.readline() == b"ready\n", "the echoing process did not start"
             with RingReader.attach(f"{name}-back", 0) as reader:
 

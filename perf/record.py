@@ -1,4 +1,4 @@
-"""Runs a suite and keeps what it measured: `python perf/record.py bench_state [name]` writes perf/records/<date>-<name>.json.
+"""Runs a suite and keeps what it measured: `python -m perf.record bench_state [name]` writes perf/records/<date>-<name>.json.
 
 Owns the form of a record: the machine as it was before (its load tells whether others were at work), the command, and the
 statistics of each benchmark in microseconds. Records are added, never edited.

@@ -44,19 +44,14 @@ def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
     )
 
 
-def engine(
-    config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2, own_stops: tuple[int, ...] = (3,)
-) -> Iterator[Iteration]:
-    """Iterations until every request has ended: events, the state before each, the state after all, rank digests.
-
-    Some requests have `own_stops` as their stop tokens.
-    """
+def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2) -> Iterator[Iteration]:
+    """Iterations until every request has ended: events, the state before each, the state after all, rank digests."""
     chance, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
     reports: list[RankDigest] = []
     while arrivals or state.requests or state.flights:
         events: list[AnyEvent] = []
         befores: list[State] = []
-        for event in _chosen(chance, state, histories, arrivals, own_stops):
+        for event in _chosen(chance, state, histories, arrivals):
             befores.append(state)
             events.append(event)
             arrivals -= isinstance(event, RequestArrived)
@@ -69,11 +64,11 @@ def engine(
 
 
 def _chosen(
-    chance: random.Random, state: State, histories: list[list[int]], arrivals: int, own_stops: tuple[int, ...]
+    chance: random.Random, state: State, histories: list[list[int]], arrivals: int
 ) -> Iterator[AnyEvent]:
     """One iteration's events, each chosen in the state that the ones before it left."""
     if arrivals and chance.random() < 0.5:
-        event = _arrival(chance, state, histories, own_stops)
+        event = _arrival(chance, state, histories)
         yield event
         state = reduce(state, event)
     if state.next_id and chance.random() < 0.05:
@@ -92,15 +87,13 @@ def _chosen(
         yield plan
 
 
-def _arrival(
-    chance: random.Random, state: State, histories: list[list[int]], own_stops: tuple[int, ...]
-) -> RequestArrived:
-    """Often a prompt that continues an earlier conversation, so that prefixes are shared."""
+def _arrival(chance: random.Random, state: State, histories: list[list[int]]) -> RequestArrived:
+    """Often a prompt that continues an earlier conversation, its last answer's end token included: prefixes are shared."""
     history = chance.choice(histories)
     prompt = history[: chance.randint(1, len(history))] + [chance.randrange(6) for _ in range(chance.randint(0, 9))]
     sampling = Sampling(
         seed=chance.getrandbits(64), max_tokens=chance.randint(1, 20), min_tokens=chance.choice((0, 0, 3)),
-        stop_token_ids=chance.choice(((), own_stops)), ignore_eos=chance.random() < 0.3, logit_bias=((4, 1.5),),
+        stop_token_ids=chance.choice(((), (3,), (0, 3))), ignore_eos=chance.random() < 0.3, logit_bias=((4, 1.5),),
     )  # fmt: skip
     return RequestArrived(
         id=state.next_id, name=f"secret name {state.next_id}", prompt=pack_tokens(prompt[-40:]), sampling=sampling,

@@ -1,8 +1,8 @@
 """Sampling parameters as a client writes them, and their way into the `Sampling` of an event.
 
-Owns the public names (those of vLLM), their allowed ranges and one sentence for each that is broken. Used by the HTTP edge and by
-the library. Knows nothing of HTTP; what only the edge acts on (stop strings, `n`, special tokens) stays here and never
-reaches an event.
+Owns the public names (those of vLLM), their allowed ranges and one sentence for each that is broken. Used by the HTTP
+edge and by the library. Knows nothing of HTTP; what only the edge acts on (stop strings, `n`, special tokens) stays
+here and never reaches an event.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class InvalidRequest(Exception):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the answers to one prompt are sampled and when they end.
 
-    `n` answers a prompt; `temperature` 0 is greedy; `top_k` -1 or 0, `top_p` 1 and `min_p` 0 are off; `seed` None draws a
-    fresh one; `logprobs` is the number of alternatives beside each token (None: nothing is reported); `max_tokens` None
-    goes up to the model's length; `stop` is one string or several, the first to be completed ends the answer; no stop
-    string is looked for in the first `min_tokens` tokens.
+    `n` answers a prompt; `temperature` 0 is greedy; `top_k` -1 or 0, `top_p` 1 and `min_p` 0 are off; `seed` None draws
+    a fresh one; `logprobs` is the number of alternatives beside each token (None: nothing is reported); `max_tokens`
+    None goes up to the model's length; `stop` is one string or several, the first to be completed ends the answer; no
+    stop string is looked for in the first `min_tokens` tokens.
     """
 
     n: int = 1
@@ -69,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest for the first field of a wrong type or outside its range. Token ids are below `vocab_size`."""
+    """Raise InvalidRequest for the first field of a wrong type or out of range. Token ids are below `vocab_size`."""
     _check_types(params)
     _check_range("n", params.n, 1, CHOICES_MAX)
     _check_range("temperature", params.temperature, 0, TEMPERATURE_MAX)
@@ -136,7 +136,7 @@ def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: in
     room = model_length - prompt_length
     if room < 1:
         raise InvalidRequest(
-            f"The prompt has {prompt_length} tokens and a request may have {model_length}, answer included: shorten it.",
+            f"The prompt has {prompt_length} tokens, a request may have {model_length} with its answer: shorten it.",
             "prompt",
         )
     if params.max_tokens is None:

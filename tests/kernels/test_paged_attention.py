@@ -69,7 +69,8 @@ def test_bits_do_not_depend_on_company_or_chunks() -> None:
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL, whose MKL_CBWR makes products independent of the number of rows")
     level = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
-    environment = {**os.environ, "MKL_CBWR": f"{level},STRICT", "PYTHONPATH": str(HERE.parents[1])}
+    settings = {"MKL_CBWR": f"{level},STRICT", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    environment = {**os.environ, **settings}
     program = [sys.executable, str(HERE / "attention_invariance.py")]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "invariant" in done.stdout, done.stderr

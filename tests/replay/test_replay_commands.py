@@ -34,12 +34,10 @@ def as_it_is(events, state_digest, ranks):
     return events, state_digest, ranks
 
 
-def record(
-    log_dir: Path, privacy="full", config=CONFIG, seed=1, arrivals=40, change=as_it_is, size=10**6, own_stops=()
-) -> Path:
+def record(log_dir: Path, privacy="full", config=CONFIG, seed=1, arrivals=40, change=as_it_is, size=10**6) -> Path:
     """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
     recorder = Recorder.open(log_dir, started(config), privacy, size)
-    for events, befores, after, ranks in engine(config, seed, arrivals, own_stops=own_stops):
+    for events, befores, after, ranks in engine(config, seed, arrivals):
         events, state_digest, ranks = change(events, digest(after), ranks)
         recorder.append(events, befores, state_digest, ranks)
     recorder.close()
@@ -57,8 +55,7 @@ def answer(capsys, *arguments: object) -> tuple[int, dict]:
     "changes", [{}, {"policy": "priority", "pipeline_depth": 1}, {"block_size": 1, "block_count": 90}]
 )
 def test_a_recorded_log_verifies_with_all_laws(tmp_path, capsys, seed, privacy, changes):
-    own_stops = (3,) if privacy == "full" or "pipeline_depth" in changes else ()
-    log_dir = record(tmp_path / "log", privacy, small_config(**changes), seed, size=3000, own_stops=own_stops)
+    log_dir = record(tmp_path / "log", privacy, small_config(**changes), seed, size=3000)
     code, found = answer(capsys, "verify", log_dir, "--laws")
     assert (code, found["same"], found["difference"]) == (0, True, None)
     assert found["steps"] > 40 and found["rank_digests"] > 20 and found["rank_digests_unchecked"] == 0

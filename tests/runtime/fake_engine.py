@@ -1,4 +1,4 @@
-"""An engine core's outside for tests of its clients: real messages over real ZMQ, one token a request and step, no model."""
+"""An engine core's outside, for tests of its clients: real messages over real ZMQ, one token a step, no model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ from vnext.state.events import pack_tokens
 WAIT_S = 10.0
 
 CONFIG = SchedulerConfig(
-    block_size=16, block_count=64, batch_tokens_max=64, running_max=8, model_len_max=512, vocab_size=512, eos_token_ids=(1,)
+    block_size=16,
+    block_count=64,
+    batch_tokens_max=64,
+    running_max=8,
+    model_len_max=512,
+    vocab_size=512,
+    eos_token_ids=(1,),
 )
 
 

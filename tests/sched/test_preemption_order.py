@@ -147,3 +147,15 @@ def test_first_come_first_finished_under_pressure() -> None:
         news = engine.commit(*[9] * int(engine.state.flights[0].samples.sum()))
         ended += [item.id for item in news if item.finish]
     assert ended == list(range(10)) and engine.state.counters.preempted > 0
+
+
+def test_what_a_victim_was_given_is_handed_back() -> None:
+    """Four rows spend the whole budget; the first is served, then gives way, and its token is free for the others."""
+    engine = Engine(block_size=8, block_count=5, batch_tokens_max=4, policy="priority", prefix_caching=False)
+    for prompt, priority in ((3, 9), (3, 0), (2, 0), (1, 0)):
+        engine.arrive([1] * prompt, max_tokens=20, priority=priority)
+        engine.step()
+    while not (plan := engine.decide()).preempted:
+        engine.step()
+    assert plan.preempted == (0,)
+    assert engine.plan() == {1: 1, 2: 1, 3: 1}

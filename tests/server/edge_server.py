@@ -1,6 +1,7 @@
 """The edge on a port of its own over a fake engine core, for tests: real HTTP, real messages, answers known beforehand.
 
-The fake answers a prompt with the text after its last "say:", then end-of-text; a prompt without it with "x" until max_tokens.
+The fake answers a prompt with the text after its last "say:", then end-of-text; a prompt without it with "x" until
+max_tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class EdgeServer:
         return self.app[EDGE]
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=options.pop("api_key", "none"), max_retries=0, **options)
+        options = {"api_key": "none", "max_retries": 0} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
 
     def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> tuple[int, dict[str, Any], Any]:
         """Status, decoded answer, headers."""

@@ -45,7 +45,10 @@ def test_sampling_reaches_the_engine(server: EdgeServer) -> None:
         frequency_penalty=0.2,
         logit_bias={"5": 1.5},
         user="somebody",
-        extra_body={"top_k": 4, "min_p": 0.1, "stop_token_ids": [9], "priority": -2, "cache_salt": "s", "min_tokens": 2},
+        extra_body={
+            "top_k": 4, "min_p": 0.1, "stop_token_ids": [9], "min_tokens": 2,
+            "priority": -2, "cache_salt": "s",
+        },
     )
     assert answer.model == "other-name" and [choice.index for choice in answer.choices] == [0, 1, 2]
     requests = submitted(server, answer.id)
@@ -57,9 +60,11 @@ def test_sampling_reaches_the_engine(server: EdgeServer) -> None:
     assert len({request.sampling.seed for request in requests}) == 3
 
 
-def test_unseeded_calls_differ(server: EdgeServer) -> None:
-    ids = [server.openai().completions.create(model="toy", prompt="go").id for _ in range(2)]
-    assert len({submitted(server, id_)[0].sampling.seed for id_ in ids}) == 2
+def test_the_engine_core_draws_the_seed_of_an_unseeded_call(server: EdgeServer) -> None:
+    unseeded = server.openai().completions.create(model="toy", prompt="go", n=2)
+    seeded = server.openai().completions.create(model="toy", prompt="go", n=2, seed=0)
+    assert [request.has_seed for request in submitted(server, unseeded.id)] == [False, False]
+    assert [request.has_seed for request in submitted(server, seeded.id)] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
-"""The API process itself: started as a child, it serves, drains on SIGTERM, and says in one sentence why it cannot start."""
+"""The API process itself: as a child it serves, drains on SIGTERM, and says in one sentence why it cannot start."""
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from edge_server import echo_answer
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import CHAT_TEMPLATE, byte_level_backend
 
-from vnext.runtime.children import start_child
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.children import Child, start_child
+from vnext.runtime.messages import Hello, SubmitRequest
 from vnext.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -35,37 +38,74 @@ def free_port() -> int:
 def start_by_hand(settings: ServerSettings) -> tuple[int, str]:
     """Exit code and stderr of a server that cannot start."""
     code = (
-        "import sys, msgspec; from vnext.server.run import run_server; from vnext.server.settings import ServerSettings;"
-        "s = msgspec.json.decode(sys.argv[1], type=ServerSettings); sys.exit(run_server(s, s.engine_address, s.model_path))"
+        "import sys, msgspec; from vnext.server.run import run_server, ServerSettings;"
+        "settings = msgspec.json.decode(sys.argv[1], type=ServerSettings);"
+        "sys.exit(run_server(settings, settings.engine_address, settings.model_path))"
     )
     command = [sys.executable, "-c", code, msgspec.json.encode(settings).decode()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT)
     return ended.returncode, ended.stderr
 
 
+@contextmanager
+def server_process(engine: FakeEngine, path: Path) -> Iterator[tuple[Child, int]]:
+    settings = ServerSettings(
+        port=free_port(), model_path=checkpoint(path), engine_address=engine.address, drain_s=60.0
+    )
+    child = start_child("API server", "vnext.server")
+    child.send_config(msgspec.json.encode(settings))
+    try:
+        yield child, settings.port
+    finally:
+        child.terminate(grace_s=5)
+
+
+def ask(connection: http.client.HTTPConnection, engine: FakeEngine, model: str) -> None:
+    """A completion that waits at the engine core, which is held."""
+    engine.running.clear()
+    connection.request("POST", "/v1/completions", json.dumps({"model": model, "prompt": "say:bye"}))
+    engine.wait_for(lambda: len(engine.of_kind(SubmitRequest)) == 1)
+
+
 def test_it_serves_and_drains_on_sigterm(tmp_path: Path) -> None:
-    with FakeEngine(echo_answer) as engine:
-        settings = ServerSettings(
-            port=free_port(), model_path=checkpoint(tmp_path), engine_address=engine.address, drain_s=10.0
-        )
-        child = start_child("API server", "vnext.server")
-        child.send_config(msgspec.json.encode(settings))
-        try:
-            connection = connect(settings.port, child)
-            engine.running.clear()
-            body = json.dumps({"model": tmp_path.name, "prompt": "say:bye"})
-            connection.request("POST", "/v1/completions", body)
-            engine.wait_for(lambda: len(engine.of_kind(SubmitRequest)) == 1)
-            child.process.terminate()
-            engine.running.set()
-            answer = json.loads(connection.getresponse().read())
-            assert answer["choices"][0]["text"] == "bye"
-            assert child.wait(10) == 0
-        finally:
-            child.terminate(grace_s=5)
+    with FakeEngine(echo_answer) as engine, server_process(engine, tmp_path) as (child, port):
+        connection = connect(port, child)
+        ask(connection, engine, tmp_path.name)
+        child.process.terminate()
+        wait_until(lambda: refused(port))
+        engine.running.set()
+        answer = json.loads(connection.getresponse().read())
+        assert answer["choices"][0]["text"] == "bye"
+        assert child.wait(10) == 0
 
 
-def connect(port: int, child: object) -> http.client.HTTPConnection:
+def test_a_second_sigterm_aborts_what_is_live(tmp_path: Path) -> None:
+    with FakeEngine(echo_answer) as engine, server_process(engine, tmp_path) as (child, port):
+        connection = connect(port, child)
+        ask(connection, engine, tmp_path.name)
+        child.process.terminate()
+        wait_until(lambda: refused(port))
+        child.process.terminate()
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["error"]["code"]) == (503, "aborted")
+        assert child.wait(10) == 0
+        assert len(engine.wait_aborts("shutdown")) == 1
+
+
+def test_sigterm_before_the_engine_is_ready(tmp_path: Path) -> None:
+    with FakeEngine(echo_answer, silent=True) as engine, server_process(engine, tmp_path) as (child, _):
+        engine.wait_for(lambda: len(engine.of_kind(Hello)) == 1)
+        child.process.terminate()
+        assert child.wait(10) == 0
+
+
+def refused(port: int) -> bool:
+    """Whether nobody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def connect(port: int, child: Child) -> http.client.HTTPConnection:
     """A connection to the server, once it listens."""
     while True:
         child.check_alive()
@@ -92,11 +132,8 @@ def test_other_reasons_not_to_start(tmp_path: Path) -> None:
     code, words = start_by_hand(ServerSettings(port=0, model_path=str(tmp_path)))
     assert code == 1 and "tokenizer.json" in words and words.count("\n") == 1
     with FakeEngine(echo_answer) as engine:
-        code, words = start_by_hand(
-            ServerSettings(
-                port=0, model_path=checkpoint(tmp_path), engine_address=engine.address, chat_template_path="no/such.jinja"
-            )
-        )
+        settings = ServerSettings(port=0, model_path=checkpoint(tmp_path), engine_address=engine.address)
+        code, words = start_by_hand(msgspec.structs.replace(settings, chat_template_path="no/such.jinja"))
     assert code == 1 and "no/such.jinja cannot be read" in words and words.count("\n") == 1
     settings = ServerSettings(
         port=0, model_path=checkpoint(tmp_path), engine_address=f"tcp://127.0.0.1:{free_port()}", connect_timeout_s=0.2

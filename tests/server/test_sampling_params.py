@@ -77,7 +77,9 @@ def test_translation() -> None:
     assert to_sampling(SamplingParams(logprobs=0), 0, 1, 64).logprobs == 0
 
 
-@pytest.mark.parametrize(("max_tokens", "prompt", "param"), [(16, 49, "max_tokens"), (None, 64, "prompt"), (1, 65, "prompt")])
+@pytest.mark.parametrize(
+    ("max_tokens", "prompt", "param"), [(16, 49, "max_tokens"), (None, 64, "prompt"), (1, 65, "prompt")]
+)
 def test_what_cannot_fit(max_tokens: int | None, prompt: int, param: str) -> None:
     with pytest.raises(InvalidRequest, match="64") as caught:
         to_sampling(SamplingParams(max_tokens=max_tokens), 0, prompt, 64)

@@ -141,7 +141,8 @@ def test_a_dead_engine(silently: bool) -> None:
         waiting = ask(server)
         server.engine.close() if silently else server.engine.die("rank 3 ran out of memory")
         error = waiting()
-        assert isinstance(error, openai.InternalServerError) and error.status_code == 503 and error.code == "engine_dead"
+        assert isinstance(error, openai.InternalServerError)
+        assert (error.status_code, error.code) == (503, "engine_dead")
         status, answer, _ = server.get("/health")
         assert status == 503 and ("lost" if silently else "rank 3") in answer["error"]["message"]
         status, answer, headers = server.post("/v1/completions", {"prompt": "a"})

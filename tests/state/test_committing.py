@@ -203,3 +203,18 @@ def test_long_answers_outgrow_their_first_extent() -> None:
     assert engine.tokens(1) == [2] * 7 + [1 + turn % 50 for turn in range(600)]
     engine.state = before
     assert engine.tokens(0) == tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_token_that_ends_a_request_is_never_offered(depth: int) -> None:
+    """At depth 2 a step in flight computes the last token and fills a block with it; at depth 1 none does."""
+    engine = Engine(pipeline_depth=depth)
+    engine.arrive([1] * 6, max_tokens=9)
+    for token in (5, 0):
+        while engine.plan():
+            pass
+        engine.commit(token)
+    assert not engine.state.requests
+    assert len(engine.state.pool.names) == 1
+    engine.arrive([1] * 6 + [5, 0, 2], max_tokens=1)
+    assert engine.plan() == {1: 5}

@@ -15,6 +15,7 @@ from core_drive import arrival_of
 from vnext.sched.schedule import schedule
 from vnext.sched.sim_scenario import scenario
 from vnext.sched.simulator import simulate
+from vnext.state import admitting, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
 from vnext.state.planning import row_blocks, row_tokens
@@ -24,6 +25,14 @@ from vnext.state.state import State
 from vnext.state.view import view
 
 SEEDS = (3, 8, 21)
+
+
+@pytest.fixture(params=["roomy arenas", "tight arenas"], autouse=True)
+def arenas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tight ones are moved every few events, with states of before and after the move alive."""
+    if request.param == "tight arenas":
+        monkeypatch.setattr(reducer, "ARENA_PLACES_MIN", 8)
+        monkeypatch.setattr(admitting, "TOKENS_SPARE", 1)
 
 
 def events_of(seed: int) -> tuple[AnyEvent, ...]:

@@ -68,11 +68,12 @@ def test_pseudonyms_of_a_common_token_are_spread_over_the_whole_range():
 
 def test_pseudonyms_never_meet_the_vocabulary_and_fit_the_width():
     for vocab_size in (6, 256, 257, 50_257, 128_256, 262_144, 0):
-        base = pseudonym_base(vocab_size)
         config = small_config(vocab_size=vocab_size)
+        base = pseudonym_base(config)
         assert base >= vocab_size and (not vocab_size or token_bound(config, "shape") == 2 * base)
         assert 2 * base <= 2**31
     assert token_bound(small_config(vocab_size=128_256), "shape") <= 2**24
+    assert pseudonym_base(small_config(vocab_size=256, eos_token_ids=(2, 300))) > 300
 
 
 def test_nothing_of_the_client_is_left():
@@ -86,19 +87,25 @@ def test_nothing_of_the_client_is_left():
     assert "secret" not in shaped.cache_salt and shaped.cache_salt
     assert not set(unpack_tokens(shaped.prompt).tolist()) & {1, 2, 3} and len(shaped.prompt) == 12
     assert shaped.sampling == Sampling(seed=0, max_tokens=5, logit_bias=((0, 0.0), (1, 0.0)), stop_token_ids=(3,))
-    assert shape_sampling(Sampling(seed=1, max_tokens=1)).logit_bias == ()
+    assert shape_sampling(Sampling(seed=1, max_tokens=1), 256).logit_bias == ()
+    assert shape_sampling(Sampling(seed=1, max_tokens=1, stop_token_ids=(9, 256)), 256).stop_token_ids == (9, -1)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"pipeline_depth": 1, "policy": "priority"}, {"block_size": 1, "block_count": 90}, {"prefix_caching": False}],
+    [
+        {},
+        {"pipeline_depth": 1, "policy": "priority"},
+        {"pipeline_depth": 3, "block_size": 1, "block_count": 90},
+        {"pipeline_depth": 2, "block_size": 2, "block_count": 32},
+        {"prefix_caching": False},
+    ],
 )
 def test_every_decision_and_digest_replays_from_the_shape(seed, changes):
     config = small_config(**changes)
     shaper, state, kept, text = Shaper(started(config), KEY), start(started(config)), set(), 0
-    own_stops = (3,) if config.pipeline_depth == 1 else ()  # see docs/log-format.md: asynchronously they are not exact
-    for events, befores, after, _ in engine(config, seed, arrivals=40, own_stops=own_stops):
+    for events, befores, after, _ in engine(config, seed, arrivals=40):
         for event, before in zip(events, befores, strict=True):
             shaped = shaper.shape(before, event)
             if isinstance(shaped, StepPlanned):

@@ -111,9 +111,7 @@ def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.nd
     return Tiles(rows[place][order], token[order], (wanted < end)[order], limit[order])
 
 
-def tile_group(
-    tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int
-) -> TileGroup:
+def tile_group(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> TileGroup:
     """Tiles as index tensors on the device of the block table."""
     device = block_table.device
     real = np.flatnonzero(tiles.real)
@@ -128,7 +126,7 @@ def tile_group(
 
 def cut_pieces(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> tuple[Piece, ...]:
     """The pieces that the longest context of a group takes."""
-    piece_blocks = max(1, PIECE_TOKENS // block_size)
+    piece_blocks = blocks_per_piece(block_size)
     piece_size = piece_blocks * block_size
     last = tiles.limit[:, -1]
     piece_count = int(last[-1]) // piece_size + 1
@@ -142,6 +140,11 @@ def cut_pieces(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head
         hidden = None if limit.min() >= piece_size - 1 else hide(limit, index, piece_size, block_size, blocks.device)
         pieces.append(Piece(first, (chosen[:, None] * kv_head_count + heads).reshape(-1), hidden))
     return tuple(pieces)
+
+
+def blocks_per_piece(block_size: int) -> int:
+    """Whole blocks of about PIECE_TOKENS tokens: fixed by the block size, whatever the context."""
+    return max(1, PIECE_TOKENS // block_size)
 
 
 def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
@@ -227,9 +230,9 @@ def walk(
 def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """One piece of the cache as float32 [tiles * kv_heads, L, D], in memory of its own."""
     block_count, kv_heads, block_size, head_dim = cache.shape
-    piece_blocks = max(1, PIECE_TOKENS // block_size)
+    piece_size = blocks_per_piece(block_size) * block_size
     flat = cache.view(block_count * kv_heads, block_size * head_dim)
-    return flat.index_select(0, pages).view(-1, piece_blocks * block_size, head_dim).float()
+    return flat.index_select(0, pages).view(-1, piece_size, head_dim).float()
 
 
 def apply_hidden(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """Client: the engine core as an API process or the library sees it, over one ZMQ DEALER socket.
 
-Owns the socket and which requests are live. Knows nothing of HTTP, texts or processes. One background task reads whatever
-comes and sorts it into output streams. An engine that dies or whose connection is lost ends every live stream with
-EngineDead; a client never comes back from that. `client_sync` has the same for programs without an event loop.
+Owns the socket and which requests are live. Knows nothing of HTTP, texts or processes. One background task reads
+whatever comes and sorts it into output streams. An engine that dies or whose connection is lost ends every live stream
+with EngineDead; a client never comes back from that. `client_sync` has the same for programs without an event loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GOODBYE_LINGER_MS = 500
 
 
 class EngineClient:
-    """One connection to an engine core; every message is one frame. Use it in the event loop in which it was connected."""
+    """One connection to an engine core; every message is one frame. It belongs to the event loop that connected it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -58,14 +58,15 @@ class EngineClient:
 
     @classmethod
     async def connect(cls, address: str, timeout_s: float = 60.0) -> EngineClient:
-        """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead when it is not in time."""
+        """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead when late."""
         client = cls(address)
         try:
             client._socket.connect(address)
             client._send(Hello())
             client._ready = await asyncio.wait_for(client._receive_ready(), timeout_s)
         except TimeoutError as error:
-            raise EngineDead(f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?") from error
+            sentence = f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?"
+            raise EngineDead(sentence) from error
         finally:
             if client._ready is None:
                 await client._close_sockets(linger_ms=0)
@@ -93,15 +94,29 @@ class EngineClient:
         return len(self._streams)
 
     def submit(
-        self, *, name: str, prompt: bytes, sampling: Sampling, priority: int = 0, cache_salt: str = ""
+        self,
+        *,
+        name: str,
+        prompt: bytes,
+        sampling: Sampling,
+        priority: int = 0,
+        cache_salt: str = "",
+        has_seed: bool = True,
     ) -> OutputStream:
         """Send one request; `prompt` is int32 bytes. Raises EngineDead; iterating raises Refused too."""
-        return self.submit_all(
-            (SubmitRequest(name=name, prompt=prompt, sampling=sampling, priority=priority, cache_salt=cache_salt),)
+        request = SubmitRequest(
+            name=name,
+            prompt=prompt,
+            sampling=sampling,
+            priority=priority,
+            cache_salt=cache_salt,
+            has_seed=has_seed,
         )
+        return self.submit_all((request,))
 
     def submit_all(self, requests: Sequence[SubmitRequest]) -> OutputStream:
-        """Send several requests whose outputs come in one stream. A refusal of one ends the stream and aborts the others.
+        """Send several requests whose outputs come in one stream. A refusal of one ends the stream and aborts the
+        others.
 
         A name belongs to one request for the client's whole life: late outputs of an old one must not reach a new one.
         """
@@ -141,7 +156,7 @@ class EngineClient:
         await self._close_sockets(GOODBYE_LINGER_MS)
 
     def _send(self, message: ClientMessage) -> None:
-        """Without waiting: ZMQ keeps order and sends at once unless its buffer is full. The edge bounds what can queue."""
+        """Without waiting: ZMQ keeps the order and sends at once when it can. The edge bounds what may queue."""
         self._socket.send(encoder.encode(message))
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
@@ -218,6 +233,6 @@ def _dealer(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.set(zmq.RCVHWM, 0)  # outputs are merged per request once read, and an engine core's ROUTER drops what we block
+    socket.set(zmq.RCVHWM, 0)  # all is read at once, and the engine core's ROUTER would drop what we block
     socket.set(zmq.SNDHWM, 0)
     return socket

@@ -84,7 +84,7 @@ class OutputStream:
         return self._pending.pop(name).merged(name)
 
     async def take(self) -> tuple[RequestOutput, ...]:
-        """All that has arrived, one output a request, as soon as there is any; empty at the end. Raises as iteration does."""
+        """All that has arrived, one output a request; waits for some, empty at the end. Raises as iteration does."""
         await self._wait()
         taken, self._pending = self._pending, {}
         return tuple(pending.merged(name) for name, pending in taken.items())

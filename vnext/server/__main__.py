@@ -1,4 +1,4 @@
-"""The API process's main: `python -m vnext.server`, started as a child that receives its ServerSettings (JSON) first."""
+"""The API process's main: `python -m vnext.server`, a child that first receives its ServerSettings as JSON."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ class Gate:
 
     @contextmanager
     def enter(self, count: int) -> Iterator[None]:
-        """Hold places for `count` answers. Raises Draining, Overloaded, or InvalidRequest for more than could ever fit."""
+        """Hold places for `count` answers. Raises Draining, Overloaded, InvalidRequest (more than could ever fit)."""
         self.check_open()
         if count > self._count_max:
-            raise InvalidRequest(f"The request asks for {count} answers: at most {self._count_max} are allowed at once.", "n")
+            raise InvalidRequest(f"The request asks for {count} answers: at most {self._count_max} are allowed.", "n")
         if self._count + count > self._count_max:
             raise Overloaded(
                 f"{self._count} answers are in progress and {count} more would pass the bound of {self._count_max}: "

@@ -38,5 +38,5 @@ def make_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetting
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner whose views are cancelled when their client disconnects, streaming or not: that aborts their requests."""
+    """A runner that cancels a view when its client disconnects, streaming or not: that aborts its requests."""
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT_S)

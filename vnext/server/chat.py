@@ -159,10 +159,11 @@ def _params(body: ChatBody) -> SamplingParams:
     refuse_unsupported(body, _UNSUPPORTED)
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidRequest(
-            f"response_format is {body.response_format.type!r}: only 'text' is supported, leave it out.", "response_format"
+            f"response_format is {body.response_format.type!r}: only 'text' is supported, leave it out.",
+            "response_format",
         )
     if body.modalities is not None and body.modalities != ["text"]:
-        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported, leave it out.", "modalities")
+        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -179,7 +180,8 @@ async def _prompt(edge: Edge, body: ChatBody) -> list[int]:
     messages = [_message(message, f"messages[{place}]") for place, message in enumerate(body.messages)]
     if edge.template is None:
         raise InvalidRequest(
-            "This model has no chat template: use /v1/completions, or start the server with --chat-template.", "messages"
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+            "messages",
         )
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     variables = effort | (body.chat_template_kwargs or {})

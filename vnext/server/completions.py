@@ -45,7 +45,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         tokens = [await _encode(edge, prompt, place, body) for place, prompt in enumerate(prompts)]
         generation = Generation(edge, kind="cmpl", body=body, prompts=tokens, params=params, started_s=started_s)
         texts = _echoed(edge, prompts) if body.echo else None
-        views = [_View(edge, choice, params, texts) for choice in generation.choices]
+        with_ids = bool(body.return_token_ids)
+        views = [_View(edge, choice, params, texts, with_ids) for choice in generation.choices]
         if body.stream:
             return await respond(request, _chunks(generation, views, with_usage))
         return web.json_response(body=msgspec.json.encode(await _complete(generation, views)))
@@ -54,10 +55,14 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 class _View:
     """One choice in this API's shape: what is still to be shown of it, at first the echoed prompt."""
 
-    def __init__(self, edge: Edge, choice: Choice, params: SamplingParams, echoed: list[str] | None) -> None:
+    def __init__(
+        self, edge: Edge, choice: Choice, params: SamplingParams, echoed: list[str] | None, with_ids: bool
+    ) -> None:
         self._edge = edge
         self._choice = choice
         self._logprobs = params.logprobs
+        self._with_ids = with_ids
+        self._ids: list[int] = []
         prefix = echoed[choice.prompt_index] if echoed else ""
         self._prefix_length = len(prefix)
         self.texts = [prefix]
@@ -70,14 +75,15 @@ class _View:
         if self._logprobs is not None:
             more = completion_logprobs(self._edge.tokenizer, delta, self._logprobs, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
+        self._ids += delta.tokens
         self.texts.append(delta.text)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
 
     def take(self) -> dict[str, Any] | None:
         """What is to be shown and was not yet, as a choice; None when there is nothing."""
-        text, shown = "".join(self.texts), self.shown
-        self.texts, self.shown = [], None
-        if not text and not self.finish and not (shown and shown["tokens"]):
+        text, shown, ids = "".join(self.texts), self.shown, {"token_ids": self._ids} if self._with_ids else {}
+        self.texts, self.shown, self._ids = [], None, []
+        if not (text or self.finish or (shown and shown["tokens"]) or ids.get("token_ids")):
             return None
         return {
             "index": self._choice.index,
@@ -85,6 +91,7 @@ class _View:
             "logprobs": shown,
             "finish_reason": self.finish,
             "stop_reason": self.stop_reason,
+            **ids,
         }
 
 

@@ -1,7 +1,7 @@
 """Edge: what every view works with, built once a process and never changed after.
 
-Owns the engine client, the tokenizer, the chat template, the gate and the metrics, and the questions that several views ask of
-them. Knows no HTTP.
+Owns the engine client, the tokenizer, the chat template, the gate and the metrics, and the questions that several views
+ask of them. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ class Edge:
         """Raise InvalidRequest for an id outside the vocabulary."""
         for place, token in enumerate(tokens):
             if not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"{param}[{place}] is {token}: token ids lie between 0 and {self.vocab_size - 1}.", f"{param}[{place}]"
-                )
+                name = f"{param}[{place}]"
+                raise InvalidRequest(f"{name} is {token}: token ids lie between 0 and {self.vocab_size - 1}.", name)
 
 
 EDGE = web.AppKey("edge", Edge)

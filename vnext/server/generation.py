@@ -6,7 +6,6 @@ Owns the names and seeds of the requests, stop strings (abort "stop"), the endin
 
 from __future__ import annotations
 
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -61,13 +60,12 @@ class Generation:
         self._params = params
         self._priority = body.priority or 0
         self._cache_salt = body.cache_salt or ""
-        self._seed = secrets.randbits(64) if params.seed is None else params.seed
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
         self._of_name = {self._name(choice): choice for choice in self.choices}
         self._requests = tuple(self._request(choice) for choice in self.choices)
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
-        """What the answers gain, as it comes. Raises Refused, EngineDead, Aborted. Close it: that aborts what is live."""
+        """What the answers gain, as it comes; closing it aborts what is live. Raises Refused, EngineDead, Aborted."""
         async with self._edge.client.submit_all(self._requests) as stream:
             async for output in stream:
                 choice = self._of_name[output.name]
@@ -106,14 +104,16 @@ class Generation:
         return f"{self.id}-{choice.index}"
 
     def _request(self, choice: Choice) -> SubmitRequest:
+        """Without a seed its key comes from the engine core, in its event."""
         prompt = self.prompts[choice.prompt_index]
-        seed = answer_seed(self._seed, choice.index)
+        seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),
             sampling=to_sampling(self._params, seed, len(prompt), self._edge.model_length),
             priority=self._priority,
             cache_salt=self._cache_salt,
+            has_seed=self._params.seed is not None,
         )
 
 
@@ -124,5 +124,6 @@ def _check_extensions(body: GenerationBody) -> None:
         )
     if body.cache_salt is not None and len(body.cache_salt) > CACHE_SALT_CHARACTERS_MAX:
         raise InvalidRequest(
-            f"cache_salt has {len(body.cache_salt)} characters: at most {CACHE_SALT_CHARACTERS_MAX} are allowed.", "cache_salt"
+            f"cache_salt has {len(body.cache_salt)} characters: at most {CACHE_SALT_CHARACTERS_MAX} are allowed.",
+            "cache_salt",
         )

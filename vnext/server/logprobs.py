@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of OpenAI's API. JSON has no infinity: an impossible token is reported as LOWEST."""
+"""Log-probabilities in the two shapes of OpenAI's API. JSON has no infinity: LOWEST stands for an impossible token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOWEST = -9999.0
 
 
 def completion_logprobs(tokenizer: Tokenizer, delta: Delta, count: int, prefix_length: int) -> dict[str, list[Any]]:
-    """Of /v1/completions: parallel lists. `count` alternatives are shown; `prefix_length` characters stand before the answer."""
+    """Of /v1/completions: parallel lists, `count` alternatives each; `prefix_length` characters precede the answer."""
     shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, offset, logprobs in zip(delta.tokens, delta.offsets, delta.logprobs):
         text = tokenizer.token_text(token).text

@@ -69,10 +69,14 @@ class EdgeMetrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_EngineCollector(stats, alive))
         self.first_token = self._histogram(
-            "vnext_time_to_first_token_seconds", "From the body's arrival to an answer's first token.", _FIRST_TOKEN_BUCKETS_S
+            "vnext_time_to_first_token_seconds",
+            "From the body's arrival to an answer's first token.",
+            _FIRST_TOKEN_BUCKETS_S,
         )
         self.token = self._histogram(
-            "vnext_inter_token_seconds", "Between two tokens of an answer; merged ones share their time.", _TOKEN_BUCKETS_S
+            "vnext_inter_token_seconds",
+            "Between two tokens of an answer; merged ones share their time.",
+            _TOKEN_BUCKETS_S,
         )
         self.request = self._histogram(
             "vnext_request_seconds", "From the body's arrival to an answer's end.", _REQUEST_BUCKETS_S

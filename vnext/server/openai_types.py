@@ -1,7 +1,7 @@
 """What clients send: the request bodies of OpenAI's API as typed structs, strict about names and types.
 
-Owns which fields exist. Fields of that API that change nothing here are listed and ignored; what this engine cannot do is
-listed too, so that `refuse_unsupported` says so by name; any other name is a client's mistake. Answers nothing.
+Owns which fields exist. Fields of that API that change nothing here are listed and ignored; what this engine cannot do
+is listed too, so that `refuse_unsupported` says so by name; any other name is a client's mistake. Answers nothing.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_f
     best_of: int | None = None
     suffix: Unsupported = _UNSET
     add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):

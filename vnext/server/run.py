@@ -1,7 +1,7 @@
 """Run: the API process. Binds the port, connects to the engine core, serves, and drains when it is asked to end.
 
-Owns the process's signals, its log level and its exit code. First SIGTERM: no new requests, the live ones may finish within
-`drain_s`; second: they are aborted at once. Both end with exit code 0.
+Owns the process's signals, its log level and its exit code. First SIGTERM: no new requests, the live ones may finish
+within `drain_s`; second: they are aborted at once. Both end with exit code 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import sys
+from types import FrameType
 
 import msgspec
 from aiohttp import web
@@ -34,6 +35,7 @@ class AddressUnusable(Exception):
 def run_server(settings: ServerSettings, engine_address: str, model_path: str) -> int:
     """Serve until SIGTERM; returns the process's exit code. Says on stderr in one sentence why it could not start."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, _leave)
     settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
     try:
         asyncio.run(_serve(settings))
@@ -81,6 +83,11 @@ async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> Non
         await edge.gate.wait_empty(ABORT_TIMEOUT_S)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before anything is served: there is nothing to drain."""
+    raise SystemExit(0)
+
+
 def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
     stop = asyncio.Event()
 
@@ -94,11 +101,11 @@ def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port before anything slow begins; it does not listen yet, so clients are refused, not kept."""
+    """A socket that holds the port before anything slow begins; it does not listen yet: early clients are refused."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise AddressUnusable(f"The host {host!r} is unknown ({error.strerror}): choose another with --host.") from error
+        raise AddressUnusable(f"The host {host!r} is unknown: choose another with --host.") from error
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,7 +126,7 @@ async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
 
 def _unusable(error: OSError, host: str, port: int) -> AddressUnusable:
     if error.errno == errno.EADDRINUSE:
-        return AddressUnusable(f"Port {port} of {host} is in use: end the program that holds it or choose another with --port.")
+        return AddressUnusable(f"Port {port} of {host} is in use: end its program or choose another with --port.")
     if error.errno == errno.EACCES:
         return AddressUnusable(f"Port {port} needs more rights than this user has: choose one above 1023 with --port.")
     return AddressUnusable(f"The server cannot listen on {host} port {port}: {error.strerror}.")

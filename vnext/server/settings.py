@@ -13,12 +13,13 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 lets the system choose. `api_key` "" asks for none. `served_model_names` are accepted as a request's `model`,
-    the first one is the default; empty: the model folder's name. `chat_template_path` replaces the checkpoint's template.
+    """`port` 0 lets the system choose. `api_key` "" asks for none. `served_model_names` are accepted as a request's
+    `model`, the first one is the default; empty: the model folder's name. `chat_template_path` replaces the
+    checkpoint's template.
 
-    `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this process,
-    `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine core gets to
-    become ready. Access lines are written from log level "info" down.
+    `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
+    process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
+    core gets to become ready. Access lines are written from log level "info" down.
     """
 
     host: str = "127.0.0.1"

@@ -1,7 +1,7 @@
 """Streaming: chunks of an answer as server-sent events.
 
-Owns the response's head, the frames and the way in which a stream that has begun reports an error. Knows no chunk's content.
-Nothing is sent before the first chunk exists, so that a refusal still gets its proper HTTP status.
+Owns the response's head, the frames and the way in which a stream that has begun reports an error. Knows no chunk's
+content. Nothing is sent before the first chunk exists, so that a refusal still gets its proper HTTP status.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def _send_all(
             await response.write(_frame(chunk))
     except ConnectionError:
         raise
-    except Exception as error:  # once a stream has begun, only a chunk of it can tell of any error; before, the middleware can
+    except Exception as error:  # once a stream has begun, only a chunk can tell; before, the middleware does
         if not response.prepared:
             raise
         if not isinstance(error, DOMAIN_ERRORS):

@@ -99,6 +99,12 @@ class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
     offset_bytes: int
     ignored_bytes: int
 
+    def __str__(self) -> str:
+        if self.kind == "complete":
+            return "complete"
+        ignored = f"; the {self.ignored_bytes} bytes from there on are ignored" if self.ignored_bytes else ""
+        return f"{self.kind} in segment {self.segment}, byte {self.offset_bytes}: {self.message}{ignored}"
+
 
 frame_encoder = msgspec.msgpack.Encoder()
 frame_decoder = msgspec.msgpack.Decoder(FrameBody)
@@ -134,12 +140,13 @@ def token_bound(config: SchedulerConfig, privacy: Privacy) -> int:
     """Token ids in the log are below this; 0 if unknown. Pseudonyms lie right above the vocabulary."""
     if privacy == "full" or not config.vocab_size:
         return config.vocab_size
-    return 2 * pseudonym_base(config.vocab_size)
+    return 2 * pseudonym_base(config)
 
 
-def pseudonym_base(vocab_size: int) -> int:
-    """The smallest power of four that bounds the vocabulary (2^30 if unknown): pseudonyms are base + [0, base)."""
-    bits = (vocab_size - 1).bit_length() if vocab_size else 30
+def pseudonym_base(config: SchedulerConfig) -> int:
+    """The smallest power of four above every token id (2^30 if unknown): pseudonyms are base + [0, base)."""
+    bound = max(config.vocab_size, *(end + 1 for end in config.eos_token_ids), 1)
+    bits = (bound - 1).bit_length() if config.vocab_size else 30
     return 1 << min(30, max(8, bits + bits % 2))
 
 

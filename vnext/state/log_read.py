@@ -30,8 +30,9 @@ def read(segments: Iterable[bytes | memoryview]) -> Iterator[Item]:
     """Headers and frames in order, then exactly one LogEnd. The segments are read lazily, one at a time."""
     place, offset, size = -1, 0, 0
     before: _Reading | None = None
+    rest = iter(segments)
     try:
-        for place, data in enumerate(segments):
+        for place, data in enumerate(rest):
             offset, size = 0, len(data)
             reading = _Reading(memoryview(data))
             yield reading.open(before)
@@ -42,14 +43,13 @@ def read(segments: Iterable[bytes | memoryview]) -> Iterator[Item]:
                 yield frame
             before = reading
     except _Bad as bad:
-        yield _end(bad, place, offset, size)
+        if bad.kind == "torn" and next(rest, None) is not None:
+            bad = _Bad("damaged", f"{bad}, and another segment follows")
+        yield LogEnd(
+            kind=bad.kind, message=str(bad), segment=place, offset_bytes=offset, ignored_bytes=size - offset
+        )
         return
     yield LogEnd(kind="complete", message="", segment=place, offset_bytes=offset, ignored_bytes=0)
-
-
-def _end(bad: _Bad, place: int, offset: int, size: int) -> LogEnd:
-    where = f"segment {place}, byte {offset}: {bad}; the {size - offset} bytes from there on are ignored"
-    return LogEnd(kind=bad.kind, message=where, segment=place, offset_bytes=offset, ignored_bytes=size - offset)
 
 
 class _Reading:
@@ -64,23 +64,23 @@ class _Reading:
     def open(self, before: _Reading | None) -> SegmentStart:
         """Read the header and see that it follows the segment before."""
         kind: EndKind = "unusable" if before is None else "damaged"
-        if len(self.data) < len(log.MAGIC) and before is not None:
-            raise _Bad("torn", "the segment ends inside its header")
-        if self.data[: len(log.MAGIC)] != log.MAGIC:
-            raise _Bad(kind, "this is not a segment of a vnext log")
-        payload, end = self._header_payload(kind, before)
+        payload, end = self._header_payload(kind, "unusable" if before is None else "torn")
         header = _decode_header(payload, kind)
         if before is not None:
             _require_chained(header, before)
         self.offset, self.chain, self.next_event = end, log.header_chain(payload), header.first_event
         return SegmentStart(header=header, chain=self.chain)
 
-    def _header_payload(self, kind: EndKind, before: _Reading | None) -> tuple[memoryview, int]:
+    def _header_payload(self, kind: EndKind, kind_if_cut: EndKind) -> tuple[memoryview, int]:
+        magic = bytes(self.data[: len(log.MAGIC)])
+        if not log.MAGIC.startswith(magic):
+            raise _Bad(kind, "this is not a segment of a vnext log")
         try:
             return _record(self.data, len(log.MAGIC))
         except _Bad as bad:
-            torn = bad.kind == "torn" and before is not None
-            raise _Bad("torn" if torn else kind, f"the header is damaged ({bad})") from bad
+            if bad.kind == "torn":
+                raise _Bad(kind_if_cut, "the engine was stopped before it had written this segment's header") from bad
+            raise _Bad(kind, f"the header is damaged ({bad})") from bad
 
     def frame(self) -> Frame:
         """Read the next frame and step behind it."""

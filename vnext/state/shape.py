@@ -1,9 +1,9 @@
 """Shape: events without their text, from which every decision still replays exactly.
 
-Owns what is kept of each event when a log may not hold texts. Token ids become pseudonyms (pseudonym.py). The model's
-end tokens stay wherever they stand, so that a prompt that repeats an answer still shares its last block; a request's
-own stop token stays where it ends it. Names become numbers, biases keep their count only, seeds go. Lengths,
-priorities, salts' equality, sampling bounds and stop ids stay. A step costs array arithmetic over its rows.
+Owns what is kept of each event when a log may not hold texts. Token ids become pseudonyms (pseudonym.py); only a token
+that ends its request stays where it does so, and no block that holds it there is ever named, so prompts may repeat it
+under a pseudonym. Names become numbers, biases keep their count only, seeds go. Lengths, priorities, salts' equality,
+sampling bounds and stop ids stay. A step costs array arithmetic over its rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Shaper:
         """`key` is 16 secret bytes that are never written and forgotten with the engine."""
         self._key = key
         self._block_size = started.config.block_size
-        self._base = pseudonym_base(started.config.vocab_size)
-        self._ends = np.array(started.config.eos_token_ids, dtype=np.int32)
+        self._base = pseudonym_base(started.config)
         self._tails = _Tails(self._block_size)
 
     def shape(self, before: State, event: AnyEvent) -> AnyEvent:
@@ -67,8 +66,8 @@ class Shaper:
         return msgspec.structs.replace(
             event,
             name=str(event.id),
-            prompt=pack_tokens(self._with_ends(tokens, shaped)),
-            sampling=shape_sampling(event.sampling),
+            prompt=pack_tokens(shaped),
+            sampling=shape_sampling(event.sampling, self._base),
             cache_salt=pseudonym.salt_label(self._key, event.cache_salt),
         )
 
@@ -78,21 +77,18 @@ class Shaper:
         shaped = np.full(len(event.tokens) // 4, self._base, dtype=np.int32)
         slots = self._tails.slots_of(before.rows.id[settled.rows])
         replaced = self._tails.take(slots, settled.tokens, self._key, self._base)
-        replaced = self._with_ends(settled.tokens, replaced)
         shaped[settled.samples] = np.where(settled.stopped, settled.tokens, replaced)
         return StepCommitted(step=event.step, tokens=pack_tokens(shaped))
 
-    def _with_ends(self, tokens: np.ndarray, shaped: np.ndarray) -> np.ndarray:
-        """The pseudonyms, but the model's end tokens where they stand."""
-        for end in self._ends:
-            shaped = np.where(tokens == end, end, shaped)
-        return shaped
 
+def shape_sampling(sampling: Sampling, base: int) -> Sampling:
+    """The parameters without the seed and with neutral biases in their number.
 
-def shape_sampling(sampling: Sampling) -> Sampling:
-    """The parameters without the seed and with neutral biases in their number."""
+    A stop id that no token can have becomes -1, because a pseudonym could have it.
+    """
     bias = tuple((place, 0.0) for place in range(len(sampling.logit_bias)))
-    return msgspec.structs.replace(sampling, seed=0, logit_bias=bias)
+    stops = tuple(token if token < base else -1 for token in sampling.stop_token_ids)
+    return msgspec.structs.replace(sampling, seed=0, logit_bias=bias, stop_token_ids=stops)
 
 
 class _Tails:

@@ -1,8 +1,8 @@
 """Answer: one request's outputs become text, with its stop strings obeyed and its tokens counted.
 
-Owns the order of things: token -> text -> stop strings -> what may be given out. Tokens are taken one by one, so that the
-result does not depend on how outputs were merged on their way; tokens after a stop string are no part of the answer.
-Shared by the HTTP edge and the library; sends nothing itself.
+Owns the order of things: token -> text -> stop strings -> what may be given out. Tokens are taken one by one, so that
+the result does not depend on how outputs were merged on their way; tokens after a stop string are no part of the
+answer. Shared by the HTTP edge and the library; sends nothing itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Answer:
         self.cached_token_count = 0
 
     def push(self, output: RequestOutput) -> Delta:
-        """Take an output in. A delta that finishes while the output does not means: a stop string was found, abort it."""
+        """Take an output in. A delta that finishes while the output does not: a stop string was found, abort it."""
         self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
         tokens = unpack_tokens(output.tokens).tolist()
         hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token

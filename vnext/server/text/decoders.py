@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+_PIECE_FAMILY = re.compile("(Replace ?)*(ByteFallback ?)?(Fuse ?(Strip)?)?")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -82,7 +83,7 @@ def _read_metaspace(part: dict[str, Any]) -> Pieces:
 
 def _read_pieces(parts: list[dict[str, Any]], kinds: list[str]) -> Pieces | None:
     """Replace* ByteFallback? Fuse? Strip?, the family that conversions from sentencepiece write."""
-    if not re.fullmatch("(Replace )*(ByteFallback )?(Fuse (Strip )?)?", "".join(f"{kind} " for kind in kinds)) or not kinds:
+    if not parts or not _PIECE_FAMILY.fullmatch(" ".join(kinds)):
         return None
     strip = parts[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
     patterns = [part["pattern"].get("String") for part in parts if part["type"] == "Replace"]

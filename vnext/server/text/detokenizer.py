@@ -1,9 +1,11 @@
-"""Detokenizers: text from tokens as they come; never half a character, and at the end exactly the decoding of the whole.
+"""Detokenizers: text from tokens as they come; never half a character, and at the end exactly the decoding of the
+whole.
 
-Owns what one answer still holds back. What is given out never changes later: all pieces, joined with what `finish` returns, are
-`decode(context + tokens)` without `decode(context)`. A byte-level text holds back an unfinished UTF-8 character (three
-bytes at most). A text of pieces holds back a run of byte tokens until it ends, because one invalid byte turns the whole run
-into replacement marks; a run over BYTE_RUN_MAX gives out its complete characters, the one place where text wins over that rule.
+Owns what one answer still holds back. What is given out never changes later: all pieces, joined with what `finish`
+returns, are `decode(context + tokens)` without `decode(context)`. A byte-level text holds back an unfinished UTF-8
+character (three bytes at most). A text of pieces holds back a run of byte tokens until it ends, because one invalid
+byte turns the whole run into replacement marks; a run over BYTE_RUN_MAX gives out its complete characters, the one
+place where text wins over that rule.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class PieceDetokenizer:
 
 
 class WholeDetokenizer:
-    """The simple twin, for any decoder at all: it decodes everything again with each token, so its cost is quadratic."""
+    """The simple twin, for any decoder at all: it decodes all again with each token, so its cost is quadratic."""
 
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
         self._decode = decode

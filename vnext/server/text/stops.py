@@ -1,7 +1,7 @@
 """Stop strings: where an answer's text ends, wherever the tokens' borders lie.
 
-Owns the text that is held back because it may be a stop string's beginning. The stop string that is completed first ends
-the text; of several completed by the same character the one that began first. So the result does not depend on the
+Owns the text that is held back because it may be a stop string's beginning. The stop string that is completed first
+ends the text; of several completed by the same character the one that began first. So the result does not depend on the
 pieces in which the text came.
 """
 

@@ -1,7 +1,7 @@
 """Chat template: messages become the one text that a model was trained on.
 
-Owns the sandboxed environment in which a checkpoint's Jinja source runs, with the helpers that such sources expect. A template
-that refuses the messages, or fails on them, is the client's mistake and says what it said.
+Owns the sandboxed environment in which a checkpoint's Jinja source runs, with the helpers that such sources expect. A
+template that refuses the messages, or fails on them, is the client's mistake and says what it said.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ChatTemplate:
         try:
             return self._template.render(given, messages=messages, add_generation_prompt=add_generation_prompt)
         except (jinja2.TemplateError, *_DATA_ERRORS) as error:
-            raise InvalidRequest(f"The model's chat template does not accept these messages: {error}.", "messages") from error
+            raise InvalidRequest(f"The model's chat template rejects these messages: {error}.", "messages") from error
 
 
 class _GenerationBlock(Extension):

@@ -1,7 +1,7 @@
 """Tokenizer: the files of a checkpoint folder that turn text into token ids and back.
 
-Owns tokenizer.json (read by the `tokenizers` library), the special tokens of tokenizer_config.json and the source of the
-chat template. Renders no template and keeps nothing of a text.
+Owns tokenizer.json (read by the `tokenizers` library), the special tokens of tokenizer_config.json and the source of
+the chat template. Renders no template and keeps nothing of a text.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""vnext-bench: measures an engine and a server end to end, and says what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from vnext.bench.cli import main
+from vnext.bench.server_runs import Load, ServerUnusable, measure_server
+from vnext.bench.workload import Workload
+
+SMALL_ENGINE = ["--executor", "inproc", "--threads", "1", "--log", "off"]
+WORKLOAD = Workload(prompt_count=4, input_length=3, output_length=2)
+BATCH = [[5, 6, 7]] * 4
+
+
+class Backend:
+    """A server of streams: two pieces and the usage, or `status` for every request."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.bodies: list[dict] = []
+        self.live, self.live_max = 0, 0
+        self.app = web.Application()
+        self.app.add_routes([web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)])
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        if self.status != 200:
+            return web.Response(status=self.status, text="no")
+        self.live += 1
+        self.live_max = max(self.live_max, self.live)
+        await asyncio.sleep(0)
+        chunks = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": [], "usage": {"completion_tokens": 2}}]
+        self.live -= 1
+        body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+        return web.Response(body=body + b"data: [DONE]\n\n")
+
+
+async def measured(backend: Backend, **load) -> dict[str, float]:
+    async with TestServer(backend.app) as server:
+        return await measure_server(Load(url=str(server.make_url("")).rstrip("/"), **load), WORKLOAD, BATCH)
+
+
+def test_a_server_is_measured() -> None:
+    backend = Backend()
+    figures = asyncio.run(measured(backend, concurrency=1, rate=10_000.0))
+    assert (figures["requests"], figures["failed"], figures["input_tokens"], figures["output_tokens"]) == (4, 0, 12, 8)
+    assert {"ttft_p99_ms", "itl_p50_ms", "e2e_mean_ms"} <= figures.keys()
+    assert backend.live_max == 1, "concurrency bounds what is sent at once"
+    assert {body["model"] for body in backend.bodies} == {"m"}
+    assert [(body["prompt"], body["max_tokens"], body["ignore_eos"], body["stream"]) for body in backend.bodies] == [
+        ([5, 6, 7], 2, True, True)
+    ] * 4
+
+
+def test_a_server_that_fails_every_request_is_no_measurement() -> None:
+    with pytest.raises(ServerUnusable, match="All 4 requests .* HTTP status 500: no"):
+        asyncio.run(measured(Backend(status=500)))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["throughput", "--url", "http://127.0.0.1:1"], "is it running?"),
+        (["throughput", "--url", "http://127.0.0.1:1", "--block-size", "3"], "block_size is for an engine"),
+        (["throughput", "--num-prompts", "0"], "number of prompts is 0"),
+        (["latency", "--repeats", "0"], "repeats is 0"),
+        (["latency", "--shared-len", "9", "--input-len", "8"], "--shared-len is 9"),
+        (["latency", "--input-len", "5000", *SMALL_ENGINE], "5000 tokens"),
+        (["latency", "no/such/folder"], "no/such/folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert main(argv) == 1
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_throughput_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.json"
+    argv = ["throughput", "--num-prompts", "3", "--input-len", "20", "--output-len", "4", "--json", str(output)]
+    assert main([*argv, *SMALL_ENGINE]) == 0
+    report = json.loads(output.read_text())
+    assert (report["figures"]["requests"], report["figures"]["output_tokens"]) == (3, 12)
+    assert report["command"].startswith("vnext-bench throughput --num-prompts 3")
+    assert "output_tokens_per_s" in capsys.readouterr().out
+
+
+def test_latency_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["latency", "--batch-size", "2", "--repeats", "2", "--input-len", "20", "--output-len", "4", "--random"]
+    assert main([*argv, *SMALL_ENGINE]) == 0
+    assert "step_p50_ms" in capsys.readouterr().out

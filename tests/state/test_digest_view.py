@@ -1,0 +1,89 @@
+"""What a digest covers and what it leaves out, and a state as plain values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from core_drive import Engine
+from vnext.state import extents
+from vnext.state.digest import digest, parts
+from vnext.state.rows import Rows
+from vnext.state.view import view
+
+
+def busy(token: int = 1, answer: int = 9, salt: str = "", name: str = "a") -> Engine:
+    """Two rows, one waiting request, one step in flight; the texts are the caller's."""
+    engine = Engine(pipeline_depth=2, running_max=2)
+    for length in (9, 5, 3):
+        engine.arrive([token] * length, name=name, cache_salt=salt)
+    engine.step(answer)
+    engine.plan()
+    return engine
+
+
+def test_a_digest_is_64_bits_and_repeats() -> None:
+    assert digest(busy().state) == digest(busy().state)
+    assert 0 <= digest(busy().state) < 2**64
+
+
+def test_texts_names_and_salts_do_not_reach_it() -> None:
+    assert digest(busy(1, 9).state) == digest(busy(2, 8, "salt", "other").state)
+    assert busy(1, 9).state.token_digest != busy(1, 8).state.token_digest
+
+
+def test_places_in_arenas_do_not_reach_it() -> None:
+    state = busy().state
+    rows = state.rows
+    tables, at = extents.compact(state.tables, rows.table_at, rows.blocks, rows.cells[16], 5)
+    cells = rows.cells.copy()
+    cells[15] = at
+    assert digest(replace(state, tables=tables, rows=Rows(cells))) == digest(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: replace(s, sequence=s.sequence + 1),
+        lambda s: replace(s, next_id=s.next_id + 1),
+        lambda s: replace(s, committed=s.committed + 1),
+        lambda s: replace(s, waiting=()),
+        lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),)),
+        lambda s: replace(s, flights=()),
+        lambda s: replace(s, flights=(replace(s.flights[0], starts=s.flights[0].starts + 1),)),
+        lambda s: replace(s, rows=Rows(s.rows.cells[:, ::-1].copy())),
+        lambda s: replace(s, pool=replace(s.pool, ref=s.pool.ref[::-1].copy())),
+        lambda s: replace(s, pool=replace(s.pool, place=s.pool.place + 1)),
+        lambda s: replace(s, counters=replace(s.counters, preempted=7)),
+        lambda s: replace(s, tables=extents.write(replace(s.tables, version=-1), slice(0, 1), s.pool.ref[:1] + 5)),
+    ],
+)
+def test_every_part_of_the_structure_reaches_it(change) -> None:
+    state = busy().state
+    assert digest(change(state)) != digest(state)
+
+
+def test_parts_name_what_differs() -> None:
+    state = busy().state
+    other = replace(state, waiting=())
+    differing = [name for (name, left), (_, right) in zip(parts(state), parts(other)) if left != right]
+    assert differing == ["scalars", "waiting"]
+
+
+def test_a_view_is_json_and_says_what_is() -> None:
+    engine = busy()
+    seen = view(engine.state)
+    assert json.loads(json.dumps(seen)) == seen
+    assert [row["id"] for row in seen["running"]] == [0, 1] and [entry["id"] for entry in seen["waiting"]] == [2]
+    assert seen["running"][0]["table"] == engine.blocks(0)
+    assert seen["blocks"]["free"] == engine.free and seen["blocks"]["total"] == 16
+    assert seen["flights"] == [
+        {"step": 1, "requests": [{"id": 0, "start": 9, "tokens": 1, "samples": True},
+                                 {"id": 1, "start": 5, "tokens": 1, "samples": True}]}
+    ]  # fmt: skip
+
+
+def test_a_view_holds_no_token() -> None:
+    assert view(busy(1, 9).state) == view(busy(2, 8).state)

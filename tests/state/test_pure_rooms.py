@@ -1,0 +1,134 @@
+"""vnext/state and vnext/sched are pure: what they import, call and iterate over, read from their source and in a process."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PURE_ROOMS = ("state", "sched")
+PURE_IMPORTS = {
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools", "math",
+    "operator", "struct", "types", "typing", "zlib", "msgspec", "numpy", "xxhash",
+}  # fmt: skip
+IMPURE_CALLS = {"hash", "id", "open", "input", "print", "eval", "exec", "globals", "__import__"}
+ORDERED_BY = {"list", "tuple", "iter", "enumerate", "zip", "map", "filter", "array", "fromiter", "join", "dict", "fromkeys"}
+FILES = [path for room in PURE_ROOMS for path in sorted((ROOT / "vnext" / room).rglob("*.py"))]
+
+
+def impurities(tree: ast.Module, room: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Import):
+            yield from (f"line {line}: imports {name.name}" for name in node.names if not allowed(name.name, room))
+        elif isinstance(node, ast.ImportFrom):
+            if not allowed(node.module or ".", room):
+                yield f"line {line}: imports {node.module}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            yield f"line {line}: calls {node.func.id}()"
+        elif isinstance(node, ast.Attribute) and node.attr == "random":
+            yield f"line {line}: reads .random"
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            yield f"line {line}: writes outside its function"
+        elif isinstance(node, (ast.FunctionDef, ast.Module)):
+            yield from set_orders(node)
+
+
+def allowed(module: str, room: str) -> bool:
+    rooms = {"vnext.state"} if room == "state" else {"vnext.state", "vnext.sched"}
+    return module.split(".")[0] in PURE_IMPORTS or any(f"{module}.".startswith(f"{name}.") for name in rooms)
+
+
+def set_orders(scope: ast.FunctionDef | ast.Module) -> Iterator[str]:
+    """Places where the order of a set could reach a result: loops, comprehensions, conversions to a sequence."""
+    nodes = list(own_nodes(scope))
+    names = {
+        target.id
+        for node in nodes if isinstance(node, ast.Assign) and is_set(node.value, set())
+        for target in node.targets if isinstance(target, ast.Name)
+    }  # fmt: skip
+    for node in nodes:
+        found: list[ast.expr] = []
+        if isinstance(node, (ast.For, ast.comprehension)):
+            found = [node.iter]
+        elif isinstance(node, ast.Call) and called(node) in ORDERED_BY:
+            found = node.args
+        elif isinstance(node, ast.Starred):
+            found = [node.value]
+        yield from (f"line {value.lineno}: takes the order of a set" for value in found if is_set(value, names))
+
+
+def own_nodes(scope: ast.FunctionDef | ast.Module) -> Iterator[ast.AST]:
+    """What belongs to this scope and to no function inside it."""
+    waiting: list[ast.AST] = list(scope.body)
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def is_set(node: ast.expr, names: set[str]) -> bool:
+    if isinstance(node, (ast.Set, ast.SetComp)):
+        return True
+    if isinstance(node, ast.Call):
+        return called(node) in ("set", "frozenset")
+    if isinstance(node, ast.BinOp):
+        return is_set(node.left, names) or is_set(node.right, names)
+    return isinstance(node, ast.Name) and node.id in names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_pure_file_is_pure(path: Path) -> None:
+    assert list(impurities(ast.parse(path.read_text()), path.parent.name)) == []
+
+
+WRONG = [
+    "import time", "import random", "import os", "from os import environ", "import socket", "import uuid", "import torch",
+    "import zmq", "import asyncio", "import datetime", "import secrets", "import vnext.runtime.core",
+    "from vnext.sched import schedule", "x = hash('a')", "x = id(3)", "x = open('a')", "import numpy as np\nnp.random.rand()",
+    "def f():\n    s = {1, 2}\n    return [x for x in s]", "def f(a):\n    for x in set(a):\n        g(x)",
+    "def f(a, b):\n    return tuple(set(a) - set(b))", "def f(a):\n    return [*{y for y in a}]", "def f():\n    global g",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", WRONG)
+def test_the_check_sees_what_is_impure(source: str) -> None:
+    assert list(impurities(ast.parse(source), "state"))
+
+
+@pytest.mark.parametrize("source", ["def f(a):\n    return sorted(set(a))", "import msgspec", "from vnext.state import rows"])
+def test_the_check_leaves_what_is_pure(source: str) -> None:
+    assert list(impurities(ast.parse(source), "state")) == []
+
+
+CHILD = """
+import importlib, pkgutil, sys
+for room in {rooms}:
+    package = importlib.import_module(f"vnext.{{room}}")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(*sorted(set(sys.modules) & {forbidden}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rooms", "forbidden"),
+    [
+        (("state", "sched", "replay"), {"torch", "zmq", "aiohttp", "tokenizers", "transformers"}),
+        (("state", "sched"), {"torch", "zmq", "asyncio", "rich"}),
+    ],
+)
+def test_pure_rooms_load_nothing_heavy(rooms: tuple[str, ...], forbidden: set[str]) -> None:
+    child = [sys.executable, "-c", CHILD.format(rooms=rooms, forbidden=forbidden)]
+    ran = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == []

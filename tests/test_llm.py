@@ -1,0 +1,149 @@
+"""LLM: answers in the order of the prompts, the same however they are asked for, and errors before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vnext import LLM, SamplingParams
+from vnext.runtime.settings import SettingsError
+from vnext.sampling_params import InvalidRequest
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+PROMPTS = ["What is", "The module", "Return a", "import"]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(executor="inproc", threads=1, seed=11, log_dir=tmp_path_factory.mktemp("logs")) as engine:
+        yield engine
+
+
+def texts(answers) -> list[str]:
+    return [answer.outputs[0].text for answer in answers]
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    answers = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [answer.prompt for answer in answers] == PROMPTS
+    assert texts(answers) == [texts(llm.generate(prompt, GREEDY, use_tqdm=False))[0] for prompt in PROMPTS]
+
+
+def test_text_and_its_tokens_are_the_same_prompt(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("The module")
+    (given,) = llm.generate(tokens, GREEDY, use_tqdm=False)
+    (asked,) = llm.generate(["The module"], GREEDY, use_tqdm=False)
+    assert given.prompt is None
+    assert given.prompt_token_ids == asked.prompt_token_ids == tokens
+    assert given.outputs == asked.outputs
+
+
+def test_params_for_each_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=count, ignore_eos=True, seed=1) for count in (1, 3, 5, 7)]
+    answers = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert [len(answer.outputs[0].token_ids) for answer in answers] == [1, 3, 5, 7]
+    assert {answer.outputs[0].finish_reason for answer in answers} == {"length"}
+
+
+def test_several_answers_to_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=5, max_tokens=12, temperature=1.5)
+    (first,), (second,) = (llm.generate("The", params, use_tqdm=False) for _ in range(2))
+    assert [output.index for output in first.outputs] == [0, 1, 2, 3]
+    assert len({output.text for output in first.outputs}) == 4, "answers to one seed share no noise"
+    assert first.outputs == second.outputs
+
+
+def test_unseeded_answers_differ(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, temperature=1.5, ignore_eos=True)
+    assert len(set(texts(llm.generate(["The"] * 4, params, use_tqdm=False)))) == 4
+
+
+def test_stop_string_ends_and_is_cut_off(llm: LLM) -> None:
+    (whole,) = llm.generate("What is", SamplingParams(temperature=0.0, max_tokens=20), use_tqdm=False)
+    stop = whole.outputs[0].text.split()[1]
+    (cut,) = llm.generate("What is", SamplingParams(temperature=0.0, max_tokens=20, stop=stop), use_tqdm=False)
+    output = cut.outputs[0]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert output.text == whole.outputs[0].text.partition(stop)[0]
+
+
+def test_logprobs(llm: LLM) -> None:
+    (answer,) = llm.generate("What is", SamplingParams(temperature=0.0, max_tokens=3, logprobs=2), use_tqdm=False)
+    output = answer.outputs[0]
+    assert [len(entry) for entry in output.logprobs] == [2, 2, 2]
+    best = [entry[token] for entry, token in zip(output.logprobs, output.token_ids)]
+    assert [entry.rank for entry in best] == [1, 1, 1], "greedy takes the likeliest"
+    assert output.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in best))
+    assert "".join(entry.decoded_token for entry in best) == output.text
+
+
+def test_no_logprobs_unless_asked(llm: LLM) -> None:
+    (answer,) = llm.generate("What is", GREEDY, use_tqdm=False)
+    assert answer.outputs[0].logprobs is None
+    assert answer.outputs[0].cumulative_logprob is None
+
+
+def test_chat_is_generate_on_the_template(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "What is Python?"}]
+    (one,) = llm.chat(conversation, GREEDY, use_tqdm=False)
+    both = llm.chat([conversation, conversation], GREEDY, use_tqdm=False)
+    streamed = "".join(llm.stream_chat(conversation, GREEDY))
+    assert [streamed] * 3 == [one.outputs[0].text, *texts(both)]
+
+
+def test_a_stream_may_be_left(llm: LLM) -> None:
+    pieces = llm.stream_chat([{"role": "user", "content": "What is Python?"}], SamplingParams(max_tokens=500))
+    next(pieces)
+    pieces.close()
+    assert texts(llm.generate("What is", GREEDY, use_tqdm=False))[0]
+
+
+def test_a_repeated_prompt_comes_from_the_cache(llm: LLM) -> None:
+    tokens = [7, 8, 9] * 16
+    llm.generate(tokens, GREEDY, use_tqdm=False)
+    assert llm.generate(tokens, GREEDY, use_tqdm=False)[0].num_cached_tokens >= 32
+
+
+def test_no_prompts_no_answers(llm: LLM) -> None:
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ([[]], GREEDY, "no tokens"),
+        ([[10**6]], GREEDY, "token ids lie between 0 and"),
+        (["a", "b"], [GREEDY], "2 prompts and 1 params"),
+        (["a"], SamplingParams(temperature=-1.0), "temperature is -1"),
+        ([[5] * 4000], GREEDY, "4000 tokens"),
+    ],
+)
+def test_a_bad_request_is_refused_before_it_is_sent(llm: LLM, prompts, params, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_bad_settings_start_nothing() -> None:
+    with pytest.raises(SettingsError, match="did you mean max_num_seqs"):
+        LLM(max_num_seq=3)
+
+
+def test_one_seed_gives_one_run(tmp_path: Path) -> None:
+    """Unseeded requests root their keys in the engine's seed."""
+    params = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
+
+    def run() -> list[str]:
+        with LLM(executor="inproc", threads=1, seed=3, log="off", log_dir=tmp_path) as engine:
+            return texts(engine.generate(PROMPTS, params, use_tqdm=False))
+
+    assert run() == run()
+
+
+def test_close_ends_the_engine_and_may_be_repeated(tmp_path: Path) -> None:
+    llm = LLM(executor="inproc", threads=1, log="off", log_dir=tmp_path)
+    process = llm._engine.child.process
+    llm.close()
+    llm.close()
+    assert process.poll() is not None

@@ -1,0 +1,135 @@
+"""Options: what is given arrives in its field, everything else keeps the struct's default, and bad values get one sentence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from vnext.bounds import engine_settings, size_bytes
+from vnext.options import ENGINE_HELP, ChatCommand, DoctorCommand, ServeCommand, parse
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.server.settings import ServerSettings
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a bad command line is told on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        parse(argv, {})
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert parse(["serve"], {}) == ServeCommand(engine=EngineSettings(), server=ServerSettings())
+
+
+def test_every_option_reaches_its_field() -> None:
+    command = parse(
+        "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --seed 7 "
+        "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
+        "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
+        "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
+        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --log-level info".split(),
+        {},
+    )
+    assert command.engine == EngineSettings(
+        model="folder", dtype="bfloat16", seed=7, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64,
+        long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
+        enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
+        threads=3, log_dir="logs", log="full", digest_interval=1, check_laws=True,
+    )  # fmt: skip
+    assert command.server == ServerSettings(
+        host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
+        chat_template_path="t.jinja", log_level="info",
+    )  # fmt: skip
+
+
+def test_every_engine_setting_is_an_option() -> None:
+    assert set(ENGINE_HELP) | {"model"} == set(EngineSettings.__struct_fields__)
+
+
+def test_names_that_other_engines_taught() -> None:
+    argv = ["serve", "--num-gpu-blocks-override", "5", "--kv-cache-memory-bytes", "64", "--tensor-parallel-size", "4"]
+    engine = parse(argv, {}).engine
+    assert (engine.num_blocks_override, engine.kv_cache_memory, engine.tensor_parallel_size) == (5, 64, 4)
+
+
+def test_the_key_may_come_from_the_environment() -> None:
+    environment = {"VNEXT_API_KEY": "hidden"}
+    assert parse(["serve"], environment).server.api_key == "hidden"
+    assert parse(["serve", "--api-key", "given"], environment).server.api_key == "given"
+    assert parse(["chat", "--url", "http://host:1/"], environment).api_key == "hidden"
+
+
+def test_chat_and_doctor() -> None:
+    chat = parse("chat --url http://host:1/ --temperature 0 --max-tokens 9 --sampling-seed 3 --system hello".split(), {})
+    assert chat == ChatCommand(
+        url="http://host:1", api_key="", engine=EngineSettings(), system="hello", temperature=0.0, max_tokens=9, seed=3
+    )
+    assert parse(["doctor", "--json"], {}) == DoctorCommand(json=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--max-num-seqs 0", "--max-num-seqs is 0: it must lie between 1 and"),
+        ("--port 70000", "--port is 70000: it must lie between 0 and 65535"),
+        ("--dtype fp8", "--dtype is 'fp8': it must be one of 'auto', 'float32'"),
+        ("--kv-cache-memory 12Q", "'12Q' is no amount of memory"),
+        ("--max-model-len x", "--max-model-len"),
+        ("--executor inproc -tp 2", "--tensor-parallel-size is 2 and the executor inproc has one rank: use mp"),
+        ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 2048"),
+        ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
+        ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization"),
+    ],
+)
+def test_a_bad_value_gets_one_sentence(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:
+    said = refusal(capsys, "serve", *argv.split())
+    assert words in said
+    assert "usage:" not in said
+
+
+def test_engine_options_make_no_sense_with_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--block-size is for an engine" in refusal(capsys, "chat", "--url", "http://host", "--block-size", "3")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_num_seq": 3}, "There is no setting max_num_seq: did you mean max_num_seqs?"),
+        ({"no_such_thing": 1}, "see vnext serve --help"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1: it must be True or False"),
+        ({"seed": True}, "seed is True: it must be a whole number or None"),
+        ({"max_model_len": "3"}, "max_model_len is '3': it must be a whole number or None"),
+        ({"kv_cache_memory": "much"}, "'much' is no amount of memory"),
+        ({"log": "some"}, "one of 'shape', 'full', 'off'"),
+    ],
+)
+def test_a_bad_keyword_gets_the_same_sentence(values: dict, words: str) -> None:
+    with pytest.raises(SettingsError, match=words.replace("?", r"\?")):
+        engine_settings(**values)
+
+
+def test_keywords_take_paths_and_sizes(tmp_path) -> None:
+    settings = engine_settings(model=tmp_path, kv_cache_memory="1.5GiB")
+    assert (settings.model, settings.kv_cache_memory) == (str(tmp_path), 3 * 2**29)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("512M", 2**29), ("512 MiB", 2**29), ("512MB", 512_000_000), ("4gib", 2**32), ("0.5k", 512)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1e9", "5 apples", "1.2.3G"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(SettingsError):
+        size_bytes(text)
+
+
+def test_commands_are_values() -> None:
+    """A parsed command can cross a border, as everything that holds settings."""
+    command = parse(["serve", "--seed", "1"], {})
+    assert msgspec.json.decode(msgspec.json.encode(command), type=ServeCommand) == command

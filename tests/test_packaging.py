@@ -1,0 +1,195 @@
+"""What a stranger touches first: setup.py, constraints.txt and the scripts."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import vnext
+
+SETUP_TIMEOUT_S = 60
+
+
+def setup_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What setup.py in `folder` tells setuptools."""
+    told: dict[str, Any] = {}
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(setuptools, "setup", told.update)
+    runpy.run_path(str(folder / "setup.py"))
+    return told
+
+
+@pytest.fixture
+def told(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return setup_arguments(root, monkeypatch)
+
+
+def pins(root: Path) -> dict[str, str]:
+    lines = (line.partition("#")[0].strip() for line in (root / "constraints.txt").read_text().splitlines())
+    pairs = (line.split("==") for line in lines if line)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_version_is_written_once(told: dict[str, Any]) -> None:
+    assert told["version"] == vnext.__version__
+
+
+def test_every_folder_with_code_is_a_package(told: dict[str, Any], root: Path) -> None:
+    folders = {path.parent.relative_to(root) for path in (root / "vnext").rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} <= set(told["packages"])
+
+
+def test_every_command_has_its_function(told: dict[str, Any]) -> None:
+    for command in told["entry_points"]["console_scripts"]:
+        module, function = command.partition("=")[2].strip().split(":")
+        assert callable(getattr(import_module(module), function)), command
+
+
+def test_the_demo_model_is_shipped(told: dict[str, Any], root: Path) -> None:
+    (pattern,) = told["package_data"]["vnext"]
+    names = {path.name for path in (root / "vnext").glob(pattern)}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+
+
+def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("setup.py", "README.md"):
+        shutil.copy(root / name, tmp_path)
+    (tmp_path / "vnext").mkdir()
+    shutil.copy(root / "vnext" / "version.py", tmp_path / "vnext")
+    without = setup_arguments(tmp_path, monkeypatch)
+    (tmp_path / "cuda").mkdir()
+    with_sources = setup_arguments(tmp_path, monkeypatch)
+    assert "vnext.kernels.cuda" not in without["packages"] and not without["package_dir"]
+    assert "vnext.kernels.cuda" in with_sources["packages"]
+    assert with_sources["package_dir"] == {"vnext.kernels.cuda": "cuda"}
+
+
+def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None:
+    found = pins(root)
+    for line in [*told["install_requires"], *told["extras_require"]["dev"]]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), line
+
+
+def test_everything_imported_is_required(told: dict[str, Any], root: Path) -> None:
+    """Third-party modules that the product imports come from something in install_requires."""
+    distributions = {"zmq": "pyzmq", "jinja2": "jinja2", "huggingface_hub": "huggingface-hub"}
+    required = {canonicalize_name(Requirement(line).name) for line in told["install_requires"]}
+    words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())
+    imported = {word[1].split(".")[0].rstrip(",") for word in words if word[:1] in (["import"], ["from"]) and len(word) > 1}
+    foreign = {name for name in imported if name not in sys.stdlib_module_names and name != "vnext" and name.isidentifier()}
+    assert {canonicalize_name(distributions.get(name, name)) for name in foreign if is_module(name)} <= required
+
+
+def is_module(name: str) -> bool:
+    """Whether a word that follows "import" or "from" in some line names a module here, rather than prose."""
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def test_the_core_loads_nothing_heavy(root: Path) -> None:
+    code = (
+        "import sys, vnext, vnext.state.reduce, vnext.sched.schedule, vnext.state.log;"
+        "print(sorted({'torch', 'zmq', 'aiohttp', 'asyncio'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert "LLM" in dir(vnext)
+    with pytest.raises(AttributeError, match="there are LLM"):
+        vnext.LMM  # noqa: B018
+
+
+# ---- scripts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["scripts/serve.sh", "scripts/test.sh", ".ci/run"])
+def test_scripts_are_programs(root: Path, name: str) -> None:
+    assert os.access(root / name, os.X_OK), f"chmod +x {name}"
+    subprocess.run(["bash", "-n", str(root / name)], check=True)
+
+
+def set_up(root: Path, folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code after sourcing _setup.sh, from an unrelated folder, as serve.sh and test.sh do."""
+    script = f'set -euo pipefail; source "{root}/scripts/_setup.sh"; {code}'
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, "VENV": str(folder / "venv"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=SETUP_TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_a_missing_python_is_one_sentence(root: Path, tmp_path: Path) -> None:
+    ran = set_up(root, tmp_path, "set_up dev; echo went on", PYTHON="/no/such/python")
+    assert ran.returncode == 1 and "went on" not in ran.stdout
+    assert ran.stderr.startswith("vnext: Python 3.11 or newer with venv and pip was not found (no /no/such/python here)")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def fake_python(folder: Path, body: str) -> str:
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [("echo is Python 3.8", "is Python 3.8"), ("exit 3", "does not run"), ("echo has no venv and pip", "has no venv")],
+)
+def test_an_unfit_python_is_told_why(root: Path, tmp_path: Path, body: str, words: str) -> None:
+    ran = set_up(root, tmp_path, "set_up dev", PYTHON=fake_python(tmp_path, body))
+    assert ran.returncode == 1
+    assert words in ran.stderr and "PYTHON=" in ran.stderr
+
+
+def test_too_little_disk_is_said_before_anything_is_made(root: Path, tmp_path: Path) -> None:
+    ran = set_up(root, tmp_path, "FREE_KIB_MIN=$((2 ** 60)); set_up dev", PYTHON=sys.executable)
+    assert ran.returncode == 1 and "are needed: make room" in ran.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "letter").write_text("mine")
+    ran = set_up(root, tmp_path, "FREE_KIB_MIN=1; set_up dev", PYTHON=sys.executable)
+    assert ran.returncode == 1 and "is no virtual environment" in ran.stderr
+    assert (tmp_path / "venv" / "letter").read_text() == "mine"
+
+
+def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> None:
+    """The second call does nothing, and a call for less than what is there does nothing either."""
+    (tmp_path / "venv").mkdir()
+    stamp = f'fingerprint "{sys.executable}" | tee "$VENV/.vnext-dev" > "$VENV/.vnext-base"'
+    ran = set_up(root, tmp_path, f'{stamp}; FREE_KIB_MIN=$((2 ** 60)); set_up dev; set_up ""; echo done', PYTHON=sys.executable)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("done\n", "", 0)
+
+
+def test_another_constraint_is_another_stamp(root: Path, tmp_path: Path) -> None:
+    prints = set_up(
+        root,
+        tmp_path,
+        f'fingerprint "{sys.executable}"; cp "$ROOT"/setup.py "$ROOT"/constraints.txt .; ROOT="$PWD"; echo x==1 >> constraints.txt; '
+        f'fingerprint "{sys.executable}"',
+    ).stdout.split()
+    assert len(prints) == 2 and prints[0] != prints[1]
