@@ -32,7 +32,7 @@ STARTING_POLL_S = 0.05
 HEALTH_TIMEOUT_S = 5.0
 EDGE_GRACE_S = 5.0  # beyond the drain time: closing sockets and saying goodbye
 EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to call
-EXAMPLE_WORDS = "What does len() do?"
+EXAMPLE_WORDS = "What is Python?"
 
 
 def serve(command: ServeCommand) -> int:

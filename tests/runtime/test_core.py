@@ -209,6 +209,22 @@ def test_abort_and_goodbye_free_everything(make_bench) -> None:
     assert bench.verified()
 
 
+def test_a_client_that_dies_without_a_word_is_forgotten(make_bench) -> None:
+    bench = make_bench()
+    first, second = bench.client(), bench.client()
+    bench.executor.held = True
+    bench.say(first, wish("long", [1] * 9, 30))
+    first.close(linger=0)
+    bench.say(second, wish("other", [2] * 3, 30))
+    for _ in range(20):
+        bench.executor.release()
+        bench.turn(2)
+        second.poll(20)  # the socket's own thread learns of the loss at its leisure
+    assert "long" not in {request.name for _, request in bench.core.state.requests.items()}
+    assert bench.core.state.counters.aborted == 1
+    assert len(tokens_of(bench.heard(second), "other")) >= 20
+
+
 def test_nothing_is_told_or_sent_before_it_is_written(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench()
     socket, story = bench.client(), []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from vnext.models.config import ModelConfig, Rope
-from vnext.runtime.launch import check_settings
 from vnext.runtime.messages import RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.runtime.sizing import scheduler_config
@@ -75,18 +74,3 @@ def test_what_cannot_work_is_one_sentence(settings: EngineSettings, words: str) 
 def test_a_cache_too_small_for_one_block_is_refused() -> None:
     with pytest.raises(SettingsError, match="too small for one block of 512 bytes"):
         scheduler_config(EngineSettings(), MODEL, ranks(0))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (EngineSettings(max_num_seqs=0), "--max-num-seqs is 0"),
-        (EngineSettings(block_size=-1), "--block-size is -1"),
-        (EngineSettings(kv_cache_memory=0), "--kv-cache-memory is 0"),
-        (EngineSettings(long_prefill_token_threshold=-2), "--long-prefill-token-threshold is -2"),
-        (EngineSettings(executor="inproc", tensor_parallel_size=2), "use --executor mp"),
-    ],
-)
-def test_values_out_of_range_name_the_option(settings: EngineSettings, words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
-        check_settings(settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import render
+from vnext.replay import render, render_life
 from vnext.replay.info import info
 from vnext.replay.life import life
 from vnext.replay.show import show
@@ -77,7 +77,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _request(arguments: argparse.Namespace, console: Console) -> int:
-    _print(arguments, console, life(open_log(arguments.log), arguments.id), render.print_life)
+    _print(arguments, console, life(open_log(arguments.log), arguments.id), render_life.print_life)
     return SAME
 
 

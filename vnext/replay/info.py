@@ -19,7 +19,10 @@ PERCENTILES = (50, 90, 99, 100)
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes are in tokens or bytes as named; percentiles are at 50, 90, 99 and 100. `batch` is samples per step."""
+    """Sizes are in tokens or bytes as named; percentiles are at 50, 90, 99 and 100. `batch` is samples per step.
+
+    `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
+    """
 
     header: SegmentHeader
     schema_is_ours: bool
@@ -33,8 +36,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     preemptions: int
     prompt_tokens: int
-    generated_tokens: int
-    bytes_per_generated_token: float
+    sampled_tokens: int
+    bytes_per_sampled_token: float
     rank_digests: int
     arrivals_seconds: float
     prompt_percentiles: list[int]
@@ -89,7 +92,7 @@ def info(log: Log) -> Info:
 
 
 def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
-    generated, size_bytes = sum(counts.batches), log.size_bytes
+    sampled, size_bytes = sum(counts.batches), log.size_bytes
     return Info(
         header=log.header,
         schema_is_ours=log.header.schema == schema_digest(),
@@ -103,8 +106,8 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
         steps=counts.steps,
         preemptions=counts.preemptions,
         prompt_tokens=sum(counts.prompts),
-        generated_tokens=generated,
-        bytes_per_generated_token=size_bytes / generated if generated else 0.0,
+        sampled_tokens=sampled,
+        bytes_per_sampled_token=size_bytes / sampled if sampled else 0.0,
         rank_digests=counts.rank_digests,
         arrivals_seconds=(max(counts.arrivals_ns) - min(counts.arrivals_ns)) / 1e9 if counts.arrivals_ns else 0.0,
         prompt_percentiles=percentiles(counts.prompts),

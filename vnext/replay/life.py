@@ -19,7 +19,11 @@ Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. `step` is -1 before the first; `tokens` counts tokens where that has a meaning."""
+    """One thing that happened. `step` is -1 before the first.
+
+    `tokens`: of the prompt (arrived), found in the cache (admitted), computed in this step, computed and given back
+    (preempted), or 1 (sampled).
+    """
 
     event: int
     step: int
@@ -30,11 +34,12 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):
     """`queued_steps`: steps planned between arrival and first admission. `waited_steps`: steps it could have been
-    part of and was not, those included."""
+    part of and was not, those included. `arrival_s`: seconds between the engine's start and its arrival."""
 
     id: int
     name: str
     priority: int
+    arrival_s: float
     prompt_tokens: int
     tokens_max: int
     cached_tokens: int
@@ -75,7 +80,7 @@ class _Story:
         if event.id == self.id:
             self.arrival = event
             place = [entry.id for entry in item.after.waiting].index(self.id)
-            note = f"{place} before it in the queue"
+            note = f"{place} ahead of it in the queue"
             self.tell(item, "arrived", item.before.planned - 1, len(event.prompt) // 4, note)
 
     def _planned(self, item: Folded, event: StepPlanned) -> None:
@@ -84,7 +89,8 @@ class _Story:
         rows = item.before.rows.id.tolist()
         gave_way = self.id in [rows[row] for row in event.preempted]
         if gave_way:
-            self.tell(item, "preempted", event.step, 0, "its blocks were needed")
+            computed = int(item.before.rows.computed[rows.index(self.id)])
+            self.tell(item, "preempted", event.step, computed, "its blocks were needed")
         flight = item.after.flights[-1]
         place = (flight.ids == self.id).nonzero()[0]
         if len(place) == 0:
@@ -93,7 +99,7 @@ class _Story:
         start, count, samples = (int(column[place[0]]) for column in (flight.starts, flight.counts, flight.samples))
         if self.id not in rows:
             self._admitted(item, event.step, start)
-        note = f"positions [{start}, {start + count}){', samples' if samples else ''}"
+        note = f"positions {start} to {start + count - 1}{', samples' if samples else ''}"
         self.tell(item, "computed", event.step, count, note)
 
     def _waited(self, item: Folded) -> None:
@@ -104,7 +110,7 @@ class _Story:
 
     def _admitted(self, item: Folded, step: int, start: int) -> None:
         self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
-        self.tell(item, "admitted", step, start, f"{start} tokens were in the cache")
+        self.tell(item, "admitted", step, start, "tokens found in the cache")
 
     def _committed(self, item: Folded, event: StepCommitted) -> None:
         if self.id not in item.before.requests or self.id not in item.before.flights[0].ids:
@@ -123,11 +129,12 @@ class _Story:
         self.finish = finish
         self.tell(item, "ended", step, 0, finish)
 
-    def life(self, arrival: RequestArrived) -> Life:
+    def life(self, arrival: RequestArrived, started_ns: int) -> Life:
         return Life(
             id=self.id,
             name=arrival.name,
             priority=arrival.priority,
+            arrival_s=(arrival.arrival_ns - started_ns) / 1e9,
             prompt_tokens=len(arrival.prompt) // 4,
             tokens_max=arrival.sampling.max_tokens,
             cached_tokens=max(self.cached_tokens, 0),
@@ -151,7 +158,7 @@ def life(log: Log, request_id: int) -> Life:
             break
     if story.arrival is None:
         raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(arrived)}")
-    return story.life(story.arrival)
+    return story.life(story.arrival, log.header.started.started_ns)
 
 
 def _ids(arrived: int) -> str:

@@ -1,19 +1,21 @@
-"""Tables for people. Owns how answers look on a terminal; the answers themselves are other files' structs."""
+"""Text for people. Owns how answers look on a terminal; the answers themselves are other files' structs."""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vnext.replay.info import PERCENTILES, Info
-from vnext.replay.life import Life
+from vnext.replay.info import Info
 from vnext.replay.show import Shown
 from vnext.replay.verify import Verdict
 
-ROW_FIELDS = ("id", "prompt", "known", "computed", "pending", "limit", "epoch", "table")
+PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
+ROW_FIELDS = ("id", "prompt", "known", "computed", "pending", "limit", "epoch")
 
 
 def print_json(console: Console, answer: msgspec.Struct) -> None:
@@ -27,119 +29,161 @@ def printable(value: object) -> str:
 
 
 def facts(console: Console, title: str, pairs: list[tuple[str, object]]) -> None:
-    """A two-column table."""
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="bold")
+    """A title and what there is to say about it, one fact a line."""
+    console.print(printable(title), style="bold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=0)
+    table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs:
-        table.add_row(name, printable(value))
+        table.add_row("", name, printable(value))
     console.print(table)
 
 
 def records(console: Console, title: str, fields: tuple[str, ...], rows: list[dict]) -> None:
-    """A table of equal records; nothing if there are none."""
+    """A table of equal records; one line if there are none."""
+    console.print()
     if not rows:
-        console.print(f"{title}: none")
+        console.print(f"{title}: none", style="bold")
         return
-    table = Table(title=f"{title} ({len(rows)})", title_justify="left")
+    table = Table(title=f"{title}: {len(rows)}", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for field in fields:
-        table.add_column(field, justify="left" if isinstance(rows[0][field], (str, list)) else "right", overflow="fold")
+        justify = "left" if isinstance(rows[0][field], (str, list)) else "right"
+        table.add_column(field, justify=justify, overflow="fold", header_style="cyan")
     for row in rows:
         table.add_row(*(printable(row[field]) for field in fields))
     console.print(table)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 step, 2 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---- info --------------------------------------------------------------------------------------------------------
+
+
 def print_info(console: Console, answer: Info) -> None:
-    header, config = answer.header, answer.header.started.config
-    names = "/".join(f"p{percentile}" for percentile in PERCENTILES)
-    facts(console, "log", [
-        ("model", header.started.model),
-        ("ranks", header.started.world_size),
-        ("code version", header.code_version),
-        ("format", header.format_version),
-        ("event types", "this version's" if answer.schema_is_ours else "another version's"),
-        ("privacy", header.privacy),
+    header, started = answer.header, answer.header.started
+    config = started.config
+    facts(console, "engine", [
+        ("model", started.model),
+        ("started", moment(started.started_ns)),
+        ("ranks", started.world_size),
         ("policy", config.policy),
-        ("cache", f"{config.block_count} blocks of {config.block_size} tokens"),
-        ("batch", f"{config.running_max} requests, {config.batch_tokens_max} tokens a step"),
-        ("pipeline depth", config.pipeline_depth),
-        ("segments, frames", f"{answer.segments}, {answer.frames}"),
-        ("frames lost", answer.frames_lost),
-        ("size", f"{answer.size_bytes} bytes, {answer.bytes_per_generated_token:.2f} per generated token"),
-        ("events", ", ".join(f"{count} {name}" for name, count in answer.events.items())),
-        ("requests, aborts, preemptions", f"{answer.requests}, {answer.aborted}, {answer.preemptions}"),
-        ("steps", answer.steps),
-        ("prompt, generated tokens", f"{answer.prompt_tokens}, {answer.generated_tokens}"),
-        (f"prompt tokens {names}", answer.prompt_percentiles),
-        (f"samples a step {names}", answer.batch_percentiles),
-        ("rank digests", answer.rank_digests),
-        ("end", answer.end.message or "complete"),
+        ("cache", f"{config.block_count:,} blocks of {config.block_size} tokens"),
+        ("batch", f"up to {counted(config.running_max, 'request')} and {counted(config.batch_tokens_max, 'token')} a step"),
+        ("pipeline", f"{counted(config.pipeline_depth, 'step')} deep"),
+    ])  # fmt: skip
+    facts(console, "log", [
+        ("written by", f"vnext {header.code_version}, format {header.format_version}, {_schema(answer)}"),
+        ("privacy", header.privacy),
+        ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
+        ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
+        ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
+        ("end", answer.end),
+    ])  # fmt: skip
+    facts(console, "work", [
+        ("requests", f"{answer.requests:,} in {answer.arrivals_seconds:.1f} s, {counted(answer.aborted, 'abort')}"),
+        ("steps", f"{answer.steps:,}, {counted(answer.preemptions, 'preemption')}"),
+        ("tokens", f"{answer.prompt_tokens:,} of prompts, {answer.sampled_tokens:,} sampled"),
+        ("prompt lengths", _percentiles(answer.prompt_percentiles)),
+        ("samples a step", _percentiles(answer.batch_percentiles)),
+        ("rank digests", f"{answer.rank_digests:,}"),
     ])  # fmt: skip
 
 
+def moment(time_ns: int) -> str:
+    """A wall-clock time in UTC."""
+    return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _schema(answer: Info) -> str:
+    return "this version's events" if answer.schema_is_ours else "another version's events"
+
+
+def _percentiles(values: list[int]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in zip(PERCENTILE_NAMES, values)) or "none"
+
+
+# ---- verify ------------------------------------------------------------------------------------------------------
+
+
 def print_verdict(console: Console, answer: Verdict) -> None:
-    facts(console, "verified", [
-        ("events", answer.events),
-        ("plans decided anew", answer.steps),
-        ("chained digests", answer.digests),
-        ("rank digests", f"{answer.rank_digests} ({answer.rank_digests_unchecked} too late to check)"),
-        ("laws", answer.laws),
-        ("end", answer.end.message or "complete" if answer.end else "stopped at the first difference"),
+    late = answer.rank_digests_unchecked
+    facts(console, "compared", [
+        ("events", f"{answer.events:,}"),
+        ("plans", f"{answer.steps:,} decided again"),
+        ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{f', {late:,} too late' if late else ''}"),
+        ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
+        ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
     found = answer.difference
     if found is not None:
         facts(console, "first difference", [
-            ("step, event", f"{found.step}, {found.event}"),
+            ("where", f"step {found.step}, event {found.event}"),
             ("field", found.field),
             ("recorded", found.recorded or "-"),
             ("recomputed", found.recomputed or "-"),
             ("why", found.message),
         ])  # fmt: skip
-    console.print(conclusion(answer))
+    console.print(conclusion(answer), style="bold green" if answer.same else "bold red")
 
 
 def conclusion(answer: Verdict) -> str:
     """The verdict in one line."""
     if answer.difference is not None:
         return "the log does not replay"
+    if answer.end is not None and answer.end.kind == "torn":
+        return "the log replays exactly up to its torn end: the engine was stopped while it wrote the last record"
     if answer.same:
         return "the log replays exactly"
     return "what can be read replays exactly, but the log is damaged"
 
 
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
 def print_shown(console: Console, answer: Shown) -> None:
     state = answer.state
-    facts(console, f"step {answer.step}" if answer.plan else "end of the log", [
+    facts(console, f"step {answer.step}" if answer.plan else f"end of the log, after step {answer.step}", [
         ("event", answer.event),
         ("digest", answer.digest),
-        ("plan", _plan(answer)),
-        ("blocks", ", ".join(f"{count} {name}" for name, count in state["blocks"].items() if name != "next")),
-        ("counters", ", ".join(f"{count} {name}" for name, count in state["counters"].items())),
+        *([("plan", _plan(answer))] if answer.plan else []),
+        ("blocks", ", ".join(f"{count:,} {name}" for name, count in state["blocks"].items() if name != "next")),
+        ("requests", _totals(state["counters"], ("finished", "aborted", "preempted"))),
+        ("tokens", _totals(state["counters"], ("prompt_tokens", "generated_tokens"))),
+        ("prefix cache", _totals(state["counters"], ("prefix_queried_tokens", "prefix_hit_tokens"))),
     ])  # fmt: skip
-    records(console, "running", ROW_FIELDS, state["running"])
+    steps, rows = _with_flights(state)
+    records(console, "running", (*ROW_FIELDS, *steps, "blocks"), rows)
     records(console, "waiting", ("id", "priority", "known", "epoch"), state["waiting"])
-    for flight in state["flights"]:
-        records(console, f"in flight: step {flight['step']}", ("id", "start", "tokens", "samples"), flight["requests"])
+
+
+def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:
+    words = {name: name.removeprefix("prefix_").removesuffix("_tokens") for name in names}
+    return ", ".join(f"{counters[name]:,} {words[name]}" for name in names)
+
+
+def _with_flights(state: dict) -> tuple[list[str], list[dict]]:
+    """The running rows with a column for each step in flight: the positions it computes, + where it samples."""
+    columns = {
+        f"step {flight['step']}": {entry["id"]: _chunk(entry) for entry in flight["requests"]} for flight in state["flights"]
+    }
+    rows = [
+        {**row, "blocks": row["table"], **{name: chunks.get(row["id"], "") for name, chunks in columns.items()}}
+        for row in state["running"]
+    ]
+    return list(columns), rows
+
+
+def _chunk(entry: dict) -> str:
+    last = entry["start"] + entry["tokens"] - 1
+    places = f"{entry['start']}" if entry["tokens"] == 1 else f"{entry['start']}-{last}"
+    return f"{places} +" if entry["samples"] else places
 
 
 def _plan(answer: Shown) -> str:
     plan = answer.plan
-    if plan is None:
-        return "-"
     parts = [f"{name} {getattr(plan, name)}" for name in ("preempted", "changed", "admitted") if getattr(plan, name)]
-    return ", ".join(parts) or "as expected"
-
-
-def print_life(console: Console, answer: Life) -> None:
-    facts(console, f"request {answer.id}", [
-        ("name", answer.name),
-        ("priority", answer.priority),
-        ("prompt", f"{answer.prompt_tokens} tokens, {answer.cached_tokens} of them in the cache"),
-        ("generated", f"{answer.generated_tokens} of at most {answer.tokens_max} tokens"),
-        ("queued before admission", f"{answer.queued_steps} steps"),
-        ("not scheduled in", f"{answer.waited_steps} steps"),
-        ("preemptions", answer.preemptions),
-        ("end", answer.finish),
-    ])  # fmt: skip
-    moments = [msgspec.to_builtins(moment) for moment in answer.moments]
-    records(console, "life", ("event", "step", "kind", "tokens", "note"), moments)
+    return ", ".join(parts) or "every running request advances as expected"

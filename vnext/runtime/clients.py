@@ -56,10 +56,13 @@ class Clients:
         self._owner: dict[int, tuple[bytes, str]] = {}
         self._ids: dict[tuple[bytes, str], int] = {}
         self._said: EngineStats | None = None
+        self._gone: set[bytes] = set()
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone is an error, and so we hear of it
 
     def arrived(self, state: State) -> Iterator[AnyEvent]:
         """Events of all messages that have come. `state` is the one before them; ids are counted from its next."""
         next_id = state.next_id
+        yield from self._forget_gone()
         while (received := self._receive()) is not None:
             peer, message = received
             self._peers.add(peer)
@@ -76,8 +79,8 @@ class Clients:
                 case ResetPrefixCache():
                     yield PrefixCacheReset()
                 case Goodbye():
-                    yield from self._abort(peer, [name for owner, name in self._ids if owner == peer], "client")
-                    self._peers.discard(peer)
+                    self._gone.add(peer)
+        yield from self._forget_gone()
 
     def tell(self, news: Iterable[tuple[int, RequestOutput]]) -> None:
         """Outputs to those who asked; a finished request is forgotten."""
@@ -114,7 +117,19 @@ class Clients:
                 log.warning("a client's message could not be read and was dropped: %s", error)
 
     def _send(self, peer: bytes, message: EngineMessage) -> None:
-        self._socket.send_multipart((peer, encoder.encode(message)))
+        try:
+            self._socket.send_multipart((peer, encoder.encode(message)))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._gone.add(peer)
+
+    def _forget_gone(self) -> Iterator[RequestAborted]:
+        """A client that left, with a goodbye or without a word, wants nothing any more."""
+        for peer in sorted(self._gone):
+            yield from self._abort(peer, [name for owner, name in self._ids if owner == peer], "client")
+            self._peers.discard(peer)
+        self._gone.clear()
 
     def _arrival(self, state: State, peer: bytes, wish: SubmitRequest, next_id: int) -> RequestArrived | None:
         sampling = wish.sampling

@@ -19,7 +19,7 @@ from vnext.models.hub import resolve
 from vnext.runtime.children import Child, start_child
 from vnext.runtime.core_main import CoreSettings
 from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.settings import EngineSettings
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 POLL_MS = 100
@@ -54,11 +54,10 @@ class RunningEngine:
 
 
 def launch_engine(settings: EngineSettings) -> RunningEngine:
-    """Start an engine and wait until it is ready. Raises StartFailed."""
+    """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed."""
     try:
-        check_settings(settings)
         model_path = resolve(settings.model) if settings.model else DEMO_MODEL
-    except (SettingsError, ModelError) as error:
+    except ModelError as error:
         raise StartFailed(str(error)) from error
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
     core = CoreSettings(
@@ -78,30 +77,6 @@ def launch_engine(settings: EngineSettings) -> RunningEngine:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
     return RunningEngine(child, core.address, run_dir, model_path, ready)
-
-
-def check_settings(settings: EngineSettings) -> None:
-    """Refuse what no model could make right. Raises SettingsError."""
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "digest_interval"):
-        if getattr(settings, name) < 1:
-            raise SettingsError(f"{option_of(name)} is {getattr(settings, name)}: it must be at least 1")
-    for name in ("max_model_len", "num_blocks_override", "kv_cache_memory", "threads"):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise SettingsError(f"{option_of(name)} is {value}: it must be at least 1")
-    if settings.long_prefill_token_threshold < 0:
-        raise SettingsError(
-            f"--long-prefill-token-threshold is {settings.long_prefill_token_threshold}: it must be 0 (off) or more"
-        )
-    if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
-        raise SettingsError(
-            f"--tensor-parallel-size is {settings.tensor_parallel_size} and the inproc executor runs one rank: "
-            "use --executor mp"
-        )
-
-
-def option_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def log_directory(settings: EngineSettings) -> Path:

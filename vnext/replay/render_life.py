@@ -1,0 +1,105 @@
+"""A request's life for people: steps that only decode are drawn together, everything else stands by itself.
+
+Owns the drawing together; what happened is `life`'s business.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from vnext.replay.life import Life, Moment
+from vnext.replay.render import counted, facts, printable
+
+SAMPLES_SHOWN = 12
+
+
+class Span(msgspec.Struct):
+    """Moments of one kind that follow each other step by step, oldest first."""
+
+    moments: list[Moment]
+
+    @property
+    def first(self) -> Moment:
+        return self.moments[0]
+
+    @property
+    def last(self) -> Moment:
+        return self.moments[-1]
+
+
+def print_life(console: Console, answer: Life) -> None:
+    facts(console, f"request {answer.id}", [
+        ("name", answer.name),
+        ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}"),
+        ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
+        ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}"),
+        ("waited", f"{counted(answer.queued_steps, 'step')} in the queue, {counted(answer.waited_steps, 'step')} in all"),
+        ("preempted", counted(answer.preemptions, "time")),
+        ("end", answer.finish),
+    ])  # fmt: skip
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("step", justify="right", header_style="cyan", no_wrap=True)
+    table.add_column("event", justify="right", header_style="cyan", no_wrap=True)
+    table.add_column("what happened", overflow="fold", header_style="cyan")
+    for span in spans(answer.moments):
+        step = "-" if span.last.kind == "arrived" else _range(span.first.step, span.last.step)
+        table.add_row(step, _range(span.first.event, span.last.event), printable(told(span)))
+    console.print(table)
+
+
+def spans(moments: list[Moment]) -> list[Span]:
+    """Steady decoding alternates between computing and sampling: one open span of each is continued side by side."""
+    found: list[Span] = []
+    still_open: dict[str, Span] = {}
+    for moment in moments:
+        span = still_open.get(moment.kind)
+        if span is not None and moment.step == span.last.step + 1 and moment.tokens == span.last.tokens == 1:
+            span.moments.append(moment)
+            continue
+        if moment.kind != "sampled" and not (moment.kind == "computed" and moment.tokens == 1):
+            still_open.clear()
+        still_open[moment.kind] = Span([moment])
+        found.append(still_open[moment.kind])
+    return found
+
+
+def told(span: Span) -> str:
+    """What a span's moments say in one line."""
+    first, last = span.first, span.last
+    match first.kind:
+        case "arrived":
+            return f"arrives, {first.note}"
+        case "admitted":
+            return f"is admitted, {counted(first.tokens, 'token')} in the cache"
+        case "preempted":
+            return f"gives way with {counted(first.tokens, 'token')} computed: {first.note}"
+        case "ended":
+            return f"ends: {first.note}"
+        case "sampled":
+            return f"samples {_samples(span)}"
+        case "computed" if len(span.moments) > 1:
+            return f"computes 1 token a step, {_first_position(first)} to {_last_position(last)}"
+        case _:
+            return f"computes {counted(first.tokens, 'token')}: {first.note}"
+
+
+def _samples(span: Span) -> str:
+    tokens = [moment.note.removeprefix("token ") for moment in span.moments]
+    shown = " ".join(tokens[:SAMPLES_SHOWN])
+    more = f" ... ({len(tokens) - SAMPLES_SHOWN} more)" if len(tokens) > SAMPLES_SHOWN else ""
+    return f"{shown}{more}"
+
+
+def _first_position(moment: Moment) -> str:
+    return moment.note.split(" to ")[0]
+
+
+def _last_position(moment: Moment) -> str:
+    return moment.note.split(" to ")[1].split(",")[0]
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
