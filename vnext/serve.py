@@ -6,6 +6,7 @@ finishes what it has within its drain time; the second: at once. Then the engine
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -39,6 +40,7 @@ def serve(command: ServeCommand) -> int:
     """Serve until a signal comes; returns the exit status: 0 after a signal, else 1 with one sentence on stderr."""
     print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
     try:
+        port = _usable_port(command.server)
         with _terminate_as_interrupt():
             engine = launch_engine(command.engine)
     except (StartFailed, ChildDied) as error:
@@ -46,7 +48,7 @@ def serve(command: ServeCommand) -> int:
     except KeyboardInterrupt:
         return 0
     try:
-        return _serve_engine(engine, command.server)
+        return _serve_engine(engine, msgspec.structs.replace(command.server, port=port))
     finally:
         engine.stop()
         print("vnext: stopped", flush=True)
@@ -55,7 +57,6 @@ def serve(command: ServeCommand) -> int:
 def _serve_engine(engine: RunningEngine, settings: ServerSettings) -> int:
     settings = msgspec.structs.replace(
         settings,
-        port=settings.port or _free_port(settings.host),
         engine_address=engine.address,
         model_path=str(engine.model_path),
     )
@@ -182,11 +183,17 @@ def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
 # ---- the edge's address ------------------------------------------------------------------------------------------
 
 
-def _free_port(host: str) -> int:
-    """A port that is free now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
+def _usable_port(settings: ServerSettings) -> int:
+    """The port to serve on: the wanted one, or a free one for 0. StartFailed at once, before a model is loaded for nothing."""
+    host, port = settings.host, settings.port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise StartFailed(f"port {port} of {host} is in use: end its program or choose another with --port") from error
+            return port  # the API server, which binds it for good, says what is wrong with this address
         return probe.getsockname()[1]
 
 

@@ -19,10 +19,11 @@ from vnext.replay.cli import main as replay
 
 COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
 END_TIMEOUT_S = 30
+LENGTH = 400
 
 
 def long_request(index: int) -> dict[str, Any]:
-    return {"model": "demo", "prompt": f"def f{index}(", "max_tokens": 700, "ignore_eos": True, "seed": index}
+    return {"model": "demo", "prompt": f"def f{index}(", "max_tokens": LENGTH, "ignore_eos": True, "seed": index}
 
 
 def in_background(url: str, count: int) -> tuple[threading.Thread, list[Any]]:
@@ -47,7 +48,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
             pass
         assert server.stop() == 0
         thread.join(END_TIMEOUT_S)
-    assert [answer["usage"]["completion_tokens"] for answer in found] == [700] * 3
+    assert [answer["usage"]["completion_tokens"] for answer in found] == [LENGTH] * 3
     assert replay(["verify", "--laws", str(server.log_dir)]) == 0
 
 
