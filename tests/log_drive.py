@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import xxhash
 
+from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -38,6 +40,17 @@ def small_config(**changes) -> SchedulerConfig:
     return SchedulerConfig(**(fields | changes))
 
 
+def drawn_config(chance: random.Random) -> SchedulerConfig:
+    """Any depth, policy and block size of 1 to 4 tokens, with a pool of little more than one request's blocks."""
+    size = chance.randint(1, 4)
+    return small_config(
+        block_size=size, block_count=-(-59 // size) + chance.randint(0, 12), pipeline_depth=chance.randint(1, 3),
+        policy=chance.choice(("fcfs", "priority")), eos_token_ids=chance.choice(((0,), (0, 2), ())),
+        running_max=chance.randint(3, 8), batch_tokens_max=chance.choice((7, 20, 64)),
+        prefill_threshold=chance.choice((0, 0, 5)),
+    )  # fmt: skip
+
+
 def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
     return EngineStarted(
         config=config, model="toy", model_digest="", world_size=world_size, environment={}, started_ns=0
@@ -63,9 +76,7 @@ def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 
         yield events, befores, state, due
 
 
-def _chosen(
-    chance: random.Random, state: State, histories: list[list[int]], arrivals: int
-) -> Iterator[AnyEvent]:
+def _chosen(chance: random.Random, state: State, histories: list[list[int]], arrivals: int) -> Iterator[AnyEvent]:
     """One iteration's events, each chosen in the state that the ones before it left."""
     if arrivals and chance.random() < 0.5:
         event = _arrival(chance, state, histories)
@@ -88,7 +99,7 @@ def _chosen(
 
 
 def _arrival(chance: random.Random, state: State, histories: list[list[int]]) -> RequestArrived:
-    """Often a prompt that continues an earlier conversation, its last answer's end token included: prefixes are shared."""
+    """Often a prompt that continues an earlier conversation, end tokens included, so that prefixes are shared."""
     history = chance.choice(histories)
     prompt = history[: chance.randint(1, len(history))] + [chance.randrange(6) for _ in range(chance.randint(0, 9))]
     sampling = Sampling(
@@ -112,3 +123,18 @@ def _sampled(state: State, histories: list[list[int]]) -> bytes:
             histories.append([*history.tolist(), tokens[-1]])
     del histories[:-20]
     return pack_tokens(tokens)
+
+
+def as_it_is(events, state_digest, ranks):
+    return events, state_digest, ranks
+
+
+def record(log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6) -> Path:
+    """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
+    config = config or small_config()
+    recorder = Recorder.open(log_dir, started(config), privacy, size)
+    for events, befores, after, ranks in engine(config, seed, arrivals):
+        events, state_digest, ranks = change(events, digest(after), ranks)
+        recorder.append(events, befores, state_digest, ranks)
+    recorder.close()
+    return log_dir

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from vnext.chat_cli import TalkFailed, chat, show, talk, talker
 from vnext.cli import main
+from vnext.doctor import warnings
+from vnext.machine import machine
 from vnext.options import ChatCommand, parse
 from vnext.serve import curl_line
 from vnext.server.settings import ServerSettings
@@ -44,6 +47,19 @@ def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) ->
     assert {"operation", "device_type", "implementation", "summary"} == set(report["kernels"][0])
     assert main(["doctor"]) == 0
     assert report["machine"]["cpu_model"].split()[0] in capsys.readouterr().out
+
+
+def test_doctor_warns_of_what_will_go_wrong() -> None:
+    well = msgspec.structs.replace(
+        machine(), load=(0.0, 0.0, 0.0), shm_available_bytes=2**34, memory_available_bytes=2**34
+    )
+    assert warnings(well, gpu_count=0) == []
+    (shm,) = warnings(msgspec.structs.replace(well, shm_available_bytes=64 * 2**20), gpu_count=0)
+    assert "64 MiB free" in shm and "--shm-size" in shm
+    (memory,) = warnings(msgspec.structs.replace(well, memory_available_bytes=2**30), gpu_count=0)
+    assert "1.0 GiB of memory" in memory
+    (gpu,) = warnings(well, gpu_count=1)
+    assert "stay unused" in gpu
 
 
 @pytest.mark.parametrize(("has_template", "path"), [(True, "/v1/chat/completions"), (False, "/v1/completions")])

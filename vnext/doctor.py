@@ -36,15 +36,15 @@ def doctor(command: DoctorCommand) -> int:
 
 def examine() -> dict[str, Any]:
     """The report as plain values."""
-    here = machine()
+    here, found = machine(), gpus()
     return {
         "vnext": __version__,
         "machine": msgspec.to_builtins(here),
         "torch": torch_facts(),
-        "gpus": gpus(),
+        "gpus": found,
         "compilers": compilers(),
         "kernels": [row._asdict() for row in rows()],
-        "warnings": warnings(here),
+        "warnings": warnings(here, len(found)),
     }
 
 
@@ -70,9 +70,11 @@ def gpus() -> list[dict[str, Any]]:
     ]
 
 
-def warnings(here: Machine) -> list[str]:
-    """What is likely to go wrong on this machine, one sentence each with its remedy."""
+def warnings(here: Machine, gpu_count: int) -> list[str]:
+    """What is likely to go wrong on this machine, one sentence each, with its remedy where there is one."""
     found = []
+    if gpu_count > 0:
+        found.append(f"vnext {__version__} computes on the CPU: the {gpu_count} GPU(s) of this machine stay unused.")
     if here.shm_available_bytes < SHM_FREE_BYTES_MIN:
         free = f"Shared memory has {here.shm_available_bytes / 2**20:.0f} MiB free"
         found.append(f"{free} and the ranks' channel lives there: enlarge /dev/shm (in a container: --shm-size).")

@@ -159,3 +159,10 @@ def test_what_a_victim_was_given_is_handed_back() -> None:
         engine.step()
     assert plan.preempted == (0,)
     assert engine.plan() == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_prompt_is_counted_once_however_often_it_is_computed() -> None:
+    engine = crowded()
+    engine.run_out()
+    counters = engine.state.counters
+    assert counters.preempted > 0 and counters.prompt_tokens == 12 and counters.generated_tokens == 18

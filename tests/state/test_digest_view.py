@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from core_drive import Engine
 from vnext.state import extents
 from vnext.state.digest import digest, parts
-from vnext.state.rows import Rows
+from vnext.state.rows import FIELD_NAMES, Rows
 from vnext.state.view import view
 
 
@@ -34,13 +34,34 @@ def test_texts_names_and_salts_do_not_reach_it() -> None:
     assert busy(1, 9).state.token_digest != busy(1, 8).state.token_digest
 
 
-def test_places_in_arenas_do_not_reach_it() -> None:
+@pytest.mark.parametrize("field", ["tokens_at", "tokens_size", "table_at", "table_size", "chain_0", "chain_1"])
+def test_places_and_content_names_are_no_structure(field: str) -> None:
     state = busy().state
-    rows = state.rows
-    tables, at = extents.compact(state.tables, rows.table_at, rows.blocks, rows.cells[16], 5)
-    cells = rows.cells.copy()
-    cells[15] = at
+    cells = state.rows.cells.copy()
+    cells[FIELD_NAMES.index(field)] += 1
+    assert rows_part(replace(state, rows=Rows(cells))) == rows_part(state)
+
+
+def test_a_moved_table_has_the_same_digest() -> None:
+    state = busy().state
+    rows, cells = state.rows, state.rows.cells.copy()
+    sizes = cells[FIELD_NAMES.index("table_size")] + 3
+    tables, cells[FIELD_NAMES.index("table_at")] = extents.compact(state.tables, rows.table_at, rows.blocks, sizes, 5)
     assert digest(replace(state, tables=tables, rows=Rows(cells))) == digest(state)
+
+
+def rows_part(state) -> bytes:
+    return dict(parts(state))["rows"]
+
+
+def test_the_sequence_counts_events() -> None:
+    engine = Engine()
+    assert engine.state.sequence == 1, "the start is the first"
+    for count in (2, 3, 4):
+        engine.arrive([1])
+        assert engine.state.sequence == count
+    engine.step()
+    assert engine.state.sequence == 6
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,3 +134,11 @@ def test_pure_rooms_load_nothing_heavy(rooms: tuple[str, ...], forbidden: set[st
     child = [sys.executable, "-c", CHILD.format(rooms=rooms, forbidden=forbidden)]
     ran = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_structs_are_frozen(path: Path) -> None:
+    """Every struct of the pure rooms is a value."""
+    module = importlib.import_module(f"vnext.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+    structs = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
+    assert [struct.__name__ for struct in structs if not struct.__struct_config__.frozen] == []

@@ -39,22 +39,38 @@ def terminal(stderr: bool = False) -> Console:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="vnext-replay", description="Read, verify and explain an engine's log.")
+    top = argparse.ArgumentParser(
+        prog="vnext-replay",
+        description="Read, verify and explain the log of an engine.",
+        epilog="Exit codes: 0 all is well, 1 the log differs or is damaged, 2 there is nothing to work with.",
+    )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    _command(commands, "info", _info, "what is in the log, without folding it")
-    verifying = _command(commands, "verify", _verify, "fold it again and compare every plan, digest and law")
-    verifying.add_argument("--laws", action="store_true", help="check all laws after every event, not a few cheap ones")
-    showing = _command(commands, "show", _show, "the state at a step, or at the end of the log")
-    showing.add_argument("step", metavar="STEP", nargs="?", type=int, help="number of the step")
-    request = _command(commands, "req", _request, "one request's life")
-    request.add_argument("id", metavar="ID", type=int, help="number of the request")
+    _command(
+        commands, "info", _info, "what is in a log: engine, size, requests, tokens", "Counts events only."
+    )
+    verifying = _command(
+        commands, "verify", _verify, "replay a log and compare it with what the engine did",
+        "Decides every step again and compares plans, digests of states and digests of ranks, up to the first "
+        "difference. A log that ends in the middle of a record (kill, power cut) is a shorter log, no difference.",
+    )  # fmt: skip
+    verifying.add_argument("--laws", action="store_true", help="check all laws after every event: slower")
+    showing = _command(
+        commands, "show", _show, "the engine's state in a step, or at the end",
+        "Counts and positions of every request; positions with a + are followed by a sample.",
+    )  # fmt: skip
+    showing.add_argument("step", metavar="STEP", nargs="?", type=int, help="number of a step, from 0; else the end")
+    request = _command(
+        commands, "req", _request, "one request's life: queue, cache hits, chunks, tokens, preemptions, end",
+        "Steady decoding is drawn together; --json tells every event by itself.",
+    )  # fmt: skip
+    request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
     return top
 
 
-def _command(commands, name: str, run, summary: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=summary, description=summary)
-    command.add_argument("log", metavar="LOG", type=Path, help="a log directory or one segment file")
-    command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+def _command(commands, name: str, run, summary: str, more: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {more}")
+    command.add_argument("log", metavar="LOG", type=Path, help="directory of a log, or its first segment file")
+    command.add_argument("--json", action="store_true", help="print one JSON object for programs")
     command.set_defaults(run=run)
     return command
 

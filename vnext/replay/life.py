@@ -12,6 +12,7 @@ import msgspec
 from vnext.replay.folding import Broken, Folded, fold
 from vnext.replay.source import Log, UnusableLog
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.log import Privacy, SegmentHeader
 from vnext.state.outputs import outputs
 from vnext.state.rows import wants
 
@@ -38,6 +39,7 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     name: str
+    privacy: Privacy
     priority: int
     arrival_s: float
     prompt_tokens: int
@@ -129,12 +131,13 @@ class _Story:
         self.finish = finish
         self.tell(item, "ended", step, 0, finish)
 
-    def life(self, arrival: RequestArrived, started_ns: int) -> Life:
+    def life(self, arrival: RequestArrived, header: SegmentHeader) -> Life:
         return Life(
             id=self.id,
             name=arrival.name,
+            privacy=header.privacy,
             priority=arrival.priority,
-            arrival_s=(arrival.arrival_ns - started_ns) / 1e9,
+            arrival_s=(arrival.arrival_ns - header.started.started_ns) / 1e9,
             prompt_tokens=len(arrival.prompt) // 4,
             tokens_max=arrival.sampling.max_tokens,
             cached_tokens=max(self.cached_tokens, 0),
@@ -158,7 +161,7 @@ def life(log: Log, request_id: int) -> Life:
             break
     if story.arrival is None:
         raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(arrived)}")
-    return story.life(story.arrival, log.header.started.started_ns)
+    return story.life(story.arrival, log.header)
 
 
 def _ids(arrived: int) -> str:

@@ -15,7 +15,7 @@ from vnext.replay.show import Shown
 from vnext.replay.verify import Verdict
 
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
-ROW_FIELDS = ("id", "prompt", "known", "computed", "pending", "limit", "epoch")
+ROW_FIELDS = ("id", "prompt", "known", "computed", "limit", "epoch")
 
 
 def print_json(console: Console, answer: msgspec.Struct) -> None:
@@ -72,7 +72,7 @@ def print_info(console: Console, answer: Info) -> None:
         ("ranks", started.world_size),
         ("policy", config.policy),
         ("cache", f"{config.block_count:,} blocks of {config.block_size} tokens"),
-        ("batch", f"up to {counted(config.running_max, 'request')} and {counted(config.batch_tokens_max, 'token')} a step"),
+        ("batch", f"{counted(config.running_max, 'request')} and {counted(config.batch_tokens_max, 'token')} a step"),
         ("pipeline", f"{counted(config.pipeline_depth, 'step')} deep"),
     ])  # fmt: skip
     facts(console, "log", [
@@ -110,11 +110,11 @@ def _percentiles(values: list[int]) -> str:
 
 
 def print_verdict(console: Console, answer: Verdict) -> None:
-    late = answer.rank_digests_unchecked
+    late = f", {answer.rank_digests_unchecked:,} too late to compare" if answer.rank_digests_unchecked else ""
     facts(console, "compared", [
         ("events", f"{answer.events:,}"),
         ("plans", f"{answer.steps:,} decided again"),
-        ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{f', {late:,} too late' if late else ''}"),
+        ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
@@ -135,7 +135,7 @@ def conclusion(answer: Verdict) -> str:
     if answer.difference is not None:
         return "the log does not replay"
     if answer.end is not None and answer.end.kind == "torn":
-        return "the log replays exactly up to its torn end: the engine was stopped while it wrote the last record"
+        return "the log replays exactly up to its torn end"
     if answer.same:
         return "the log replays exactly"
     return "what can be read replays exactly, but the log is damaged"
@@ -167,14 +167,27 @@ def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:
 
 def _with_flights(state: dict) -> tuple[list[str], list[dict]]:
     """The running rows with a column for each step in flight: the positions it computes, + where it samples."""
-    columns = {
-        f"step {flight['step']}": {entry["id"]: _chunk(entry) for entry in flight["requests"]} for flight in state["flights"]
-    }
-    rows = [
-        {**row, "blocks": row["table"], **{name: chunks.get(row["id"], "") for name, chunks in columns.items()}}
-        for row in state["running"]
-    ]
+    columns = {f"step {flight['step']}": _chunks(flight) for flight in state["flights"]}
+    rows = []
+    for row in state["running"]:
+        chunks = {name: of_step.get(row["id"], "") for name, of_step in columns.items()}
+        rows.append({**row, **chunks, "blocks": ranges(row["table"])})
     return list(columns), rows
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers in their order, runs drawn together: 3 to 5 and 9 are 3-5 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _chunks(flight: dict) -> dict[int, str]:
+    return {entry["id"]: _chunk(entry) for entry in flight["requests"]}
 
 
 def _chunk(entry: dict) -> str:

@@ -31,21 +31,23 @@ class Span(msgspec.Struct):
 
 
 def print_life(console: Console, answer: Life) -> None:
+    queued, waited = counted(answer.queued_steps, "step"), counted(answer.waited_steps, "step")
     facts(console, f"request {answer.id}", [
         ("name", answer.name),
         ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}"),
         ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}"),
-        ("waited", f"{counted(answer.queued_steps, 'step')} in the queue, {counted(answer.waited_steps, 'step')} in all"),
+        ("waited", f"{queued} before its first, {waited} in all"),
         ("preempted", counted(answer.preemptions, "time")),
         ("end", answer.finish),
+        *([("token ids", "pseudonyms: this log holds no text")] if answer.privacy == "shape" else []),
     ])  # fmt: skip
     table = Table(box=SIMPLE_HEAD)
     table.add_column("step", justify="right", header_style="cyan", no_wrap=True)
     table.add_column("event", justify="right", header_style="cyan", no_wrap=True)
     table.add_column("what happened", overflow="fold", header_style="cyan")
     for span in spans(answer.moments):
-        step = "-" if span.last.kind == "arrived" else _range(span.first.step, span.last.step)
+        step = "-" if span.first.step < 0 else _range(span.first.step, span.last.step)
         table.add_row(step, _range(span.first.event, span.last.event), printable(told(span)))
     console.print(table)
 

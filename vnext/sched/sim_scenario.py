@@ -64,7 +64,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config=config,
         clients=clients,
         reset_us=tuple(chance.below(end_us + 1) for _ in range(resets)),
-        rank_count=chance.choose((1, 1, 1, 2, 3)),
+        rank_count=chance.choose((1, 1, 1, 1, 2, 3)),
         faults=draw_faults(chance.fork()),
     )
 
