@@ -25,7 +25,16 @@ SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, SYSTEM, END)
 # Tests, generated tables, and big corners (or removed ones) that few readers ask about.
 SKIPPED_PARTS = {
     "site-packages", "test", "tests", "idle_test", "idlelib", "turtledemo", "encodings", "__pycache__", "distutils",
-    "lib2to3", "tkinter", "turtle", "msilib", "ensurepip", "pydoc_data",
+    "lib2to3", "tkinter", "turtle", "msilib", "ensurepip", "pydoc_data", "ntpath",
+}
+# Packages whose submodules are an inner matter: readers know their definitions under the package's name.
+FLAT_PACKAGES = ("asyncio", "concurrent.futures", "importlib.resources", "json", "re", "sqlite3", "unittest")
+# Asked about more often, so asked more often here; a name without a dot is a builtin.
+POPULAR_MODULES = {
+    "argparse", "ast", "asyncio", "base64", "bisect", "collections", "concurrent", "contextlib", "copy", "csv", "dataclasses",
+    "datetime", "decimal", "dict", "enum", "fractions", "functools", "glob", "hashlib", "heapq", "io", "itertools", "json",
+    "list", "logging", "math", "operator", "os", "pathlib", "pickle", "queue", "random", "re", "set", "shutil", "socket",
+    "statistics", "str", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading", "time", "typing",
 }
 # Modules written in C carry documentation that no source file holds; all are safe to import.
 COMPILED_MODULES = (
@@ -40,11 +49,12 @@ SYSTEM_PROMPTS = (
     "You are a Python documentation assistant.",
 )
 QUESTIONS = {
-    "module": ("What is the {name} module for?", "What does the module {name} do?", "Tell me about {name}.",
+    "module": ("What is the {name} module for?", "What does the {name} module do?", "What does the module {name} do?", "Tell me about {name}.",
                "Explain the {name} module.", "What is {name}?"),
-    "class": ("What is {name}?", "Explain the class {name}.", "Tell me about {name}.", "What is {name} used for?",
+    "class": ("What is {name}?", "What is the {name} class?", "Explain the class {name}.", "Tell me about {name}.", "What is {name} used for?",
               "What does the class {name} do?"),
-    "function": ("What does {name} do?", "What does {name}() do?", "Explain {name}.", "How do I use {name}?",
+    "function": ("What does {name} do?", "What does {name}() do?", "What does the {name} function do?",
+                 "Explain {name}.", "How do I use {name}?",
                  "Tell me about {name}.", "What is {name}?"),
     "topic": ("Explain {name}.", "Tell me about {name}.", "What does the Python reference say about {name}?"),
 }
@@ -81,7 +91,12 @@ def source_entries() -> Iterator[Entry]:
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if SKIPPED_PARTS.isdisjoint(parts) and not parts[0].startswith(("config-", "_sysconfigdata")):
-            yield from module_entries(path, ".".join(parts).removesuffix(".__init__").removeprefix("_py"))
+            yield from module_entries(path, module_name(parts))
+
+
+def module_name(parts: tuple[str, ...]) -> str:
+    name = ".".join(parts).removesuffix(".__init__").removeprefix("_py")
+    return "os.path" if name == "posixpath" else name
 
 
 def module_entries(path: Path, name: str) -> Iterator[Entry]:
@@ -89,11 +104,14 @@ def module_entries(path: Path, name: str) -> Iterator[Entry]:
         warnings.simplefilter("ignore")  # old escapes in old modules are not our concern
         tree = ast.parse(path.read_bytes())
     yield Entry(kind="module", name=name, heading=f"module {name}", text=clean(ast.get_docstring(tree) or ""))
+    home = next((package for package in FLAT_PACKAGES if name.startswith(package + ".")), name)
     for node in tree.body:
-        yield from definition_entries(node, name)
+        yield from definition_entries(node, home)
 
 
 def definition_entries(node: ast.stmt, prefix: str) -> Iterator[Entry]:
+    if getattr(node, "name", "_").startswith("_"):
+        return  # statements, and names that are nobody's interface
     if isinstance(node, ast.ClassDef):
         name = f"{prefix}.{node.name}"
         bases = ", ".join(ast.unparse(base) for base in node.bases)
@@ -123,7 +141,7 @@ def object_entry(name: str, value: object) -> Entry:
     members: tuple[Entry, ...] = ()
     if isinstance(value, type):
         members = tuple(object_entry(f"{name}.{key}", member) for key, member in sorted(vars(value).items())
-                        if callable(member) and not isinstance(member, type))
+                        if callable(member) and not isinstance(member, type) and not key.startswith("_"))
     text = value.__doc__ if isinstance(value.__doc__, str) else ""
     heading = f"class {name}" if isinstance(value, type) else name + signature(value)
     return Entry(kind="class" if isinstance(value, type) else "function", name=name, heading=heading,
@@ -181,9 +199,10 @@ def answer(text: str, size_max: int = 500) -> str:
 def exchanges(entry: Entry, rng: random.Random) -> Iterator[str]:
     """Question and answer pairs, already in chat form, about an entry and its members."""
     if entry.text and not any(part.startswith("_") for part in entry.name.split(".")):
-        for question in rng.sample(QUESTIONS[entry.kind], 2):
+        popular = "." not in entry.name or entry.name.partition(".")[0] in POPULAR_MODULES
+        for question in rng.sample(QUESTIONS[entry.kind], 3 if popular else 1):
             yield exchange(question.format(name=entry.name), answer(entry.text))
-        if entry.kind == "function" and not entry.heading.endswith("()") and rng.random() < 0.2:
+        if entry.kind == "function" and not entry.heading.endswith("()") and rng.random() < 0.15:
             yield exchange(f"What arguments does {entry.name} take?", f"The signature is {entry.heading}.")
     for member in entry.members:
         yield from exchanges(member, rng)
@@ -214,4 +233,5 @@ def texts(seed: int) -> tuple[list[str], list[str]]:
     pairs = [pair for entry in training for pair in exchanges(entry, rng)]
     pairs += [exchange(*talk) for talk in SMALL_TALK] * 12
     rng.shuffle(pairs)
-    return [*map(document, training), *conversations(pairs, rng)], [document(e) for e in entries if held_out(e)]
+    bare = [answer(entry.text) for entry in training if len(entry.text) > 60]  # prose that starts without a heading
+    return [*map(document, training), *bare, *conversations(pairs, rng)], [document(e) for e in entries if held_out(e)]

@@ -20,6 +20,7 @@ from vnext.runtime.executor import Executor
 from vnext.runtime.messages import EngineStats, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
+from vnext.state.committing import settle
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
@@ -83,10 +84,12 @@ class EngineCore:
                 return
 
     def _fold(self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
-        before, self.state = self.state, reduce(self.state, event)
+        before = self.state
+        settled = settle(before, event) if isinstance(event, StepCommitted) else None
+        self.state = reduce(before, event, settled)
         self._check(self.state)
         self._unwritten.append((before, event))
-        for output in outputs(before, event, self.state):
+        for output in outputs(before, event, self.state, settled):
             self._untold.append((output, logprobs[output.sample] if logprobs and output.sample >= 0 else None))
 
     def _carry_out(self) -> None:

@@ -21,14 +21,17 @@ def admissions(state: State, running_tokens: int, running_blocks: int) -> tuple[
         return ()
     pool, _ = pools.take(state.pool, running_blocks)
     admitted: list[tuple[int, int]] = []
-    for place, waiting in enumerate(state.waiting[:room]):
+    queue = state.waiting[:room]
+    for place, waiting in enumerate(queue):
         hits = prefix_hits(config, pool, waiting)
         tokens = chunk(config, waiting.known - len(hits) * config.block_size, budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):
             break
-        pool = claim(config, pool, waiting, hits, tokens).pool
         admitted.append((place, tokens))
         budget -= tokens
+        if budget == 0 or place + 1 == len(queue):
+            break  # nobody after this one would look at the pool
+        pool = claim(config, pool, waiting, hits, tokens).pool
     return tuple(admitted)
 
 

@@ -37,11 +37,11 @@ def settle(state: State, event: StepCommitted) -> Settled:
     require(len(event.tokens) % 4 == 0, f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
     flight, sampled = state.flights[0], unpack_tokens(event.tokens)
     require(event.step == flight.step, f"step {event.step} committed where step {flight.step} is due")
-    asked = np.flatnonzero(flight.samples)
+    asked = flight.samples.nonzero()[0]
     require(len(sampled) == len(asked), f"step {event.step} sampled {len(sampled)} tokens where {len(asked)} were asked for")
     require(len(sampled) == 0 or int(sampled.min()) >= 0, f"step {event.step} sampled a negative token id")
     found = find_rows(state.rows, flight.ids[asked], flight.epochs[asked])
-    alive = np.flatnonzero(found >= 0)
+    alive = (found >= 0).nonzero()[0]
     rows, tokens = found[alive], sampled[alive]
     return Settled(
         rows=rows,
@@ -59,15 +59,18 @@ def _stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     for eos in state.config.eos_token_ids:
         stops |= tokens == eos
     stops &= (flags & columns.IGNORE_EOS) == 0
-    for place in np.flatnonzero(flags & columns.OWN_STOPS).tolist():
+    for place in (flags & columns.OWN_STOPS).nonzero()[0].tolist():
         request = state.requests[int(state.rows.id[rows[place]])]
         stops[place] |= int(tokens[place]) in request.sampling.stop_token_ids
     return stops & (state.rows.known[rows] + 1 > state.rows.cells[columns.MIN_KNOWN, rows])
 
 
-def fold_step_committed(state: State, event: StepCommitted) -> State:
-    """The state with one step less in flight. IllegalEvent if it is not the oldest step's result."""
-    settled = settle(state, event)
+def fold_step_committed(state: State, event: StepCommitted, settled: Settled | None = None) -> State:
+    """The state with one step less in flight. IllegalEvent if it is not the oldest step's result.
+
+    `settled` is what `settle(state, event)` gave, for a caller that has asked already.
+    """
+    settled = settled or settle(state, event)
     done = settled.rows[settled.stopped | settled.at_limit]
     state = _take_tokens(_with_places(state, settled), settled)
     state = replace(

@@ -93,9 +93,13 @@ def bounds_hold(state: State) -> None:
 def progress_is_ordered(state: State) -> None:
     """S2: sealed <= computed <= known + pending, and nothing beyond the limit."""
     rows, size = state.rows, state.config.block_size
-    _hold(bool((rows.computed <= rows.known + rows.pending).all()), "S2", "a row computed more than it knows")
-    _hold(bool((rows.sealed * size <= np.minimum(rows.computed, rows.known)).all()), "S2", "a row sealed too much")
-    _hold(bool((rows.known < rows.limit).all()), "S2", "a row is at its limit and still runs")
+    wrongs = {
+        "a row computed more than it knows": rows.computed > rows.known + rows.pending,
+        "a row sealed too much": rows.sealed * size > np.minimum(rows.computed, rows.known),
+        "a row is at its limit and still runs": rows.known >= rows.limit,
+    }
+    for message, wrong in wrongs.items():
+        _hold(not wrong.any(), "S2", message)
 
 
 def placeholders_match(state: State) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from vnext.state import rows as columns
-from vnext.state.committing import settle
+from vnext.state.committing import Settled, settle
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
 from vnext.state.state import State
 
@@ -29,10 +29,10 @@ class Output(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-def outputs(before: State, event: AnyEvent, after: State) -> tuple[Output, ...]:
-    """News of a commit, in the step's order, or of an abort."""
+def outputs(before: State, event: AnyEvent, after: State, settled: Settled | None = None) -> tuple[Output, ...]:
+    """News of a commit, in the step's order, or of an abort. `settled` as in `reduce`."""
     if isinstance(event, StepCommitted):
-        return _of_commit(before, event)
+        return _of_commit(before, settled or settle(before, event))
     if isinstance(event, RequestAborted):
         named_once = dict.fromkeys(event.ids)
         gone = [before.requests[id_] for id_ in named_once if id_ in before.requests and id_ not in after.requests]
@@ -40,8 +40,7 @@ def outputs(before: State, event: AnyEvent, after: State) -> tuple[Output, ...]:
     return ()
 
 
-def _of_commit(before: State, event: StepCommitted) -> tuple[Output, ...]:
-    settled = settle(before, event)
+def _of_commit(before: State, settled: Settled) -> tuple[Output, ...]:
     ids = before.rows.id[settled.rows].tolist()
     cached = before.rows.cells[columns.CACHED, settled.rows].tolist()
     told = []

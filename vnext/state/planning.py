@@ -12,7 +12,7 @@ import numpy as np
 
 from vnext.state import extents, pool as pools, rows as columns
 from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
-from vnext.state.chain import chain_keys, child_key
+from vnext.state.chain import KEY_SIZE, chain_keys, child_key
 from vnext.state.errors import require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import blocks_needed, expected_tokens
@@ -44,7 +44,7 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
 
 def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
     """The step in flight. A scheduled row with a pending token samples in this step: it has caught up with all it knows."""
-    scheduled = np.flatnonzero(tokens)
+    scheduled = tokens.nonzero()[0]
     rows = state.rows
     return Flight(
         step=state.planned,
@@ -157,24 +157,29 @@ def seal(state: State, ended: np.ndarray = NO_ROWS) -> State:
     known = cells[columns.KNOWN].copy()
     known[ended] -= 1
     full = np.minimum(cells[columns.COMPUTED], known) // size
-    pairs = []
-    for row in np.flatnonzero(full > cells[columns.SEALED]).tolist():
-        pairs += _seal_row(state, row, int(full[row]))
+    rows = (full > cells[columns.SEALED]).nonzero()[0]
+    pairs: list[tuple[bytes, int]] = []
+    while len(rows):
+        pairs += _seal_next(state, rows)
+        rows = rows[full[rows] > cells[columns.SEALED, rows]]
     return replace(state, pool=pools.name(state.pool, pairs)) if pairs else state
 
 
-def _seal_row(state: State, row: int, full: int) -> list[tuple[bytes, int]]:
-    """Chain keys and blocks of one row's newly full blocks; writes its SEALED and CHAIN cells."""
+def _seal_next(state: State, rows: np.ndarray) -> list[tuple[bytes, int]]:
+    """Chain keys and blocks of these rows' next full block each; writes their SEALED and CHAIN cells."""
     cells, size = state.rows.cells, state.config.block_size
-    sealed, key = int(cells[columns.SEALED, row]), state.rows.chain(row)
-    at, table_at = int(cells[columns.TOKENS_AT, row]), int(cells[columns.TABLE_AT, row])
-    pairs = []
-    for block in range(sealed, full):
-        key = child_key(key, extents.read(state.tokens, at + block * size, size).tobytes())
-        pairs.append((key, int(state.tables.arena.data[table_at + block])))
-    cells[columns.SEALED, row] = full
-    cells[columns.CHAIN_0 :, row] = np.frombuffer(key, dtype=np.int64)
-    return pairs
+    sealed, width = cells[columns.SEALED, rows], 4 * size
+    places = (cells[columns.TOKENS_AT, rows] + sealed * size)[:, None] + np.arange(size)
+    tokens = extents.gather(state.tokens, places).tobytes()
+    parents = cells[columns.CHAIN_0 :, rows].T.tobytes()
+    keys = [
+        child_key(parents[at * KEY_SIZE : (at + 1) * KEY_SIZE], tokens[at * width : (at + 1) * width])
+        for at in range(len(rows))
+    ]
+    blocks = extents.gather(state.tables, cells[columns.TABLE_AT, rows] + sealed)
+    cells[columns.SEALED, rows] = sealed + 1
+    cells[columns.CHAIN_0 :, rows] = np.frombuffer(b"".join(keys), dtype=np.int64).reshape(-1, 2).T
+    return list(zip(keys, blocks.tolist()))
 
 
 # ---- admission ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 
 from vnext.state import extents, pool as pools
 from vnext.state.chain import chain_keys, root_key
-from vnext.state.committing import count_ended, finish, fold_step_committed
+from vnext.state.committing import Settled, count_ended, finish, fold_step_committed
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import (
@@ -65,17 +65,20 @@ def _require_sane(config: SchedulerConfig) -> None:
     require(config.chunked_prefill or config.prefill_threshold == 0, "prefill_threshold needs chunked prefill")
 
 
-def reduce(state: State, event: AnyEvent) -> State:
-    """The state after one more event. IllegalEvent if it may not happen now."""
-    return replace(_fold(state, event), sequence=state.sequence + 1)
+def reduce(state: State, event: AnyEvent, settled: Settled | None = None) -> State:
+    """The state after one more event. IllegalEvent if it may not happen now.
+
+    `settled`: what `settle(state, event)` gave for a StepCommitted, for a caller that needs it too and asked before.
+    """
+    return replace(_fold(state, event, settled), sequence=state.sequence + 1)
 
 
-def _fold(state: State, event: AnyEvent) -> State:
+def _fold(state: State, event: AnyEvent, settled: Settled | None) -> State:
     match event:
         case StepPlanned():
             return fold_step_planned(state, event)
         case StepCommitted():
-            return fold_step_committed(state, event)
+            return fold_step_committed(state, event, settled)
         case RequestArrived():
             return _fold_request_arrived(state, event)
         case RequestAborted():
