@@ -31,10 +31,11 @@ SKIPPED_PARTS = {
 FLAT_PACKAGES = ("asyncio", "concurrent.futures", "importlib.resources", "json", "re", "sqlite3", "unittest")
 # Asked about more often, so asked more often here; a name without a dot is a builtin.
 POPULAR_MODULES = {
-    "argparse", "ast", "asyncio", "base64", "bisect", "collections", "concurrent", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "dict", "enum", "fractions", "functools", "glob", "hashlib", "heapq", "io", "itertools", "json",
-    "list", "logging", "math", "operator", "os", "pathlib", "pickle", "queue", "random", "re", "set", "shutil", "socket",
-    "statistics", "str", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading", "time", "typing",
+    "argparse", "ast", "asyncio", "base64", "bisect", "collections", "concurrent", "contextlib", "copy", "csv",
+    "dataclasses", "datetime", "decimal", "dict", "enum", "fractions", "functools", "glob", "hashlib", "heapq",
+    "io", "itertools", "json", "list", "logging", "math", "operator", "os", "pathlib", "pickle", "queue", "random",
+    "re", "set", "shutil", "socket", "statistics", "str", "string", "struct", "subprocess", "sys", "tempfile",
+    "textwrap", "threading", "time", "typing",
 }
 # Modules written in C carry documentation that no source file holds; all are safe to import.
 COMPILED_MODULES = (

@@ -166,3 +166,16 @@ def test_a_prompt_is_counted_once_however_often_it_is_computed() -> None:
     engine.run_out()
     counters = engine.state.counters
     assert counters.preempted > 0 and counters.prompt_tokens == 12 and counters.generated_tokens == 18
+
+
+def test_a_client_is_told_the_hit_of_its_first_admission() -> None:
+    """What a preempted request finds again of its own was computed for it, so it is no saving."""
+    engine, told = Engine(block_size=2, block_count=7, batch_tokens_max=16), {}
+    for token in (1, 2, 3):
+        engine.arrive([token] * 4, max_tokens=4)
+    while engine.state.requests:
+        engine.plan()
+        for news in engine.commit(*[9] * int(engine.state.flights[0].samples.sum())):
+            told.setdefault(news.id, set()).add(news.cached_tokens)
+    assert engine.state.counters.preempted and engine.state.counters.prefix_hit_tokens
+    assert told == {0: {0}, 1: {0}, 2: {0}}

@@ -156,3 +156,13 @@ def test_an_id_named_twice_is_aborted_once() -> None:
 def test_a_configuration_that_cannot_work_never_starts(changes: dict) -> None:
     with pytest.raises(IllegalEvent, match=next(iter(changes))):
         start(started_with(config_of(**changes)))
+
+
+def test_an_admission_behind_hits_takes_at_most_what_is_left() -> None:
+    engine = Engine()
+    engine.arrive([1] * 9, max_tokens=1)
+    engine.run_out()
+    engine.arrive([1] * 9)
+    with pytest.raises(IllegalEvent, match="cannot start with 2 tokens"):
+        reduce(engine.state, StepPlanned(step=1, admitted=((0, 2),)))
+    assert engine.plan() == {1: 1}
