@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from vnext.chat_cli import TalkFailed, chat, show, talk, talker
+from vnext.chat.talker import TalkFailed
+from vnext.chat.terminal import chat, show, talk, talker
 from vnext.cli import main
 from vnext.doctor import warnings
 from vnext.machine import machine

@@ -29,6 +29,7 @@ ARROWS = {
     "server": {"state", "sched", "runtime"},
     "bench": {"state", "sched", "runtime", "server"},
     "replay": {"state", "sched"},
+    "chat": {"runtime", "server"},
 }
 # Doors that a room may use, with the reason.
 DOORS = {
@@ -36,6 +37,7 @@ DOORS = {
     "server": {"version", "sampling_params"},  # sampling_params is what a client may ask for, shared with `LLM`
     "bench": {"version", "sampling_params", "llm", "machine", "options"},  # a bench drives vnext as its users do
     "replay": {"version"},
+    "chat": {"options", "llm", "sampling_params"},  # a talk drives vnext as its users do
 }
 # Files that may read the environment, with the reason.
 ENVIRONMENT_READERS = {

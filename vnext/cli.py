@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return serve(command)
         case ChatCommand():
-            from vnext.chat_cli import chat
+            from vnext.chat.terminal import chat
 
             return chat(command)
         case DoctorCommand():

@@ -25,10 +25,9 @@ from vnext.runtime.core import EngineCore
 from vnext.runtime.determinism import default_threads, prepare_process
 from vnext.runtime.executor import Executor, InprocExecutor, MpExecutor, RankStartFailed
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
-from vnext.runtime.rank_main import RankSettings
 from vnext.runtime.recorder import LogUnwritable, Recorder
 from vnext.runtime.ring import RingClosed
-from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
 from vnext.runtime.sizing import scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted

@@ -16,8 +16,8 @@ import zmq
 
 from vnext.runtime.children import Child, check_alive, start_child, terminate_all
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
-from vnext.runtime.rank_main import RankSettings
 from vnext.runtime.ring import RingWriter
+from vnext.runtime.settings import RankSettings
 
 POLL_MS = 200
 STOP_GRACE_S = 5.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from tqdm import tqdm
@@ -15,9 +14,7 @@ from vnext.runtime.determinism import describe_process
 from vnext.runtime.messages import RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
-
-if TYPE_CHECKING:
-    from vnext.runtime.rank_main import RankSettings
+from vnext.runtime.settings import RankSettings
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are there
 CACHE_BYTES_MAX = 4 * 2**30

@@ -13,22 +13,7 @@ import msgspec
 
 from vnext.runtime.children import enter_child
 from vnext.runtime.determinism import prepare_process
-
-
-class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
-
-    rank: int
-    world_size: int
-    ring: str
-    results_address: str
-    rendezvous: str
-    model_path: str
-    dtype: str
-    device: str
-    threads: int
-    block_size: int
-    kv_cache_bytes: int
+from vnext.runtime.settings import RankSettings
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Settings of one engine: everything a user may choose, parsed once, frozen and passed on.
+"""Settings of one engine: everything a user may choose, and what each rank is told of it. Frozen and passed on.
 
 Owns the fields, their defaults and their bounds. Reads neither argv nor environment (vnext/options.py does), opens no
 file and knows nothing of HTTP. Field names are those of the command-line options.
@@ -44,6 +44,22 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log: LogPrivacy = "shape"
     digest_interval: int = 64
     check_laws: bool = False
+
+
+class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
+
+    rank: int
+    world_size: int
+    ring: str
+    results_address: str
+    rendezvous: str
+    model_path: str
+    dtype: str
+    device: str
+    threads: int
+    block_size: int
+    kv_cache_bytes: int
 
 
 class SettingsError(Exception):

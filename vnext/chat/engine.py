@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from vnext.chat_cli import Messages, TalkFailed, sampling_options
+from vnext.chat.talker import Messages, TalkFailed, sampling_options
 from vnext.llm import LLM
 from vnext.options import ChatCommand
 from vnext.runtime.children import ChildDied

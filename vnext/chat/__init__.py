@@ -1,0 +1,1 @@
+"""`vnext chat`: a talk in the terminal."""
