@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 70
 HEADER_LINES_MAX = 12
 LINE_LENGTH_MAX = 132  # the house writes 120; the tree holds to a little more
 
-ROOMS = ("state", "sched", "kernels", "models", "runtime", "server", "bench", "replay")
+ROOMS = ("state", "sched", "kernels", "models", "runtime", "server", "bench", "replay", "chat")
 # Which rooms a room may import; modules beside the rooms (the commands, `LLM`) are the house's doors and see every room.
 ARROWS = {
     "state": set(),
