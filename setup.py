@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 CUDA_SOURCES = "vnext.kernels.cuda"
@@ -33,6 +33,10 @@ COMMANDS = [
 ]
 
 
+# Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
+COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], extra_compile_args=["-O3"], optional=True)
+
+
 def version() -> str:
     """The version as vnext/version.py has it, without importing what may not be installed yet."""
     scope: dict[str, str] = {}
@@ -54,6 +58,7 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
+    ext_modules=[COLUMNS],
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "ray": ["ray>=2.50"], "dev": DEV},
     entry_points={"console_scripts": COMMANDS},

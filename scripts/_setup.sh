@@ -2,8 +2,8 @@
 #
 #   set_up EXTRA     EXTRA is "" or "dev"; afterwards $VENV/bin holds everything. Costs under a second when nothing changed.
 #
-# A stamp is a hash of setup.py, constraints.txt and the Python in use, written last: an interrupted set-up is simply
-# repeated. From the caller: PYTHON (which interpreter; default: the first that fits), VENV (where; default: .venv here).
+# A stamp is a hash of setup.py, constraints.txt, what is compiled and the Python in use, written last: an interrupted
+# set-up is simply repeated. From the caller: PYTHON (which interpreter; default: the first that fits), VENV (where; default: .venv here).
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$ROOT/.venv}"
@@ -53,7 +53,7 @@ fingerprint() {
     "$1" -c '
 import hashlib, pathlib, sys
 parts = [sys.version.encode(), sys.argv[1].encode()]
-parts += [(pathlib.Path(sys.argv[1]) / name).read_bytes() for name in ("setup.py", "constraints.txt")]
+parts += [(pathlib.Path(sys.argv[1]) / name).read_bytes() for name in ("setup.py", "constraints.txt", "vnext/state/_columns.c")]
 print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 ' "$ROOT"
 }
@@ -69,7 +69,7 @@ require_room() {
 
 note_compiler() {
     command -v c++ >/dev/null || command -v g++ >/dev/null || command -v gcc >/dev/null ||
-        say "no C++ compiler found: vnext runs, with its plain torch operations only (see: vnext doctor)"
+        say "no C compiler found: vnext runs, with its plain numpy and torch forms only (see: vnext doctor)"
 }
 
 # Kept when its Python is the chosen one and its pip works; made anew otherwise.

@@ -50,13 +50,12 @@ SYSTEM_PROMPTS = (
     "You are a Python documentation assistant.",
 )
 QUESTIONS = {
-    "module": ("What is the {name} module for?", "What does the {name} module do?", "What does the module {name} do?", "Tell me about {name}.",
-               "Explain the {name} module.", "What is {name}?"),
-    "class": ("What is {name}?", "What is the {name} class?", "Explain the class {name}.", "Tell me about {name}.", "What is {name} used for?",
-              "What does the class {name} do?"),
+    "module": ("What is the {name} module for?", "What does the {name} module do?", "What does the module {name} do?",
+               "Tell me about {name}.", "Explain the {name} module.", "What is {name}?"),
+    "class": ("What is {name}?", "What is the {name} class?", "Explain the class {name}.", "Tell me about {name}.",
+              "What is {name} used for?", "What does the class {name} do?"),
     "function": ("What does {name} do?", "What does {name}() do?", "What does the {name} function do?",
-                 "Explain {name}.", "How do I use {name}?",
-                 "Tell me about {name}.", "What is {name}?"),
+                 "Explain {name}.", "How do I use {name}?", "Tell me about {name}.", "What is {name}?"),
     "topic": ("Explain {name}.", "Tell me about {name}.", "What does the Python reference say about {name}?"),
 }
 GREETING = "Hello! Ask me about a module, a class or a function of the Python standard library."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--walk-events", type=int, default=100_000, help="events of the seeded simulation in tests/sim (default 100000)"
     )
+    parser.addoption("--rewrite", action="store_true", help="write the traces of tests/golden anew, to be reviewed as a diff")
+
+
+@pytest.fixture(scope="session")
+def documented_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The code of docs/policies.md as an importable module; its name."""
+    parts = (ROOT / "docs" / "policies.md").read_text().split("```python\n")[1:]
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "house_policies.py").write_text("\n\n".join(part.split("```")[0] for part in parts))
+    sys.path.insert(0, str(folder))
+    yield "house_policies"
+    sys.path.remove(str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 from vnext.bounds import engine_settings, size_bytes
 from vnext.options import ENGINE_HELP, ChatCommand, DoctorCommand, ServeCommand, parse
 from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.sizing import require_policy
 from vnext.server.settings import ServerSettings
 
 
@@ -54,6 +55,14 @@ def test_names_that_other_engines_taught() -> None:
     assert (engine.num_blocks_override, engine.kv_cache_memory, engine.tensor_parallel_size) == (5, 64, 4)
 
 
+def test_a_policy_of_one_s_own_is_named_and_found_by_the_engine_core() -> None:
+    engine = parse(["serve", "--scheduling-policy", "no_such_package.module:function"], {}).engine
+    assert engine.scheduling_policy == "no_such_package.module:function"
+    with pytest.raises(SettingsError, match="no_such_package.module:function cannot be imported"):
+        require_policy(engine)
+    require_policy(EngineSettings())
+
+
 def test_the_key_may_come_from_the_environment() -> None:
     environment = {"VNEXT_API_KEY": "hidden"}
     assert parse(["serve"], environment).server.api_key == "hidden"
@@ -80,6 +89,7 @@ def test_chat_and_doctor() -> None:
         ("--executor inproc -tp 2", "--tensor-parallel-size is 2 and the executor inproc has one rank: use mp"),
         ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 2048"),
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
+        ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, or name your own"),
         ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization"),
     ],
 )

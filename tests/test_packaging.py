@@ -186,10 +186,11 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
 
 
 def test_another_constraint_is_another_stamp(root: Path, tmp_path: Path) -> None:
+    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/state/_columns.c)'
     prints = set_up(
         root,
         tmp_path,
-        f'fingerprint "{sys.executable}"; cp "$ROOT"/setup.py "$ROOT"/constraints.txt .; ROOT="$PWD"; echo x==1 >> constraints.txt; '
+        f'fingerprint "{sys.executable}"; {copied}; ROOT="$here"; echo x==1 >> constraints.txt; '
         f'fingerprint "{sys.executable}"',
     ).stdout.split()
     assert len(prints) == 2 and prints[0] != prints[1]

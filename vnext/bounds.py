@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.sched.policies import PolicyError, require_name
 
 SIZE_UNITS = {
     "": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
@@ -70,7 +71,17 @@ def checked(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         raise SettingsError(f"{name} is {value!r}: it must be {_expected(hints[name])}.") from error
     _check_bounds(name, value)
+    if name == "scheduling_policy":
+        _check_policy(value)
     return value
+
+
+def _check_policy(name: str) -> None:
+    """The form of the name; the engine core imports it, from where it runs."""
+    try:
+        require_name(name)
+    except PolicyError as error:
+        raise SettingsError(f"scheduling_policy: {error}.") from error
 
 
 def _check_bounds(name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
+from vnext.state.columns import implementation
 from vnext.options import DoctorCommand
 from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
 from vnext.version import __version__
@@ -43,6 +44,7 @@ def examine() -> dict[str, Any]:
         "torch": torch_facts(),
         "gpus": found,
         "compilers": compilers(),
+        "columns": implementation(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
     }
@@ -117,6 +119,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
+        ("state's step", f"{report['columns']} columns"),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

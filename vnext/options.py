@@ -35,7 +35,7 @@ ENGINE_HELP = {
     "enable_prefix_caching": "requests share the blocks of equal beginnings",
     "enable_chunked_prefill": "a long prompt may take several steps",
     "async_scheduling": "plan the next step while this one runs",
-    "scheduling_policy": "who goes first: first come, or the lowest priority number",
+    "scheduling_policy": "who goes first: fcfs, priority (lowest number first) or your own package.module:function",
     "tensor_parallel_size": "ranks that share each layer",
     "threads": "threads of each rank (default: by the machine)",
     "executor": "ranks as processes of their own, or one rank inside the engine core",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,6 +245,26 @@ def test_a_drifted_rank_is_named_at_its_step(make_bench, capsys: pytest.CaptureF
         bench.say(bench.client(), wish("one", [1, 2, 3], 9))
     assert replay(["verify", str(bench.log_dir)]) == 1
     assert "rank 1" in capsys.readouterr().out
+
+
+def test_an_event_that_breaks_a_law_is_in_the_log(
+    make_bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = make_bench()
+    socket = bench.client()
+    bench.say(socket, wish("one", [1, 2, 3]))
+    sequence = bench.core.state.sequence
+
+    def broken(state: object) -> None:
+        raise LawBroken("M1", "made up")
+
+    monkeypatch.setattr(bench.core, "_check", broken)
+    with pytest.raises(LawBroken):
+        bench.say(socket, wish("two", [4, 5, 6]))
+    bench.core.record_end()
+    assert replay(["info", "--json", str(bench.log_dir)]) == 0
+    assert json.loads(capsys.readouterr().out)["events"]["RequestArrived"] == 2
+    assert bench.core.state.sequence == sequence + 1
 
 
 def test_unseeded_requests_get_seeds_that_differ_and_repeat(make_bench) -> None:

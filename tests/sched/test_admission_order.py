@@ -90,7 +90,8 @@ def test_priority_comes_before_arrival() -> None:
     engine = Engine(policy="priority", running_max=2)
     for priority in (2, 0, 1, 0):
         engine.arrive([1], priority=priority, max_tokens=1)
-    assert engine.waiting == [1, 3, 2, 0]
+    assert engine.waiting == [0, 1, 2, 3], "the queue is in order of arrival; a policy is a matter of the decision"
+    assert engine.decide().admitted == ((1, 1), (3, 1))
     assert list(engine.step()) == [1, 3]
     assert list(engine.step()) == [2, 0]
 

@@ -11,7 +11,8 @@ import pytest
 from vnext.sched import admission, preemption, sim_laws
 from vnext.sched.sim_chance import Chance
 from vnext.sched.sim_laws import check_decision
-from vnext.sched.sim_rank import Divergence, Rank, Story, rebuilt
+from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim_rank import Rank, Story, rebuilt
 from vnext.sched.sim_scenario import Faults, Scenario, scenario
 from vnext.sched.sim_toy import Answer, answer, next_token
 from vnext.sched.simulator import Outcome, simulate
@@ -19,7 +20,7 @@ from vnext.state import admitting, committing, planning, pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import StepCommitted, StepPlanned
+from vnext.state.events import StepCommitted, StepPlanned, pack_tokens
 from vnext.state.params import Sampling
 
 replace = msgspec.structs.replace
@@ -132,15 +133,16 @@ def test_a_rank_that_sampled_otherwise_is_noticed() -> None:
 
 
 def test_a_story_never_changes() -> None:
-    story = Story(b"root root root r")
-    story.agree([1, 2, 3])
-    story.agree([1, 2])
-    story.agree([1, 2, 3, 4])
-    assert story.tokens == [1, 2, 3, 4] and len(set(story.chains)) == 4
+    story = Story("salt")
+    for tokens in ([1, 2, 3], [1, 2], [1, 2, 3, 4], list(range(1, 200))):
+        story.agree(pack_tokens(tokens))
+    assert story.data == pack_tokens(list(range(1, 200))) and story.length == 199
+    assert len(set(story.chains[:199].tolist())) == 199
+    assert story.weights[3] == 1 * 1 + 2 * 2 + 3 * 3
     with pytest.raises(Divergence, match="history changed"):
-        story.agree([1, 9])
-    other = Story(b"another root ...")
-    other.agree([1, 2])
+        story.agree(pack_tokens([1, 9]))
+    other = Story("another salt")
+    other.agree(pack_tokens([1, 2]))
     assert other.chains[0] != story.chains[0]
 
 
@@ -214,9 +216,7 @@ def test_a_hit_of_the_whole_prompt_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_revived_block_left_in_the_queue_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def hold(pool, blocks):
-        ref = pool.ref.copy()
-        ref[blocks] += 1
-        return replace(pool, ref=ref)
+        return replace(pool, holders=pool.holders.set(blocks, pool.holders.at(blocks) + 1))
 
     monkeypatch.setattr(pools, "hold", hold)
     assert isinstance(found(LawBroken), LawBroken)
@@ -242,7 +242,7 @@ def test_a_finished_request_that_keeps_its_blocks_is_found(monkeypatch: pytest.M
 
 
 def test_a_first_row_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "worst_row", lambda config, rows, among: int(np.flatnonzero(among)[0]))
+    monkeypatch.setattr(preemption, "rows_best_first", lambda state: list(range(len(state.rows)))[::-1])
     assert found((LawBroken, Divergence)).law == "S4"
 
 

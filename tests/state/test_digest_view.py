@@ -12,6 +12,7 @@ from vnext.state import extents
 from vnext.state.digest import digest, parts
 from vnext.state.rows import FIELD_NAMES, Rows
 from vnext.state.view import view
+from vnext.state.versions import VersionedArray
 
 
 def busy(token: int = 1, answer: int = 9, salt: str = "", name: str = "a") -> Engine:
@@ -75,8 +76,8 @@ def test_the_sequence_counts_events() -> None:
         lambda s: replace(s, flights=()),
         lambda s: replace(s, flights=(replace(s.flights[0], starts=s.flights[0].starts + 1),)),
         lambda s: replace(s, rows=Rows(s.rows.cells[:, ::-1].copy())),
-        lambda s: replace(s, pool=replace(s.pool, ref=s.pool.ref[::-1].copy())),
-        lambda s: replace(s, pool=replace(s.pool, place=s.pool.place + 1)),
+        lambda s: replace(s, pool=replace(s.pool, holders=VersionedArray(s.pool.ref[::-1].copy()))),
+        lambda s: replace(s, pool=replace(s.pool, places=VersionedArray(s.pool.place + 1))),
         lambda s: replace(s, counters=replace(s.counters, preempted=7)),
         lambda s: replace(s, tables=extents.write(replace(s.tables, version=-1), slice(0, 1), s.pool.ref[:1] + 5)),
     ],

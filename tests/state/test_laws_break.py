@@ -13,6 +13,7 @@ from vnext.state import extents, laws, rows as columns
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.rows import Rows
+from vnext.state.versions import VersionedArray
 from vnext.state.state import State
 
 
@@ -36,6 +37,7 @@ def with_cell(state: State, field: int, row: int, value: int) -> State:
 
 
 def with_pool(state: State, **changes: object) -> State:
+    changes = {name: VersionedArray(value) if isinstance(value, np.ndarray) else value for name, value in changes.items()}
     return replace(state, pool=replace(state.pool, **changes))
 
 
@@ -98,10 +100,10 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, free=s.pool.free + 1)),
     ("M1", laws.free_and_held_are_all, queue_twice),
     ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, head=s.pool.head + 1, free=s.pool.free - 1)),
-    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, ref=changed(s.pool.ref, first_free(s), 1))),
-    ("M2", laws.holders_are_counted, lambda s: with_pool(s, ref=changed(s.pool.ref, first_held(s), 9))),
-    ("M2", laws.holders_are_counted, lambda s: with_pool(s, ref=changed(s.pool.ref, first_free(s), -1))),
-    ("M2", laws.holders_are_counted, lambda s: with_pool(s, place=changed(s.pool.place, first_held(s), 3))),
+    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, holders=changed(s.pool.ref, first_free(s), 1))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, holders=changed(s.pool.ref, first_held(s), 9))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, holders=changed(s.pool.ref, first_free(s), -1))),
+    ("M2", laws.holders_are_counted, lambda s: with_pool(s, places=changed(s.pool.place, first_held(s), 3))),
     ("M2", laws.holders_are_counted, other_block),
     ("M3", laws.writers_are_exclusive, shared_write),
     ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) + 1)),

@@ -49,9 +49,9 @@ def contents(state: State) -> tuple:
         [row_tokens(state, row).tolist() for row in rows],
         [row_blocks(state, row).tolist() for row in rows],
         free_blocks(state.pool).tolist(),
-        list(state.pool.names.items()),
-        list(state.pool.named.items()),
-        list(state.requests.items()),
+        dict(state.pool.names.items()),
+        dict(state.pool.named.items()),
+        dict(state.requests.items()),
         state.waiting,
         state.token_digest,
     )

@@ -113,7 +113,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
     late = f", {answer.rank_digests_unchecked:,} too late to compare" if answer.rank_digests_unchecked else ""
     facts(console, "compared", [
         ("events", f"{answer.events:,}"),
-        ("plans", f"{answer.steps:,} decided again"),
+        ("plans", _plans_told(answer)),
         ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         ("end", answer.end or "stopped at the first difference"),
@@ -130,6 +130,12 @@ def print_verdict(console: Console, answer: Verdict) -> None:
     console.print(conclusion(answer), style="bold green" if answer.same else "bold red")
 
 
+def _plans_told(answer: Verdict) -> str:
+    if answer.plans_unchecked:
+        return f"{answer.steps:,}, not decided again: {answer.plans_unchecked}"
+    return f"{answer.steps:,} decided again"
+
+
 def conclusion(answer: Verdict) -> str:
     """The verdict in one line."""
     if answer.difference is not None:
@@ -137,7 +143,8 @@ def conclusion(answer: Verdict) -> str:
     if answer.end is not None and answer.end.kind == "torn":
         return "the log replays exactly up to its torn end"
     if answer.same:
-        return "the log replays exactly"
+        unchecked = ", as far as it is without deciding again" if answer.plans_unchecked else ""
+        return f"the log replays exactly{unchecked}"
     return "what can be read replays exactly, but the log is damaged"
 
 

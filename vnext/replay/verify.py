@@ -12,6 +12,7 @@ import msgspec
 
 from vnext.replay.folding import Broken, Folded, FrameFolded, Planning, fold
 from vnext.replay.source import Log
+from vnext.sched.policies import PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.state import log as logs
 from vnext.state.digest import digest
@@ -37,11 +38,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared, and the outcome. `digests` are chained digests of frames, `rank_digests` those of ranks."""
+    """What was compared, and the outcome. `digests` are chained digests of frames, `rank_digests` those of ranks.
+
+    `plans_unchecked` says why no plan was decided again, "" if all were: a policy of the engine's own may not be here.
+    """
 
     same: bool
     events: int
     steps: int
+    plans_unchecked: str
     digests: int
     rank_digests: int
     rank_digests_unchecked: int
@@ -83,6 +88,7 @@ class _Checks:
         self.end: LogEnd | None = None
         self.difference: Difference | None = None
         self._all_laws = all_laws
+        self._plans_unchecked = why_not_decided(log)
         self._step_digests: dict[int, int] = {}
         self._digested: State | None = None
         self._digest = 0
@@ -90,7 +96,13 @@ class _Checks:
 
     def plan(self, item: Planning) -> None:
         """Decide the step anew in the recorded state."""
-        decided = schedule(item.before)
+        if self._plans_unchecked:
+            return
+        try:
+            decided = schedule(item.before)
+        except PolicyError as error:
+            self._differ(item.event.step, item.number, "plan", str(item.event), "none", str(error))
+            return
         if decided == item.event:
             return
         field, recorded, recomputed = plan_difference(item.event, decided)
@@ -155,6 +167,7 @@ class _Checks:
             same=self.difference is None and self.end is not None and self.end.kind in ("complete", "torn"),
             events=self._events,
             steps=self._steps,
+            plans_unchecked=self._plans_unchecked,
             digests=self._digests,
             rank_digests=self._rank_digests,
             rank_digests_unchecked=self._unchecked,
@@ -162,6 +175,15 @@ class _Checks:
             difference=self.difference,
             end=self.end,
         )
+
+
+def why_not_decided(log: Log) -> str:
+    """Why this log's plans cannot be decided again here, "" if they can."""
+    try:
+        policy_of(log.header.started.config.policy)
+    except PolicyError as error:
+        return str(error)
+    return ""
 
 
 def plan_difference(recorded: StepPlanned, decided: StepPlanned | None) -> tuple[str, str, str]:

@@ -85,10 +85,10 @@ class EngineCore:
 
     def _fold(self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
         before = self.state
+        self._unwritten.append((before, event))  # first: an event that breaks the engine belongs into its log
         settled = settle(before, event) if isinstance(event, StepCommitted) else None
         self.state = reduce(before, event, settled)
         self._check(self.state)
-        self._unwritten.append((before, event))
         for output in outputs(before, event, self.state, settled):
             self._untold.append((output, logprobs[output.sample] if logprobs and output.sample >= 0 else None))
 
@@ -148,15 +148,19 @@ class EngineCore:
         """Something has come that no poller can see."""
         return self._executor.has_results
 
+    def record_end(self) -> None:
+        """Write what was folded, and the event that could not be, when the engine dies of an error."""
+        if self._unwritten or self._rank_digests:
+            self._write_frame()
+        self._recorder.close()
+
     def shut_down(self) -> None:
         """Abort what lives, so that the log ends with the truth, and tell the clients."""
         live = tuple(sorted(id_ for id_, _ in self.state.requests.items()))
         if live:
             self._fold(RequestAborted(ids=live, reason="shutdown"))
             self._carry_out()
-        if self._rank_digests:
-            self._write_frame()
-        self._recorder.close()
+        self.record_end()
 
     def _send_stats(self) -> None:
         """Gauges and counters, a few times a second while something happens, and at once when it ends."""

@@ -28,7 +28,7 @@ from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
 from vnext.runtime.recorder import LogUnwritable, Recorder
 from vnext.runtime.ring import RingClosed
 from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
-from vnext.runtime.sizing import scheduler_config
+from vnext.runtime.sizing import require_policy, scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
 
@@ -67,6 +67,7 @@ def main() -> int:
         try:
             serve(core, executor, front, wake.fileno())
         except DEATHS as error:
+            core.record_end()
             where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
             clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
             logging.exception("the engine stopped.%s", where)
@@ -111,6 +112,7 @@ def make_executor(settings: CoreSettings) -> Executor:
 
 def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
     """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
+    require_policy(settings.engine)
     model = load_config(Path(settings.model_path))
     ranks = executor.start()
     started = started_event(settings, model, ranks)

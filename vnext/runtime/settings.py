@@ -36,7 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     threads: int | None = None
     executor: ExecutorName = "mp"

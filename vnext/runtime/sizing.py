@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from vnext.models.config import ModelConfig
 from vnext.runtime.messages import RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import blocks_for
 
@@ -41,6 +42,14 @@ def scheduler_config(settings: EngineSettings, model: ModelConfig, ranks: Sequen
         vocab_size=model.vocab_size,
         digest_interval=settings.digest_interval,
     )
+
+
+def require_policy(settings: EngineSettings) -> None:
+    """Find and try the scheduling policy, before a model is loaded. Raises SettingsError."""
+    try:
+        policy_of(settings.scheduling_policy)
+    except PolicyError as error:
+        raise SettingsError(str(error)) from error
 
 
 def model_length(settings: EngineSettings, model: ModelConfig) -> int:

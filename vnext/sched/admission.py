@@ -6,6 +6,7 @@ evictions and blocks that one admitted request completes for the next are all se
 
 from __future__ import annotations
 
+from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
 from vnext.state.admitting import claim, fits, prefix_hits
 from vnext.state.config import SchedulerConfig
@@ -13,7 +14,7 @@ from vnext.state.state import State
 
 
 def admissions(state: State, running_tokens: int, running_blocks: int) -> tuple[tuple[int, int], ...]:
-    """(place in the queue, tokens) of those that fit after the running rows took their tokens and blocks."""
+    """(place in the queue, tokens), best first, of those that fit after the running rows took theirs."""
     config = state.config
     budget = config.batch_tokens_max - running_tokens
     room = config.running_max - len(state.rows)
@@ -21,15 +22,16 @@ def admissions(state: State, running_tokens: int, running_blocks: int) -> tuple[
         return ()
     pool, _ = pools.take(state.pool, running_blocks)
     admitted: list[tuple[int, int]] = []
-    queue = state.waiting[:room]
-    for place, waiting in enumerate(queue):
+    places = places_best_first(state, room)
+    for place in places:
+        waiting = state.waiting[place]
         hits = prefix_hits(config, pool, waiting)
         tokens = chunk(config, waiting.known - len(hits) * config.block_size, budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):
             break
         admitted.append((place, tokens))
         budget -= tokens
-        if budget == 0 or place + 1 == len(queue):
+        if budget == 0 or place == places[-1]:
             break  # nobody after this one would look at the pool
         pool = claim(config, pool, waiting, hits, tokens).pool
     return tuple(admitted)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_tokens
-from vnext.state.order import worst_row
 from vnext.state.planning import row_blocks
-from vnext.state.rows import Rows, wants
+from vnext.state.rows import kept_rows, wants
 from vnext.state.state import State, blocks_for
 
 
 class _Room:
-    """Scratch of one decision: what is free, who still runs, what each row was given."""
+    """Scratch of one decision: what is free, who still runs (also `best_first`), what each row was given."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -28,9 +28,11 @@ class _Room:
         self.runs = np.ones(len(state.rows), dtype=bool)
         self.tokens = np.zeros(len(state.rows), dtype=np.int64)
         self.taken = np.zeros(len(state.rows), dtype=np.int64)
+        self.best_first = rows_best_first(state)
         self.victims: list[int] = []
 
-    def give_way(self, row: int) -> None:
+    def worst_gives_way(self) -> None:
+        row = self.best_first.pop()
         blocks = row_blocks(self.state, row)
         self.ref[blocks] -= 1
         self.free += int((self.ref[blocks] == 0).sum()) + int(self.taken[row])
@@ -43,7 +45,7 @@ class _Room:
         tokens = max(min(want, config.prefill_threshold or want, self.budget), 0)
         need = max(blocks_for(int(rows.computed[row]) + tokens, config.block_size) - int(rows.blocks[row]), 0)
         while need > self.free and self.runs[row]:
-            self.give_way(worst_row(config, rows, self.runs))
+            self.worst_gives_way()
         if self.runs[row]:
             self.free -= need
             self.budget -= tokens
@@ -58,7 +60,7 @@ def make_room(state: State) -> StepPlanned | None:
             room.serve(row, want)
     if not room.tokens.any():
         return None
-    rest = Rows(state.rows.cells[:, room.runs])
+    rest = kept_rows(state.rows, room.runs)
     tokens = room.tokens[room.runs]
     differs = np.flatnonzero(tokens != expected_tokens(state.config, rest)).tolist()
     changed = tuple((row, int(tokens[row])) for row in differs)

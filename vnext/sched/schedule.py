@@ -9,8 +9,6 @@ Cost of a steady step: a dozen array operations over the rows, nothing proportio
 
 from __future__ import annotations
 
-import numpy as np
-
 from vnext.sched.admission import admissions
 from vnext.sched.preemption import make_room
 from vnext.state.events import StepPlanned
@@ -23,7 +21,7 @@ def schedule(state: State) -> StepPlanned | None:
     if len(state.flights) >= state.config.pipeline_depth:
         return None
     tokens = expected_tokens(state.config, state.rows)
-    need = int(np.maximum(blocks_needed(state.config, state.rows, tokens), 0).sum())
+    _, need = blocks_needed(state.config, state.rows, tokens)
     if need > state.pool.free:
         return make_room(state)
     total = int(tokens.sum())

@@ -58,7 +58,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     config = draw_config(chance.fork())
     clients = draw_clients(chance.fork(), config, client_count)
     end_us = max((client.arrival_us for client in clients), default=0)
-    resets = chance.below(4) if chance.happens(30) else 0
+    resets = chance.between(1, 12) if chance.happens(40) else 0
     return Scenario(
         seed=seed,
         config=config,
@@ -107,7 +107,8 @@ def draw_clients(chance: Chance, config: SchedulerConfig, count: int) -> tuple[C
     """Bursts and gaps; conversations that continue; requests at the very size of the pool."""
     gap_us = chance.choose((0, 30, 300))
     aborts_percent = chance.choose((0, 0, 10, 50))
-    salts = chance.choose((("",), ("",), ("", "a")))
+    salts = chance.choose((("",), ("", "a")))
+    clock_us = chance.choose((1, 500))  # many clients leave at once where the clock is coarse
     now_us, clients, histories = 0, [], [(1,)]
     for _ in range(count):
         now_us += chance.below(2 * gap_us + 1) if chance.happens(60) else 0
@@ -120,7 +121,7 @@ def draw_clients(chance: Chance, config: SchedulerConfig, count: int) -> tuple[C
                 sampling=draw_sampling(chance, config, len(prompt)),
                 priority=chance.below(3),
                 cache_salt=chance.choose(salts),
-                abort_us=now_us + chance.below(3000) if chance.happens(aborts_percent) else NEVER,
+                abort_us=(now_us + chance.below(3000)) // clock_us * clock_us if chance.happens(aborts_percent) else NEVER,
             )
         )
     return tuple(clients)

@@ -28,10 +28,12 @@ def next_token(history: list[int], seed: int, vocab_size: int) -> int:
 
 def answer(config: SchedulerConfig, prompt: list[int], sampling: Sampling) -> Answer:
     """The whole answer to one request, as if it were the only one in the world."""
-    history, tokens = list(prompt), []
+    place, tokens = len(prompt), []
+    total = sampling.seed + sum(at * token for at, token in enumerate(prompt, start=1))
     while len(tokens) < sampling.max_tokens:
-        token = next_token(history, sampling.seed, config.vocab_size)
-        history.append(token)
+        token = total % config.vocab_size
+        place += 1
+        total += place * token
         tokens.append(token)
         ends = token in sampling.stop_token_ids or (token in config.eos_token_ids and not sampling.ignore_eos)
         if ends and len(tokens) > sampling.min_tokens:

@@ -2,7 +2,8 @@
 
 Real `reduce` and `schedule`, a virtual clock, several ranks that fold the same events, a toy model, a shadow cache, and
 faults of one seed: bursts, aborts at any phase, late, lost, duplicate and reordered results, slow and crashed ranks,
-resets, clocks that jump. All laws are checked after every event; every stream is compared with the model's own answer.
+resets, clocks that jump. All laws are checked after every event; every stream is compared with the model's own answer;
+now and then an old state is given another future (sim_past.py) and whole replicas are compared.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from typing import Literal
 import msgspec
 
 from vnext.sched.schedule import schedule
+from vnext.sched.sim_books import Books
 from vnext.sched.sim_chance import Chance
-from vnext.sched.sim_laws import check_decision
-from vnext.sched.sim_rank import Divergence, Rank, StepResult, rebuilt
-from vnext.sched.sim_scenario import NEVER, Client, Scenario
+from vnext.sched.sim_contents import contents, differences
+from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim_laws import check_decision, check_event
+from vnext.sched.sim_past import Past
+from vnext.sched.sim_rank import Rank, StepResult, rebuilt
+from vnext.sched.sim_scenario import NEVER, Client, Scenario, capacity
 from vnext.sched.sim_toy import Answer, answer
+from vnext.state.committing import settle
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
@@ -31,7 +37,7 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
-from vnext.state.laws import check
+from vnext.state.laws import check, check_after
 from vnext.state.outputs import outputs
 from vnext.state.reduce import reduce, start
 from vnext.state.refusal import refusal
@@ -41,6 +47,9 @@ STEP_US = 50
 TOKEN_US = 10
 RETRY_US = 2_000
 STEPS_PER_TOKEN_MAX = 20
+PREEMPTIONS_MAX = 100
+WHOLE_CHECK_EVENTS = 64
+"""Events between two checks of what no single event is likely to break: every law anew, old states, whole replicas."""
 
 Kind = Literal["arrival", "abort", "reset", "result", "wake"]
 
@@ -81,12 +90,13 @@ class Simulation:
         self.now_us = 0
         self.busy_until_us = 0
         self.refused = 0
-        self.streams: dict[int, list[int]] = {}
-        self.finishes: dict[int, str] = {}
+        self.books = Books()
+        self.past: Past | None = None
         self._digests: dict[int, int] = {}
         self._results: dict[int, bytes] = {}
         self._asked_by: dict[int, Client] = {}
         self._ids: dict[int, int] = {}
+        self._leaving: list[int] = []
         self._due: list[tuple[int, int, Kind, object]] = []
         self._order = 0
         self._expect_clients()
@@ -113,6 +123,7 @@ class Simulation:
             while self._due and self._due[0][0] == self.now_us:
                 _, _, kind, what = heapq.heappop(self._due)
                 self._meet(kind, what)
+            self._abort()
             self._plan()
             if self.state.planned > STEPS_PER_TOKEN_MAX * tokens:
                 raise Divergence(f"L1: {self.state.planned} steps for {tokens} tokens, and no end")
@@ -123,13 +134,21 @@ class Simulation:
                 self._arrive(what)
             case "abort":
                 if what in self._ids:
-                    self._fold(RequestAborted(ids=(self._ids[what],), reason="client"))
+                    self._leaving.append(self._ids[what])
             case "reset":
                 self._fold(PrefixCacheReset())
             case "result":
                 self._take_result(what)
             case "wake":
                 pass
+
+    def _abort(self) -> None:
+        """All that leave at one time leave in one event, some of them named twice."""
+        if not self._leaving:
+            return
+        again = self._leaving[:1] if self.chance.happens(20) else []
+        self._fold(RequestAborted(ids=(*self._leaving, *again), reason="client"))
+        self._leaving = []
 
     def _arrive(self, number: int) -> None:
         client = self.scenario.clients[number]
@@ -142,26 +161,47 @@ class Simulation:
             arrival_ns=1000 * (self.now_us + self.chance.below(2 * self.scenario.faults.clock_jump_us + 1)),
             cache_salt=client.cache_salt,
         )
-        if refusal(self.scenario.config, arrival) is not None:
+        refused = refusal(self.scenario.config, arrival) is not None
+        if refused != (len(client.prompt) + client.sampling.max_tokens > capacity(self.scenario.config)):
+            raise Divergence(f"L1: a request that {'fits is refused' if refused else 'can never fit is not refused'}")
+        if refused:
             self.refused += 1
             self._must_refuse(arrival)
             return
-        self._ids[number], self._asked_by[arrival.id], self.streams[arrival.id] = arrival.id, client, []
+        self._ids[number], self._asked_by[arrival.id] = arrival.id, client
         self._fold(arrival)
 
     def _fold(self, event: AnyEvent) -> None:
-        """One more event of the engine: folded, recorded, told to clients and sent to every rank."""
+        """One more event of the engine: folded, checked, recorded, told to clients and sent to every rank."""
         before = self.state
-        self.state = reduce(before, event)
-        check(self.state)
+        settled = settle(before, event) if isinstance(event, StepCommitted) else None
+        self.state = reduce(before, event, settled)
         self.events.append(event)
-        for news in outputs(before, event, self.state):
-            self._tell(news.id, news.token, news.finish)
-        if isinstance(event, StepPlanned):
+        check_after(before, self.state)
+        check_event(before, event, self.state)
+        self.books.write(before, event, self.state, outputs(before, event, self.state, settled))
+        if isinstance(event, StepPlanned) and len(self.ranks) > 1:
             self._digests[event.step] = digest(self.state)
         for rank in range(len(self.ranks)):
             if rank == 0 or not self.chance.happens(self.scenario.faults.slow_rank):
                 self._catch_up(rank)
+        if self.state.sequence % WHOLE_CHECK_EVENTS == 0:
+            self._check_whole(before, event)
+
+    def _check_whole(self, before: State, event: AnyEvent) -> None:
+        """Every law anew, the past as it was, and replicas part by part (Y1 beyond the digest)."""
+        check(self.state)
+        if self.past is not None:
+            self.past.require_unchanged(self.state)
+        self.past = Past(before, event, self.state)
+        for rank in range(1, len(self.ranks)):
+            if self.folded[rank] == len(self.events):
+                self._compare_contents(rank)
+
+    def _compare_contents(self, rank: int) -> None:
+        differ = differences(contents(self.state), contents(self.ranks[rank].state))
+        if differ:
+            raise Divergence(f"Y1: rank {rank} has other {', '.join(differ)} after event {self.state.sequence - 1}")
 
     def _must_refuse(self, event: AnyEvent) -> None:
         """An event that may not happen now is refused and changes nothing."""
@@ -173,14 +213,6 @@ class Simulation:
                 raise Divergence(f"{type(event).__name__} was refused and changed the state") from None
             return
         raise Divergence(f"{type(event).__name__} should have been refused")
-
-    def _tell(self, id_: int, token: int, finish: str) -> None:
-        if id_ in self.finishes:
-            raise Divergence(f"Y3: request {id_} has ended and its client hears more")
-        if token >= 0:
-            self.streams[id_].append(token)
-        if finish:
-            self.finishes[id_] = finish
 
     # ---- decisions and steps -------------------------------------------------------------------------------------
 
@@ -202,11 +234,13 @@ class Simulation:
         if self.chance.happens(self.scenario.faults.crash) and self.chance.happens(20):
             self.ranks[rank] = rebuilt(self.events[: self.folded[rank]])
         for event in self.events[self.folded[rank] :]:
-            result = self.ranks[rank].fold(event)
+            # The first rank sees every event at once: it runs in the engine core's process and shares its state.
+            result = self.ranks[rank].fold(event, None if rank else self.state)
             if result is not None:
-                self._compare(rank, result)
                 if rank == 0:
                     self._send(result)
+                else:
+                    self._compare(rank, result)
         self.folded[rank] = len(self.events)
 
     def _compare(self, rank: int, result: StepResult) -> None:
@@ -249,8 +283,7 @@ class Simulation:
             raise Divergence(f"L5: {state.config.block_count - state.pool.free} blocks are held by nobody")
         for rank in range(len(self.ranks)):
             self._catch_up(rank)
-            if digest(self.ranks[rank].state) != digest(state):
-                raise Divergence(f"Y1: rank {rank} ends in another state")
+            self._compare_contents(rank)
 
     def require_right_answers(self) -> None:
         """P2, A3, Y3: every stream is what the model answers to that request alone, or its beginning if aborted."""
@@ -262,13 +295,14 @@ class Simulation:
                 raise Divergence(f"request {id_} was answered {got} where alone it gets {right}")
 
     def _answer(self, id_: int) -> Answer:
-        return Answer(tuple(self.streams[id_]), self.finishes.get(id_, ""))
+        entry = self.books.entries[id_]
+        return Answer(tuple(entry.tokens), entry.finish)
 
     def outcome(self) -> Outcome:
         return Outcome(
             events=tuple(self.events),
             state=self.state,
-            answers={id_: self._answer(id_) for id_ in self.streams},
+            answers={id_: self._answer(id_) for id_ in self._asked_by},
             refused=self.refused,
             duration_us=self.now_us,
         )

@@ -36,7 +36,7 @@ def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.nda
 def fits(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> bool:
     """Whether the pool has the blocks to compute `tokens` after these hits."""
     need = blocks_for(len(hits) * config.block_size + tokens, config.block_size) - len(hits)
-    revived = int((pool.ref[hits] == 0).sum()) if len(hits) else 0
+    revived = int((pool.holders.at(hits) == 0).sum()) if len(hits) else 0
     return need + revived <= pool.free
 
 

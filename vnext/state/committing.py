@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from vnext.state import extents, rows as columns
+from vnext.state import columns as column_forms, extents, rows as columns
 from vnext.state.errors import require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.lifecycle import Change, Status, after
@@ -37,9 +37,31 @@ def settle(state: State, event: StepCommitted) -> Settled:
     require(len(event.tokens) % 4 == 0, f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
     flight, sampled = state.flights[0], unpack_tokens(event.tokens)
     require(event.step == flight.step, f"step {event.step} committed where step {flight.step} is due")
-    asked = flight.samples.nonzero()[0]
-    require(len(sampled) == len(asked), f"step {event.step} sampled {len(sampled)} tokens where {len(asked)} were asked for")
-    require(len(sampled) == 0 or int(sampled.min()) >= 0, f"step {event.step} sampled a negative token id")
+    return _settle_in_place(state, sampled) or _settle_one_by_one(state, sampled)
+
+
+def _settle_in_place(state: State, sampled: np.ndarray) -> Settled | None:
+    """The usual case: the step's requests are still the first rows. None if they are not."""
+    flight, count = state.flights[0], len(sampled)
+    rows, samples = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    stopped, at_limit = np.empty(count, dtype=bool), np.empty(count, dtype=bool)
+    eos = np.array(state.config.eos_token_ids, dtype=np.int64)
+    found = column_forms.kernels.settle(
+        state.rows.cells, flight.ids, flight.epochs, flight.samples, sampled, eos, rows, samples, stopped, at_limit
+    )
+    if found is None:
+        return None
+    if found[1]:
+        stopped |= _own_stops(state, rows, sampled)
+    return Settled(rows=rows, tokens=sampled, samples=samples, stopped=stopped, at_limit=at_limit)
+
+
+def _settle_one_by_one(state: State, sampled: np.ndarray) -> Settled:
+    """The general case: some requests have left, or come back in a new epoch."""
+    flight = state.flights[0]
+    asked, step = flight.samples.nonzero()[0], flight.step
+    require(len(sampled) == len(asked), f"step {step} sampled {len(sampled)} tokens where {len(asked)} were asked for")
+    require(len(sampled) == 0 or int(sampled.min()) >= 0, f"step {step} sampled a negative token id")
     found = find_rows(state.rows, flight.ids[asked], flight.epochs[asked])
     alive = (found >= 0).nonzero()[0]
     rows, tokens = found[alive], sampled[alive]
@@ -47,22 +69,29 @@ def settle(state: State, event: StepCommitted) -> Settled:
         rows=rows,
         tokens=tokens,
         samples=alive,
-        stopped=_stops(state, rows, tokens),
+        stopped=_ends(state, rows, tokens) | _own_stops(state, rows, tokens),
         at_limit=state.rows.known[rows] + 1 >= state.rows.limit[rows],
     )
 
 
-def _stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Whether each token ends its request: the model's end tokens unless ignored, the request's own stop tokens."""
-    flags = state.rows.cells[columns.FLAGS, rows]
+def _ends(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is one of the model's end tokens, not ignored and not too early (bool[n])."""
+    cells = state.rows.cells
+    heeded = (cells[columns.FLAGS, rows] & columns.IGNORE_EOS) == 0
+    late = cells[columns.KNOWN, rows] + 1 > cells[columns.MIN_KNOWN, rows]
+    return np.isin(tokens, state.config.eos_token_ids) & heeded & late
+
+
+def _own_stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is one of its request's own stop tokens and not too early (bool[n])."""
+    cells = state.rows.cells
     stops = np.zeros(len(rows), dtype=bool)
-    for eos in state.config.eos_token_ids:
-        stops |= tokens == eos
-    stops &= (flags & columns.IGNORE_EOS) == 0
-    for place in (flags & columns.OWN_STOPS).nonzero()[0].tolist():
-        request = state.requests[int(state.rows.id[rows[place]])]
-        stops[place] |= int(tokens[place]) in request.sampling.stop_token_ids
-    return stops & (state.rows.known[rows] + 1 > state.rows.cells[columns.MIN_KNOWN, rows])
+    for place in (cells[columns.FLAGS, rows] & columns.OWN_STOPS).nonzero()[0].tolist():
+        row = rows[place]
+        request = state.requests[int(cells[columns.ID, row])]
+        late = cells[columns.KNOWN, row] + 1 > cells[columns.MIN_KNOWN, row]
+        stops[place] = late and int(tokens[place]) in request.sampling.stop_token_ids
+    return stops
 
 
 def fold_step_committed(state: State, event: StepCommitted, settled: Settled | None = None) -> State:
@@ -71,8 +100,8 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     `settled` is what `settle(state, event)` gave, for a caller that has asked already.
     """
     settled = settled or settle(state, event)
-    done = settled.rows[settled.stopped | settled.at_limit]
-    state = _take_tokens(_with_places(state, settled), settled)
+    done = np.sort(settled.rows[settled.stopped | settled.at_limit])
+    state = _take_tokens(state, settled)
     state = replace(
         seal(state, ended=done),
         flights=state.flights[1:],
@@ -82,31 +111,27 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     return finish(state, done.tolist(), Change.FINISH) if len(done) else state
 
 
-def _with_places(state: State, settled: Settled) -> State:
-    """Histories that have a place for one token more; a full one doubles (rarely: see admitting.TOKENS_SPARE)."""
-    rows = state.rows
-    sizes = rows.cells[columns.TOKENS_SIZE]
-    full = settled.rows[rows.known[settled.rows] >= sizes[settled.rows]]
-    if len(full) == 0:
-        return state
-    sizes = sizes.copy()
-    sizes[full] = np.minimum(2 * sizes[full], rows.limit[full])
-    return move_tokens(state, sizes, 0)
-
-
 def _take_tokens(state: State, settled: Settled) -> State:
-    rows = state.rows
-    cells = rows.cells.copy()
-    places = rows.tokens_at[settled.rows] + rows.known[settled.rows]
-    cells[columns.KNOWN, settled.rows] += 1
-    cells[columns.PENDING, settled.rows] -= 1
+    rows, tokens = state.rows, extents.own(state.tokens)
+    cells = np.empty_like(rows.cells)
+    if not column_forms.kernels.take_tokens(rows.cells, cells, settled.rows, settled.tokens, tokens.arena.data):
+        return _take_tokens(_with_places(state, settled), settled)
     counters = state.counters
     return replace(
         state,
         rows=Rows(cells),
-        tokens=extents.write(state.tokens, places, settled.tokens),
+        tokens=tokens,
         counters=replace(counters, generated_tokens=counters.generated_tokens + len(settled.rows)),
     )
+
+
+def _with_places(state: State, settled: Settled) -> State:
+    """Full histories move to extents twice as large (rarely: see admitting.TOKENS_SPARE)."""
+    rows = state.rows
+    sizes = rows.cells[columns.TOKENS_SIZE].copy()
+    full = settled.rows[rows.known[settled.rows] >= sizes[settled.rows]]
+    sizes[full] = np.minimum(2 * sizes[full], rows.limit[full])
+    return move_tokens(state, sizes, 0)
 
 
 def finish(state: State, gone: list[int], change: Change) -> State:

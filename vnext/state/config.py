@@ -6,11 +6,7 @@ may depend on them.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
-
-PolicyName = Literal["fcfs", "priority"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +15,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `block_size` tokens a block, `block_count` blocks in the cache, `batch_tokens_max` tokens a step,
     `running_max` requests in the batch, `model_len_max` tokens a request, `prefill_threshold` tokens a request may
     take in one step (0: no such bound), `pipeline_depth` steps planned and not yet committed (1 is synchronous),
+    `policy` the name of who is served first (vnext/sched/policies.py; the state does not know what it means),
     `digest_interval` steps between two digests that every rank reports.
     """
 
@@ -31,7 +28,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     chunked_prefill: bool = True
     pipeline_depth: int = 2
-    policy: PolicyName = "fcfs"
+    policy: str = "fcfs"
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
     digest_interval: int = 64

@@ -61,6 +61,11 @@ def write(extents: Extents, places: np.ndarray | slice, values: np.ndarray) -> E
     return Extents(arena, extents.used, arena.version)
 
 
+def own(extents: Extents) -> Extents:
+    """A new version whose arena the caller may append to by other means than `write`, under the same rule."""
+    return _claim(extents, extents.used)
+
+
 def reserve(extents: Extents, size: int) -> tuple[Extents, int]:
     """Hand out `size` places; the caller has made sure that they fit (see `compact`)."""
     return _claim(extents, extents.used + size), extents.used

@@ -6,13 +6,14 @@ in `vnext-replay verify --laws`. A broken law is a bug of the engine, never of a
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
+from vnext.state import extents
 from vnext.state.errors import LawBroken
-from vnext.state.order import waiting_key
-from vnext.state.planning import row_blocks, row_tokens
 from vnext.state.pool import HELD, free_blocks
-from vnext.state.state import State, blocks_for
+from vnext.state.state import State
 
 
 def check(state: State) -> None:
@@ -27,6 +28,25 @@ def check_cheap(state: State) -> None:
         law(state)
 
 
+def check_after(before: State, state: State) -> None:
+    """As `check`, for a state that one event made out of `before`, which was checked.
+
+    States share what an event left alone, and what a state holds is never written again: a law all of whose parts are
+    the same objects as before has the same answer and is not asked again. Raises LawBroken.
+    """
+    for law, parts in PARTS:
+        for part in parts:
+            if part(before) is not part(state):
+                law(state)
+                break
+
+
+def _tables(state: State) -> np.ndarray:
+    """Blocks of all rows, one table after the other (int32[sum of blocks])."""
+    rows = state.rows
+    return extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks))
+
+
 def _hold(condition: bool, law: str, message: str) -> None:
     if not condition:
         raise LawBroken(law, message)
@@ -34,35 +54,36 @@ def _hold(condition: bool, law: str, message: str) -> None:
 
 def free_and_held_are_all(state: State) -> None:
     """M1: free + held = total and no block is queued twice."""
-    queued = free_blocks(state.pool)
-    held = int((state.pool.ref > 0).sum())
-    _hold(len(queued) == state.pool.free, "M1", f"{len(queued)} blocks queued, {state.pool.free} counted as free")
-    _hold(len(np.unique(queued)) == len(queued), "M1", "a block is queued twice")
-    _hold(held + len(queued) == len(state.pool.ref), "M1", f"{held} held and {len(queued)} free of {len(state.pool.ref)}")
+    pool = state.pool
+    queued, total = free_blocks(pool).tolist(), len(pool.ref)
+    held = int(np.count_nonzero(pool.ref > 0))
+    _hold(len(queued) == pool.free, "M1", f"{len(queued)} blocks queued, {pool.free} counted as free")
+    _hold(len(set(queued)) == len(queued), "M1", "a block is queued twice")
+    _hold(held + len(queued) == total, "M1", f"{held} held and {len(queued)} free of {total}")
 
 
 def holders_are_counted(state: State) -> None:
     """M2: a block's holders are its occurrences in the block tables; it is free iff it has none."""
-    counted = np.zeros(len(state.pool.ref), dtype=np.int64)
-    for row in range(len(state.rows)):
-        np.add.at(counted, row_blocks(state, row), 1)
-    wrong = np.flatnonzero(counted != state.pool.ref)
+    pool = state.pool
+    wrong = (np.bincount(_tables(state), minlength=len(pool.ref)) != pool.ref).nonzero()[0]
     _hold(len(wrong) == 0, "M2", f"holders of blocks {wrong[:8].tolist()} are not their occurrences in tables")
-    _hold(bool(((state.pool.ref == 0) == (state.pool.place != HELD)).all()), "M2", "a block without holder is not free")
+    _hold(not ((pool.ref == 0) ^ (pool.place != HELD)).any(), "M2", "a block without holder is not free")
 
 
 def writers_are_exclusive(state: State) -> None:
     """M3: a place written by the newest step belongs to one scheduled row, in a block no other row writes."""
     if not state.flights:
         return
-    flight, size, written = state.flights[-1], state.config.block_size, set()
-    rows = {int(id_): row for row, id_ in enumerate(state.rows.id)}
-    for id_, start, count in zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist()):
-        if id_ not in rows:
-            continue
-        blocks = row_blocks(state, rows[id_])[start // size : blocks_for(start + count, size)].tolist()
-        _hold(written.isdisjoint(blocks), "M3", f"request {id_} writes a block that another row writes")
-        written.update(blocks)
+    flight, rows, size = state.flights[-1], state.rows, state.config.block_size
+    row_of = {id_: row for row, id_ in enumerate(rows.id.tolist())}
+    places = [row_of.get(id_, -1) for id_ in flight.ids.tolist()]
+    runs = np.array([place >= 0 for place in places], dtype=bool)
+    at = rows.table_at[[place for place in places if place >= 0]]
+    starts, ends = flight.starts[runs], (flight.starts + flight.counts)[runs]
+    written = extents.gather(state.tables, extents.spans(at + starts // size, -(-ends // size) - starts // size)).tolist()
+    if len(set(written)) < len(written):
+        twice = next(block for block in written if written.count(block) > 1)
+        raise LawBroken("M3", f"block {twice} is written by two requests in step {flight.step}")
 
 
 def capacity_covers(state: State) -> None:
@@ -73,51 +94,74 @@ def capacity_covers(state: State) -> None:
 
 def queue_is_sorted_and_distinct(state: State) -> None:
     """M5, Y3: a request is in the queue, at its place, or in the batch, once; together they are all that live."""
-    keys = [waiting_key(state.config, entry) for entry in state.waiting]
-    _hold(keys == sorted(keys), "M5", "the queue is not in the policy's order")
     queued, running = [entry.id for entry in state.waiting], state.rows.id.tolist()
+    _hold(queued == sorted(queued), "M5", "the queue is not in order of arrival")
     live = set(queued) | set(running)
     _hold(len(live) == len(queued) + len(running), "M5", "a request waits twice or waits and runs")
     _hold(len(live) == len(state.requests), "Y3", f"{len(live)} requests live, {len(state.requests)} remembered")
 
 
 def bounds_hold(state: State) -> None:
-    """S1: tokens per step, rows, chunks."""
+    """S1: tokens per step, rows, chunks. Of the steps in flight the newest is looked at: the others were it once."""
     config = state.config
     _hold(len(state.rows) <= config.running_max, "S1", f"{len(state.rows)} rows")
-    for flight in state.flights:
-        _hold(int(flight.counts.sum()) <= config.batch_tokens_max, "S1", f"step {flight.step} is over the token budget")
-        _hold(len(flight.counts) > 0 and int(flight.counts.min()) >= 1, "S1", f"step {flight.step} has an empty chunk")
+    if not state.flights:
+        return
+    flight = state.flights[-1]
+    _hold(int(flight.counts.sum()) <= config.batch_tokens_max, "S1", f"step {flight.step} is over the token budget")
+    _hold(len(flight.counts) > 0 and int(flight.counts.min()) >= 1, "S1", f"step {flight.step} has an empty chunk")
+    if config.prefill_threshold:
+        _hold(int(flight.counts.max()) <= config.prefill_threshold, "S1", f"step {flight.step} has a chunk over the threshold")
+    _hold(config.chunked_prefill or bool(flight.samples.all()), "S1", f"step {flight.step} computes a part of a prompt")
 
 
 def progress_is_ordered(state: State) -> None:
     """S2: sealed <= computed <= known + pending, and nothing beyond the limit."""
     rows, size = state.rows, state.config.block_size
-    wrongs = {
-        "a row computed more than it knows": rows.computed > rows.known + rows.pending,
-        "a row sealed too much": rows.sealed * size > np.minimum(rows.computed, rows.known),
-        "a row is at its limit and still runs": rows.known >= rows.limit,
-    }
-    for message, wrong in wrongs.items():
-        _hold(not wrong.any(), "S2", message)
+    ahead = rows.computed > rows.known + rows.pending
+    early = rows.sealed * size > np.minimum(rows.computed, rows.known)
+    ended = rows.known >= rows.limit
+    if not (ahead | early | ended).any():
+        return
+    _hold(not ahead.any(), "S2", "a row computed more than it knows")
+    _hold(not early.any(), "S2", "a row sealed too much")
+    _hold(not ended.any(), "S2", "a row is at its limit and still runs")
+
+
+def full_blocks_are_sealed(state: State) -> None:
+    """P1: a row has sealed its full blocks, whose tokens are all known and computed, and none of its other blocks has a name."""
+    rows, named = state.rows, state.pool.named
+    if not state.config.prefix_caching or len(rows) == 0:
+        return
+    full = np.minimum(rows.computed, rows.known) // state.config.block_size
+    _hold(bool((rows.sealed == full).all()), "P1", f"rows have sealed {rows.sealed.tolist()} of {full.tolist()} full blocks")
+    if len(named) == 0:
+        return
+    for block in extents.gather(state.tables, extents.spans(rows.table_at + full, rows.blocks - full)).tolist():
+        _hold(block not in named, "P1", f"block {block} has a name and is not complete")
 
 
 def placeholders_match(state: State) -> None:
     """A2: a row's pending tokens are the samples that steps in flight owe this epoch of it."""
     owed: dict[tuple[int, int], int] = {}
     for flight in state.flights:
-        for id_, epoch, samples in zip(flight.ids.tolist(), flight.epochs.tolist(), flight.samples.tolist()):
-            owed[id_, epoch] = owed.get((id_, epoch), 0) + samples
-    for id_, epoch, pending in zip(state.rows.id.tolist(), state.rows.epoch.tolist(), state.rows.pending.tolist()):
-        _hold(pending == owed.get((id_, epoch), 0), "A2", f"request {id_} has {pending} placeholders")
+        for pair in zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist()):
+            owed[pair] = owed.get(pair, 0) + 1
+    rows = state.rows
+    for id_, epoch, pending in zip(rows.id.tolist(), rows.epoch.tolist(), rows.pending.tolist()):
+        if pending != owed.get((id_, epoch), 0):
+            raise LawBroken("A2", f"request {id_} has {pending} placeholders where {owed.get((id_, epoch), 0)} tokens are due")
 
 
 def names_are_mutual(state: State) -> None:
     """P1: the two sides of the prefix table are one table."""
     pool = state.pool
     _hold(len(pool.names) == len(pool.named), "P1", f"{len(pool.names)} names for {len(pool.named)} blocks")
+    if len(pool.names) == 0:
+        return
     for key, block in pool.names.items():
-        _hold(pool.named.get(block) == key, "P1", f"block {block} is known by another name")
+        if pool.named.get(block) != key:
+            raise LawBroken("P1", f"block {block} is known by another name")
 
 
 def steps_are_in_order(state: State) -> None:
@@ -129,9 +173,17 @@ def steps_are_in_order(state: State) -> None:
 
 def histories_begin_with_prompts(state: State) -> None:
     """S2: a row's known tokens begin with its prompt."""
-    for row, id_ in enumerate(state.rows.id.tolist()):
-        prompt = state.requests[id_].prompt
-        _hold(row_tokens(state, row)[: len(prompt) // 4].tobytes() == prompt, "S2", f"request {id_} lost its prompt")
+    rows = state.rows
+    if len(rows) == 0:
+        return
+    begins = extents.gather(state.tokens, extents.spans(rows.tokens_at, rows.prompt)).tobytes()
+    prompts = [state.requests[id_].prompt for id_ in rows.id.tolist()]
+    if begins == b"".join(prompts):
+        return
+    for id_, at, prompt in zip(rows.id.tolist(), rows.tokens_at.tolist(), prompts):
+        found = extents.read(state.tokens, at, len(prompt) // 4).tobytes()
+        _hold(found == prompt, "S2", f"request {id_} lost its prompt")
+    raise LawBroken("S2", "a row's prompt has another length than its request's")
 
 
 def arrivals_are_accounted(state: State) -> None:
@@ -140,14 +192,24 @@ def arrivals_are_accounted(state: State) -> None:
     _hold(state.next_id == ended + len(state.requests), "Y3", f"{state.next_id} arrived, {ended} ended, {len(state.requests)} live")
 
 
-CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)
-ALL = (
-    *CHEAP,
-    free_and_held_are_all,
-    holders_are_counted,
-    writers_are_exclusive,
-    queue_is_sorted_and_distinct,
-    placeholders_match,
-    names_are_mutual,
-    histories_begin_with_prompts,
+PARTS = tuple(
+    (law, tuple(attrgetter(part) for part in parts.split()))
+    for law, parts in (
+        (bounds_hold, "rows flights"),
+        (progress_is_ordered, "rows"),
+        (capacity_covers, "rows"),
+        (steps_are_in_order, "flights planned committed"),
+        (arrivals_are_accounted, "counters requests next_id"),
+        (free_and_held_are_all, "pool.holders pool.places pool.queue pool.head pool.free"),
+        (holders_are_counted, "pool.holders pool.places rows tables"),
+        (writers_are_exclusive, "flights rows tables"),
+        (queue_is_sorted_and_distinct, "waiting rows requests"),
+        (full_blocks_are_sealed, "rows tables pool.named"),
+        (placeholders_match, "flights rows"),
+        (names_are_mutual, "pool.names pool.named"),
+        (histories_begin_with_prompts, "rows tokens requests"),
+    )
 )
+"""Every law, with the parts of a state that it reads."""
+ALL = tuple(law for law, _ in PARTS)
+CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)

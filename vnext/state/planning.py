@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.state import extents, pool as pools, rows as columns
+from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
 from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
 from vnext.state.chain import KEY_SIZE, chain_keys, child_key
 from vnext.state.errors import require
@@ -18,7 +18,7 @@ from vnext.state.events import StepPlanned
 from vnext.state.expected import blocks_needed, expected_tokens
 from vnext.state.lifecycle import Change, Status, after
 from vnext.state.order import enqueue
-from vnext.state.rows import Rows, wants
+from vnext.state.rows import Rows, kept_rows, wants
 from vnext.state.state import Flight, State, Waiting
 
 replace = msgspec.structs.replace
@@ -35,24 +35,32 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     tokens = planned_tokens(state, event.changed)
     starts = state.rows.computed
     state = advance(state, tokens)
-    state, added_starts, added_tokens = _admit_all(state, event.admitted)
+    if event.admitted:
+        state, added_starts, added_tokens = _admit_all(state, event.admitted)
+        starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
     state = seal(state)
-    starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
     require(0 < int(tokens.sum()) <= state.config.batch_tokens_max, f"a step of {int(tokens.sum())} tokens")
     return replace(state, planned=state.planned + 1, flights=(*state.flights, _flight(state, starts, tokens)))
 
 
 def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
-    """The step in flight. A scheduled row with a pending token samples in this step: it has caught up with all it knows."""
+    """The step in flight. A scheduled row with a pending token samples in this step: it has caught up with all it knows.
+
+    Columns of matrices that are never written again need no copy where every row is scheduled.
+    """
+    rows, samples = state.rows, state.rows.pending > 0
+    if tokens.all():
+        return Flight(
+            step=state.planned, ids=rows.id, epochs=rows.epoch, starts=starts, counts=tokens, samples=samples
+        )
     scheduled = tokens.nonzero()[0]
-    rows = state.rows
     return Flight(
         step=state.planned,
         ids=rows.id[scheduled],
         epochs=rows.epoch[scheduled],
         starts=starts[scheduled],
         counts=tokens[scheduled],
-        samples=(rows.pending > 0)[scheduled],
+        samples=samples[scheduled],
     )
 
 
@@ -69,7 +77,7 @@ def preempt(state: State, preempted: tuple[int, ...]) -> State:
     for row in preempted:
         after(Status.RUNNING, Change.PREEMPT)
         pool = release_row(state, pool, row)
-        queue = enqueue(state.config, queue, _back_in_queue(state, row))
+        queue = enqueue(queue, _back_in_queue(state, row))
     counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
     return replace(state, pool=pool, waiting=queue, rows=without_rows(state.rows, preempted), counters=counters)
 
@@ -107,7 +115,7 @@ def row_tokens(state: State, row: int) -> np.ndarray:
 def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
     keep = np.ones(len(rows), dtype=bool)
     keep[list(gone)] = False
-    return Rows(rows.cells[:, keep])
+    return kept_rows(rows, keep)
 
 
 # ---- running rows ------------------------------------------------------------------------------------------------
@@ -131,17 +139,15 @@ def advance(state: State, tokens: np.ndarray) -> State:
     rows = state.rows
     if len(rows) == 0:
         return state
-    need = np.maximum(blocks_needed(state.config, rows, tokens), 0)
-    total = int(need.sum())
+    need, total = blocks_needed(state.config, rows, tokens)
     require(total <= state.pool.free, f"a plan needs {total} blocks where {state.pool.free} are free")
-    cells = rows.cells.copy()
-    cells[columns.COMPUTED] += tokens
-    cells[columns.PENDING] += (tokens > 0) & (cells[columns.COMPUTED] == rows.known + rows.pending)
+    cells = np.empty_like(rows.cells)
+    column_forms.kernels.advance(rows.cells, cells, tokens, need)
     pool, tables = state.pool, state.tables
     if total:
         pool, blocks = pools.take(pool, total)
-        tables = extents.write(tables, extents.spans(rows.table_at + rows.blocks, need), blocks)
-        cells[columns.BLOCKS] += need
+        tables = extents.own(tables)
+        column_forms.kernels.write_tables(cells, need, blocks, tables.arena.data)
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
@@ -154,32 +160,24 @@ def seal(state: State, ended: np.ndarray = NO_ROWS) -> State:
     if not state.config.prefix_caching:
         return state
     cells, size = state.rows.cells, state.config.block_size
-    known = cells[columns.KNOWN].copy()
-    known[ended] -= 1
-    full = np.minimum(cells[columns.COMPUTED], known) // size
-    rows = (full > cells[columns.SEALED]).nonzero()[0]
+    found = np.empty(cells.shape[1], dtype=np.int64)
     pairs: list[tuple[bytes, int]] = []
-    while len(rows):
-        pairs += _seal_next(state, rows)
-        rows = rows[full[rows] > cells[columns.SEALED, rows]]
+    while count := column_forms.kernels.unsealed(cells, ended, size, found):
+        pairs += _seal_next(state, found[:count])
     return replace(state, pool=pools.name(state.pool, pairs)) if pairs else state
 
 
 def _seal_next(state: State, rows: np.ndarray) -> list[tuple[bytes, int]]:
     """Chain keys and blocks of these rows' next full block each; writes their SEALED and CHAIN cells."""
     cells, size = state.rows.cells, state.config.block_size
-    sealed, width = cells[columns.SEALED, rows], 4 * size
-    places = (cells[columns.TOKENS_AT, rows] + sealed * size)[:, None] + np.arange(size)
-    tokens = extents.gather(state.tokens, places).tobytes()
-    parents = cells[columns.CHAIN_0 :, rows].T.tobytes()
+    kernels, width = column_forms.kernels, 4 * size
+    tokens, parents, blocks = kernels.seal_inputs(cells, rows, state.tokens.arena.data, state.tables.arena.data, size)
     keys = [
         child_key(parents[at * KEY_SIZE : (at + 1) * KEY_SIZE], tokens[at * width : (at + 1) * width])
         for at in range(len(rows))
     ]
-    blocks = extents.gather(state.tables, cells[columns.TABLE_AT, rows] + sealed)
-    cells[columns.SEALED, rows] = sealed + 1
-    cells[columns.CHAIN_0 :, rows] = np.frombuffer(b"".join(keys), dtype=np.int64).reshape(-1, 2).T
-    return list(zip(keys, blocks.tolist()))
+    kernels.seal_write(cells, rows, b"".join(keys))
+    return list(zip(keys, blocks))
 
 
 # ---- admission ---------------------------------------------------------------------------------------------------
@@ -187,8 +185,6 @@ def _seal_next(state: State, rows: np.ndarray) -> list[tuple[bytes, int]]:
 
 def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[State, np.ndarray, np.ndarray]:
     """Admit waiting requests in order; returns their first computed positions and tokens beside the state."""
-    if not admitted:
-        return state, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     places = [place for place, _ in admitted]
     require(len(set(places)) == len(places), "a request admitted twice in one plan")
     require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")

@@ -4,7 +4,7 @@ Owns allocation, sharing, release, eviction and the prefix table. Knows nothing 
 A block is free (no holder), held (one or more holders) or kept (no holder, content still named for reuse):
     free + held + kept == block_count          always; see laws.py
 Free and kept blocks wait in one queue and leave it oldest first, so every replica evicts the same block. The queue is
-append-only: a block that was revived from its middle leaves a stale place behind, known by `place[block]`.
+append-only: a block that was revived from its middle leaves a stale place behind, known by its own place.
 """
 
 from __future__ import annotations
@@ -12,27 +12,41 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.state import extents
+from vnext.state import columns, extents
 from vnext.state.extents import Extents
-from vnext.state.shards import Shards
+from vnext.state.versions import VersionedArray, VersionedMap
 
 HELD = -1
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """`ref` int32[N] holders of each block; `place` int64[N] its place in the queue, HELD while it has a holder.
+    """`holders` int32[N] of each block; `places` int64[N] its place in the queue, HELD while it has a holder.
 
     The queue is the range [head, queue.used) of an arena; `free` counts its valid places. `names` maps a chain key to
-    the block with that content, `named` a block to its key.
+    the block with that content, `named` a block to its key. A change costs what it changes, not what the pool holds.
     """
 
-    ref: np.ndarray
-    place: np.ndarray
+    holders: VersionedArray
+    places: VersionedArray
     queue: Extents
     head: int
     free: int
-    names: Shards[bytes, int]
-    named: Shards[int, bytes]
+    names: VersionedMap[bytes, int]
+    named: VersionedMap[int, bytes]
+
+    @property
+    def block_count(self) -> int:
+        return len(self.holders)
+
+    @property
+    def ref(self) -> np.ndarray:
+        """All holders, read-only (see VersionedArray.values)."""
+        return self.holders.values()
+
+    @property
+    def place(self) -> np.ndarray:
+        """All places, read-only (see VersionedArray.values)."""
+        return self.places.values()
 
 
 def new_pool(block_count: int) -> Pool:
@@ -40,13 +54,13 @@ def new_pool(block_count: int) -> Pool:
     queue = extents.write(extents.empty(4 * block_count), slice(0, block_count), np.arange(block_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, block_count)
     return Pool(
-        ref=np.zeros(block_count, dtype=np.int32),
-        place=np.arange(block_count, dtype=np.int64),
+        holders=VersionedArray(np.zeros(block_count, dtype=np.int32)),
+        places=VersionedArray(np.arange(block_count, dtype=np.int64)),
         queue=queue,
         head=0,
         free=block_count,
-        names=Shards(),
-        named=Shards(),
+        names=VersionedMap(),
+        named=VersionedMap(),
     )
 
 
@@ -61,36 +75,26 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
     if count == 0:
         return pool, np.empty(0, dtype=np.int32)
     blocks, head = _oldest(pool, count)
-    ref, place = pool.ref.copy(), pool.place.copy()
-    ref[blocks], place[blocks] = 1, HELD
-    taken = _replace(pool, ref=ref, place=place, head=head, free=pool.free - count)
+    holders, places = pool.holders.set(blocks, 1), pool.places.set(blocks, HELD)
+    taken = _replace(pool, holders=holders, places=places, head=head, free=pool.free - count)
     return _forget(taken, blocks.tolist()) if len(pool.named) else taken, blocks
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
-    """The first `count` valid places of the queue and the head behind them; looks further while it meets stale ones."""
-    reach = count
-    while True:
-        end = min(pool.head + reach, pool.queue.used)
-        window = extents.gather(pool.queue, np.arange(pool.head, end))
-        valid = np.flatnonzero(pool.place[window] == np.arange(pool.head, end))
-        if len(valid) >= count:
-            valid = valid[:count]
-            return window[valid], pool.head + int(valid[-1]) + 1
-        reach *= 2
+    """The first `count` valid places of the queue and the head behind them."""
+    blocks = np.empty(count, dtype=np.int32)
+    head = columns.kernels.oldest(pool.queue.arena.data, pool.place, pool.head, pool.queue.used, blocks)
+    return blocks, head
 
 
 def hold(pool: Pool, blocks: np.ndarray) -> Pool:
     """One more holder for each block (no block twice); a kept block is revived and leaves the queue."""
     if len(blocks) == 0:
         return pool
-    revived = blocks[pool.ref[blocks] == 0]
-    ref, place = pool.ref.copy(), pool.place
-    ref[blocks] += 1
-    if len(revived):
-        place = place.copy()
-        place[revived] = HELD
-    return _replace(pool, ref=ref, place=place, free=pool.free - len(revived))
+    before = pool.holders.at(blocks)
+    revived = blocks[before == 0]
+    places = pool.places.set(revived, HELD) if len(revived) else pool.places
+    return _replace(pool, holders=pool.holders.set(blocks, before + 1), places=places, free=pool.free - len(revived))
 
 
 def release(pool: Pool, blocks: np.ndarray) -> Pool:
@@ -100,10 +104,9 @@ def release(pool: Pool, blocks: np.ndarray) -> Pool:
     """
     if len(blocks) == 0:
         return pool
-    ref = pool.ref.copy()
-    ref[blocks] -= 1
-    freed = blocks[ref[blocks] == 0]
-    pool = _replace(pool, ref=ref)
+    left = pool.holders.at(blocks) - 1
+    freed = blocks[left == 0]
+    pool = _replace(pool, holders=pool.holders.set(blocks, left))
     return _enqueue(pool, freed) if len(freed) else pool
 
 
@@ -112,9 +115,8 @@ def _enqueue(pool: Pool, blocks: np.ndarray) -> Pool:
         pool = _tidy_queue(pool)
     queue, at = extents.reserve(pool.queue, len(blocks))
     queue = extents.write(queue, slice(at, at + len(blocks)), blocks)
-    place = pool.place.copy()
-    place[blocks] = np.arange(at, at + len(blocks))
-    return _replace(pool, queue=queue, place=place, free=pool.free + len(blocks))
+    places = pool.places.set(blocks, np.arange(at, at + len(blocks)))
+    return _replace(pool, queue=queue, places=places, free=pool.free + len(blocks))
 
 
 def _tidy_queue(pool: Pool) -> Pool:
@@ -122,9 +124,7 @@ def _tidy_queue(pool: Pool) -> Pool:
     blocks = free_blocks(pool)
     fresh = extents.empty(pool.queue.capacity)
     queue, _ = extents.reserve(extents.write(fresh, slice(0, len(blocks)), blocks), len(blocks))
-    place = pool.place.copy()
-    place[blocks] = np.arange(len(blocks))
-    return _replace(pool, queue=queue, place=place, head=0)
+    return _replace(pool, queue=queue, places=pool.places.set(blocks, np.arange(len(blocks))), head=0)
 
 
 def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
@@ -145,7 +145,7 @@ def _forget(pool: Pool, blocks: list[int]) -> Pool:
 
 
 def forget_all(pool: Pool) -> Pool:
-    return _replace(pool, names=Shards(), named=Shards())
+    return _replace(pool, names=VersionedMap(), named=VersionedMap())
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:

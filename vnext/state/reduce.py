@@ -29,8 +29,8 @@ from vnext.state.order import enqueue
 from vnext.state.planning import fold_step_planned
 from vnext.state.refusal import refusal
 from vnext.state.rows import no_rows
-from vnext.state.shards import Shards
 from vnext.state.state import Counters, Request, State, Waiting, status_of
+from vnext.state.versions import VersionedMap
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
@@ -48,7 +48,7 @@ def start(event: EngineStarted) -> State:
         committed=0,
         rows=no_rows(),
         waiting=(),
-        requests=Shards(),
+        requests=VersionedMap(),
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
         pool=pools.new_pool(config.block_count),
@@ -109,7 +109,7 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         state,
         next_id=state.next_id + 1,
         requests=state.requests.with_items([(request.id, request)]),
-        waiting=enqueue(state.config, state.waiting, _first_wait(state.config, request)),
+        waiting=enqueue(state.waiting, _first_wait(state.config, request)),
     )
 
 

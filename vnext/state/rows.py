@@ -97,6 +97,11 @@ def no_rows() -> Rows:
     return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64))
 
 
+def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
+    """The rows where `keep` (bool[R]) says so. The matrix stays contiguous: the kernels of columns.py need that."""
+    return Rows(np.compress(keep, rows.cells, axis=1))
+
+
 def find_rows(rows: Rows, ids: np.ndarray, epochs: np.ndarray) -> np.ndarray:
     """Row of each request of that epoch, -1 where it has gone (int64[n])."""
     count = len(ids)

@@ -16,7 +16,7 @@ from vnext.state.lifecycle import Status
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
 from vnext.state.rows import Rows
-from vnext.state.shards import Shards
+from vnext.state.versions import VersionedMap
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events folded; steps [committed, planned) are in `flights`, oldest first; ids below `next_id` arrived.
 
-    `waiting` is sorted by policy (order.py). `token_digest` chains all committed tokens.
+    `waiting` is in order of arrival (order.py). `token_digest` chains all committed tokens.
     """
 
     config: SchedulerConfig
@@ -90,7 +90,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     rows: Rows
     waiting: tuple[Waiting, ...]
-    requests: Shards[int, Request]
+    requests: VersionedMap[int, Request]
     tokens: Extents
     tables: Extents
     pool: Pool

@@ -1,0 +1,164 @@
+"""Scripts of the engine: a line is a command, the indented lines below it are what happened. The words:
+
+    engine block_size=4 ...      a fresh engine; fields of SchedulerConfig, the rest as in core_drive.config_of
+    arrive a prompt=1*5,7 ...    a request named a; prompts are tokens, `1*5` is five ones; fields of Sampling, priority, salt
+    plan | commit 9 b=0          decide and fold a step; give its samples: everybody 9, b 0
+    step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
+    abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
+A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
+"""
+
+from __future__ import annotations
+
+from core_drive import Engine, arrival_of
+
+from vnext.sched.schedule import schedule
+from vnext.sched.sim_laws import check_decision
+from vnext.state.events import PrefixCacheReset, StepPlanned
+from vnext.state.pool import free_blocks
+from vnext.state.refusal import refusal
+from vnext.state.state import State
+
+INDENT = "    "
+TOKEN = 9
+
+
+def played(text: str) -> str:
+    """The script with a fresh trace under each command."""
+    player, lines = Player(), []
+    for line in text.splitlines():
+        if line.startswith(INDENT):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            lines += [(INDENT + told).rstrip() for told in player.play(line.split())]
+    return "\n".join(lines) + "\n"
+
+
+class Player:
+    """One script's engine and the names of its requests."""
+
+    def __init__(self) -> None:
+        self._begin({})
+
+    def _begin(self, changes: dict) -> None:
+        self.engine = Engine(**changes)
+        self.names: dict[int, str] = {}
+
+    def play(self, words: list[str]) -> list[str]:
+        command, arguments = words[0], words[1:]
+        match command:
+            case "engine":
+                self._begin({name: _value(value) for name, value in _pairs(arguments).items()})
+                return []
+            case "arrive":
+                return self._arrive(arguments[0], _pairs(arguments[1:]))
+            case "plan":
+                return [self._line(self._plan())]
+            case "commit":
+                return [self._line(*self._commit(arguments))]
+            case "step":
+                return self._steps(arguments)
+            case "abort":
+                self.engine.abort(*[self._id(name) for name in arguments])
+                return [self._line("  ".join(f"{self.names[news.id]}:{news.finish}" for news in self.engine.news) or "nothing")]
+            case "reset":
+                self.engine.fold(PrefixCacheReset())
+                return [self._line("")]
+            case "blocks":
+                return [self._blocks()]
+        raise ValueError(f"there is no command {command!r}")
+
+    def _id(self, name: str) -> int:
+        return next(id_ for id_, known in self.names.items() if known == name)
+
+    def _arrive(self, name: str, given: dict[str, str]) -> list[str]:
+        """Nothing to tell, unless it is refused: it waits."""
+        prompt = [int(token) for part in given.pop("prompt").split(",") if part for token in _tokens(part)]
+        fields = {field: _value(value) for field, value in given.items()}
+        if "salt" in fields:
+            fields["cache_salt"] = fields.pop("salt")
+        if "stop" in fields:
+            fields["stop_token_ids"] = tuple(int(token) for token in str(fields.pop("stop")).split(","))
+        arrival = arrival_of(self.engine.state.next_id, prompt, **fields)
+        why_not = refusal(self.engine.state.config, arrival)
+        if why_not is not None:
+            return [f"refused: {why_not}"]
+        self.names[arrival.id] = name
+        self.engine.fold(arrival)
+        return []
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _steps(self, arguments: list[str]) -> list[str]:
+        count = 1
+        if arguments and arguments[0].startswith("x"):
+            count, arguments = int(arguments[0][1:]), arguments[1:]
+        lines = []
+        for _ in range(count):
+            planned = self._plan()
+            taken = self._commit(arguments)[1] if self.engine.state.flights else ""
+            lines.append(self._line(planned, taken))
+        return lines
+
+    def _plan(self) -> str:
+        before, plan = self.engine.state, schedule(self.engine.state)
+        if plan is not None:
+            self.engine.fold(plan)
+        check_decision(before, plan, self.engine.state)
+        return "nothing to plan" if plan is None else self._planned(before, plan)
+
+    def _planned(self, before: State, plan: StepPlanned) -> str:
+        flight, running = self.engine.state.flights[-1], set(before.rows.id.tolist())
+        entries = zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.samples.tolist())
+        told = [
+            f"{'' if id_ in running else '+'}{self.names[id_]}[{start},{start + count}){'*' if samples else ''}"
+            for id_, start, count, samples in entries
+        ]
+        told += [f"-{self.names[int(before.rows.id[row])]}" for row in plan.preempted]
+        return f"step {plan.step}  " + " ".join(told)
+
+    def _commit(self, arguments: list[str]) -> tuple[str, str]:
+        flight = self.engine.state.flights[0]
+        tokens = {self._id(name): int(token) for name, token in _pairs([word for word in arguments if "=" in word]).items()}
+        default = next((int(word) for word in arguments if "=" not in word), TOKEN)
+        asked = [int(id_) for id_ in flight.ids[flight.samples]]
+        news = {item.sample: item for item in self.engine.commit(*[tokens.get(id_, default) for id_ in asked])}
+        told = [
+            f"{self.names[id_]}:{f'{news[place].token} {news[place].finish}'.strip() if place in news else 'dropped'}"
+            for place, id_ in enumerate(asked)
+        ]
+        return f"step {flight.step}", " ".join(told) or "-"
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def _line(self, what: str, taken: str = "") -> str:
+        """Columns: what was planned, what was sampled, who runs, who waits in which order, how many blocks are free."""
+        engine = self.engine
+        run, wait = self._named(engine.running), self._named(engine.waiting)
+        return f"{what:<40} | {taken:<30} | run {run:<7} | wait {wait:<7} | free {engine.free}"
+
+    def _named(self, ids: list[int]) -> str:
+        return " ".join(self.names[id_] for id_ in ids) or "-"
+
+    def _blocks(self) -> str:
+        """Tables of the rows, then the free blocks in the order in which they leave; a prime marks content that is kept."""
+        pool, engine = self.engine.state.pool, self.engine
+        tables = [f"{self.names[id_]} {' '.join(map(str, engine.blocks(id_)))}" for id_ in engine.running]
+        free = [f"{block}'" if block in pool.named else str(block) for block in free_blocks(pool).tolist()]
+        return " | ".join([*tables, "free " + (" ".join(free) or "-")])
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in words)
+
+
+def _value(text: str) -> object:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _tokens(part: str) -> list[str]:
+    token, _, count = part.partition("*")
+    return [token] * int(count or 1)

@@ -1,0 +1,215 @@
+"""Policies: built-in and one's own, refused at the start in one sentence, lawful and finishing however wild their keys."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from core_drive import Engine
+from log_drive import record, small_config
+
+from vnext.replay.cli import main
+from vnext.sched import ranking
+from vnext.sched.policies import BUILT_IN, Candidate, PolicyError, policy_of
+from vnext.sched.schedule import schedule
+from vnext.sched.sim_laws import check_decision
+from vnext.sched.sim_scenario import scenario
+from vnext.sched.simulator import simulate
+from vnext.state.digest import digest
+
+replace = msgspec.structs.replace
+
+WILD = '''
+import random
+from vnext.sched.policies import Candidate
+
+def no_hint(candidate): return (1,)
+def two(candidate: Candidate, other): return (1,)
+def nothing(candidate: Candidate): return None
+def nan(candidate: Candidate): return (float("nan"),)
+def words(candidate: Candidate): return ("a",)
+def raises(candidate: Candidate): return (1 / 0,)
+def dice(candidate: Candidate): return (random.random(),)
+def with_default(candidate: Candidate, weight=2): return (weight * candidate.id,)
+number = 3
+
+def last_come(candidate: Candidate): return (-candidate.id,)
+def all_equal(candidate: Candidate): return ()
+def least_computed(candidate: Candidate): return (candidate.computed,)
+def chaos(candidate: Candidate):
+    return ((candidate.id * 7919 + candidate.known * 31 + candidate.computed * 17 + candidate.preemptions) % 13,)
+def later_dice(candidate: Candidate): return (0.5,) if candidate.id == 3 else (random.random(),)
+def later_raises(candidate: Candidate): return (1 / (candidate.id - 5),)
+def later_junk(candidate: Candidate): return (1,) if candidate.id < 5 else [candidate]
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wild(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("wild")
+    (folder / "wild_policies.py").write_text(WILD)
+    (folder / "broken_policies.py").write_text("raise ValueError('half written')")
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fifo", "there is no policy 'fifo': choose fcfs, priority, or name your own as package.module:function"),
+        ("a b:c", "there is no policy"),
+        ("no_such_module:f", "cannot be imported (ModuleNotFoundError"),
+        ("broken_policies:f", "cannot be imported (ValueError: half written)"),
+        ("wild_policies:absent", "the module wild_policies has no function absent"),
+        ("wild_policies:number", "has no function number"),
+        ("wild_policies:no_hint", "write def no_hint(candidate: Candidate) -> tuple"),
+        ("wild_policies:two", "wrong signature"),
+        ("os:abort", "wrong signature"),
+        ("shutil:rmtree", "wrong signature"),
+        ("wild_policies:nothing", "returned None for request 3: it must return a tuple of numbers"),
+        ("wild_policies:nan", "none of them NaN"),
+        ("wild_policies:words", "returned ('a',)"),
+        ("wild_policies:raises", "failed for request 3 with ZeroDivisionError"),
+        ("wild_policies:dice", "two different keys"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(name: str, words: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        policy_of(name)
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_parameter_with_a_default_is_no_second_one() -> None:
+    assert policy_of("wild_policies:with_default").__name__ == "with_default"
+
+
+OWN = ["last_come", "all_equal", "least_computed", "chaos"]
+DOCUMENTED = ["shortest_job_first", "shortest_job_first_aged", "fair_share", "priority_aged"]
+
+
+@pytest.mark.parametrize("function", OWN)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_pure_policy_is_lawful_and_ends(function: str, seed: int) -> None:
+    """Every law of states and decisions, every stream, under faults: the simulator raises otherwise."""
+    drawn = scenario(seed)
+    outcome = simulate(replace(drawn, config=replace(drawn.config, policy=f"wild_policies:{function}")))
+    assert not outcome.state.requests
+
+
+@pytest.mark.parametrize("function", DOCUMENTED)
+def test_documented_policies_are_lawful(documented_policies: str, function: str) -> None:
+    for seed in range(20, 23):
+        drawn = scenario(seed)
+        outcome = simulate(replace(drawn, config=replace(drawn.config, policy=f"{documented_policies}:{function}")))
+        assert not outcome.state.requests
+
+
+def crowd(policy: str, **changes) -> Engine:
+    engine = Engine(**(dict(block_size=1, block_count=12, running_max=8, batch_tokens_max=5, policy=policy) | changes))
+    for number in range(16):
+        engine.arrive([1 + number % 3] * (1 + number % 6), max_tokens=7, priority=number % 3)
+    return engine
+
+
+def test_keys_by_the_dice_break_nothing() -> None:
+    """Not even a pure function: the engine stays lawful (`Engine` checks after every event) and ends."""
+    engine = crowd("wild_policies:later_dice", pipeline_depth=2)
+    engine.run_out(steps_max=5_000)
+    assert engine.state.counters.finished == 16 and engine.state.counters.preempted and engine.free == 12
+
+
+@pytest.mark.parametrize("function", ["later_raises", "later_junk"])
+def test_a_policy_that_fails_later_stops_the_decision_and_changes_nothing(function: str) -> None:
+    engine = crowd(f"wild_policies:{function}")
+    before = digest(engine.state)
+    with pytest.raises(PolicyError, match=f"wild_policies:{function}.*request 5"):
+        schedule(engine.state)
+    assert digest(engine.state) == before
+
+
+def duel(steps: int) -> Engine:
+    """Two prompts that each need the whole cache grow side by side, and whoever has computed more gives way."""
+    engine = Engine(
+        block_size=1, block_count=6, policy="wild_policies:least_computed", prefill_threshold=1, prefix_caching=False
+    )
+    engine.arrive([1] * 5, max_tokens=2)
+    engine.arrive([2] * 5, max_tokens=2)
+    for _ in range(steps):
+        engine.step()
+    return engine
+
+
+def test_a_policy_cannot_keep_the_engine_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert duel(100).state.counters.finished == 2
+    monkeypatch.setattr(ranking, "PATIENCE", 10**9)
+    endless = duel(400)
+    assert endless.state.counters.finished == 0 and endless.state.counters.preempted > 100
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_fast_forms_are_equal_to_the_plain_one(policy: str, depth: int) -> None:
+    engine = crowd(policy, pipeline_depth=depth)
+    preempted = 0
+    while engine.state.requests:
+        state = engine.state
+        key, ids = ranking.keys(state), state.rows.id.tolist()
+        places = sorted(range(len(state.waiting)), key=lambda place: key[state.waiting[place].id])
+        assert list(ranking.places_best_first(state, 3)) == places[:3]
+        assert ranking.rows_best_first(state) == sorted(range(len(ids)), key=lambda row: key[ids[row]])
+        plan = schedule(state)
+        if plan is not None:
+            engine.fold(plan)
+            check_decision(state, plan, engine.state)
+            preempted += len(plan.preempted)
+        if len(engine.state.flights) == depth or plan is None:
+            engine.commit(*[9] * int(engine.state.flights[0].samples.sum()))
+    assert preempted
+
+
+def test_what_a_policy_sees() -> None:
+    engine = Engine(running_max=2)
+    for salt in ("a", "b", "a", "a"):
+        engine.arrive([1] * 3, max_tokens=5, priority=7, arrival_ns=11, cache_salt=salt)
+    engine.step()
+    seen = ranking.candidates(engine.state)
+    assert seen[0] == Candidate(
+        id=0, priority=7, arrival_ns=11, prompt_length=3, max_tokens=5, known=4, computed=3, preemptions=0, running=True,
+        tenant_live=3, tenant_running=1, tenant_before=0,
+    )  # fmt: skip
+    assert (seen[0].generated, seen[0].remaining) == (1, 4)
+    assert [candidate.tenant_before for candidate in seen] == [0, 0, 1, 2]
+    assert [candidate.tenant_live for candidate in seen] == [3, 1, 3, 3]
+    assert [candidate.tenant_running for candidate in seen] == [1, 1, 1, 1]
+    assert [candidate.running for candidate in seen] == [True, True, False, False]
+    assert (seen[3].known, seen[3].computed, seen[3].generated) == (3, 0, 0)
+
+
+def test_verify_decides_again_with_a_policy_it_finds_and_says_so_where_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = str(record(tmp_path / "log", "shape", config=small_config(policy="wild_policies:chaos", block_count=18)))
+    assert main(["verify", log]) == 0 and "decided again" in capsys.readouterr().out
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delitem(sys.modules, "wild_policies")
+        elsewhere.setattr(sys, "path", [folder for folder in sys.path if "wild" not in folder])
+        policy_of.cache_clear()
+        assert main(["verify", log]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "not decided again: the policy wild_policies:chaos cannot be imported" in said
+        assert "as far as it is without deciding again" in said
+    policy_of.cache_clear()
+
+
+def test_verify_finds_a_policy_that_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(record(tmp_path / "log", "full", config=small_config(policy="wild_policies:chaos", block_count=18)))
+    module = sys.modules["wild_policies"]
+    right = module.chaos
+    module.chaos = module.last_come
+    policy_of.cache_clear()
+    assert main(["verify", log]) == 1 and "the scheduler decides otherwise now" in " ".join(capsys.readouterr().out.split())
+    module.chaos = right
+    policy_of.cache_clear()

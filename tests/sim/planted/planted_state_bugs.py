@@ -1,0 +1,177 @@
+"""Faults of vnext/state, each modelled on a class of bugs that schedulers and block managers have had."""
+
+from __future__ import annotations
+
+from planting import Bug, Edit
+
+
+def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name=name, edits=(Edit(f"state.{module}", old, new),), found_by=found_by)
+
+
+POOL = [
+    bug("a double free", "pool", "left = pool.holders.at(blocks) - 1", "left = pool.holders.at(blocks) - 2", "M1", "M2"),
+    bug("a block taken with two holders", "pool", "pool.holders.set(blocks, 1)", "pool.holders.set(blocks, 2)", "M2"),
+    bug("a block taken with its old name", "pool", "return _forget(taken, blocks.tolist()) if len(pool.named) else taken, blocks",
+        "return taken, blocks", "P1"),
+    bug("an evicted block keeps its key on one side", "pool", "names=names, named=pool.named.without(gone))", "names=names)", "P1"),
+    bug("a revived block stays in the queue", "pool",
+        "places = pool.places.set(revived, HELD) if len(revived) else pool.places", "places = pool.places", "M1"),
+    bug("a revived block still counts as free", "pool", "free=pool.free - len(revived))", "free=pool.free)", "M1"),
+    bug("a duplicate block takes over the name", "pool", "for key, block in reversed(pairs) if key not in pool.names}",
+        "for key, block in reversed(pairs)}", "P1"),
+    bug("a hit behind a missing block", "pool", "if block is None:\n            break", "if block is None:\n            continue",
+        "reads other content", "P1"),
+    bug("a reset forgets one side only", "pool", "_replace(pool, names=VersionedMap(), named=VersionedMap())",
+        "_replace(pool, names=VersionedMap())", "P1"),
+    bug("a tidied queue keeps its old head", "pool", "np.arange(len(blocks))), head=0)", "np.arange(len(blocks))))", "M1", "Error"),
+    bug("freed blocks know a wrong place", "pool", "np.arange(at, at + len(blocks)))", "np.arange(at, at + len(blocks))[::-1])", "M1"),
+    bug("a freed block is not counted", "pool", "free=pool.free + len(blocks))", "free=pool.free + len(blocks) - 1)", "M1"),
+]  # fmt: skip
+
+SHARING = [
+    bug("two futures share an arena", "extents",
+        "arena = extents.arena\n    if extents.version != arena.version:\n        arena = Arena(arena.data.copy())\n    arena.version += 1",
+        "arena = extents.arena\n    arena.version += 1", "Y2"),
+    bug("a compaction keeps the old places", "extents", "return Extents(Arena(data), used, 0), starts",
+        "return Extents(Arena(data), used, 0), at", "history changed", "S2", "reads other content", "Error", "M2"),
+    bug("a compaction drops the last value of a row", "extents",
+        "in zip(at.tolist(), starts.tolist(), counts.tolist(), strict=True):",
+        "in zip(at.tolist(), starts.tolist(), (counts - 1).tolist(), strict=True):", "history changed", "S2", "M2", "Error", "reads"),
+    bug("an array forgets what an older version was", "versions", "undo = (places, store[places])", "undo = (places, store[places] * 0)",
+        "Y2", "M1", "M2", "P1", "S4", "Illegal", "Error"),
+    bug("a mapping forgets what an older version had", "versions", "back.append((key, store.get(key, _ABSENT)))",
+        "back.append((key, _ABSENT))", "Y2", "P1", "Error"),
+    bug("an older version of an array is overwritten", "versions", "self._store, self._undo, self._next = None, undo, newer",
+        "self._store, self._undo, self._next = self._store, undo, newer", "Y2", "M1", "M2", "Illegal", "P1"),
+]  # fmt: skip
+
+PLANNING = [
+    bug("a request comes back in its old epoch", "planning", "epoch=int(rows.epoch[row]) + 1", "epoch=int(rows.epoch[row])", "A2"),
+    bug("a prefix is evicted before its tail", "planning", "row_blocks(state, row)[::-1]", "row_blocks(state, row)", "P1"),
+    bug("a leak after the second preemption", "planning", "        pool = release_row(state, pool, row)",
+        "        pool = release_row(state, pool, row) if state.rows.epoch[row] < 1 else pool", "M2"),
+    bug("a preempted request forgets its answer so far", "planning", "tokens = row_tokens(state, row).tobytes()",
+        "tokens = request.prompt", "A2"),
+    bug("a preempted request forgets its first hit", "planning", "cached=int(rows.cells[columns.CACHED, row]),", "cached=-1,", "Y3"),
+    bug("the ending token is sealed", "columns_numpy", "known[ended] -= 1", "known[ended] -= 0", "P1"),
+    bug("sealed before it is computed", "columns_numpy", "(np.minimum(cells[columns.COMPUTED], known) >= (cells", "(known >= (cells",
+        "S2", "P1", "Error"),
+    bug("sealed one token too early", "columns_numpy", "(cells[columns.SEALED] + 1) * size).nonzero()",
+        "(cells[columns.SEALED] + 1) * size - 1).nonzero()", "S2", "P1"),
+    bug("sealed one block too late", "columns_numpy", "(cells[columns.SEALED] + 1) * size).nonzero()",
+        "(cells[columns.SEALED] + 2) * size).nonzero()", "P1"),
+    bug("a key without its parent", "chain", "hashlib.blake2b(parent + tokens,", "hashlib.blake2b(tokens,", "P1", "reads other content"),
+    bug("a salt that is ignored", "chain", "cache_salt.encode()", 'b""', "P1", "reads other content"),
+    bug("a chain that stands still", "planning", "    cells[columns.SEALED, rows] = sealed + 1\n    cells[columns.CHAIN_0 :, rows] = ",
+        "    cells[columns.SEALED, rows] = sealed + 1\n    _ = ", "P1", "reads other content"),
+    bug("an admitted row goes to the front", "planning", "np.concatenate((state.rows.cells, row[:, None]), axis=1)",
+        "np.concatenate((row[:, None], state.rows.cells), axis=1)", "S2", "L2", "S6", "A2", "Illegal", "Error"),
+    bug("the neighbour leaves the queue", "planning", "if place not in gone)", "if place + 1 not in gone)", "M5", "Y3"),
+    bug("a step starts one position late", "planning", "        starts.append(start)", "        starts.append(start + 1)", "S2"),
+    bug("prefix hits are not counted", "planning", "prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens",
+        "prefix_hit_tokens=counters.prefix_hit_tokens", "Y3"),
+    bug("a prompt counts again after a preemption", "planning", "+ prompt_length * first", "+ prompt_length", "Y3"),
+    bug("preemptions count one short", "planning", "preempted=state.counters.preempted + len(preempted)",
+        "preempted=state.counters.preempted + len(preempted) - 1", "Y3"),
+    bug("a table that moved is read at its old place", "planning", "_with_cells(rows, {columns.TABLE_AT: at}))", "rows)",
+        "M2", "reads", "Error"),
+]  # fmt: skip
+
+STEPS = [
+    bug("the budget is one token too large", "columns_numpy", "np.clip(budget - (ends - wants), 0, wants)",
+        "np.clip(budget + 1 - (ends - wants), 0, wants)", "S1", "Illegal"),
+    bug("the budget is one token too small", "columns_numpy", "np.clip(budget - (ends - wants), 0, wants)",
+        "np.clip(budget - 1 - (ends - wants), 0, wants)", "S6", "Error", "S2"),
+    bug("a threshold that is ignored", "columns_numpy", "    if threshold:\n", "    if threshold > 99:\n", "S1"),
+    bug("one block too few at a block's edge", "columns_numpy", "lacks = -(-(cells[columns.COMPUTED] + tokens) // size)",
+        "lacks = (cells[columns.COMPUTED] + tokens) // size", "M4"),
+    bug("one block more than needed", "columns_numpy", "lacks = -(-(cells[columns.COMPUTED] + tokens) // size)",
+        "lacks = 1 + (cells[columns.COMPUTED] + tokens) // size", "M4"),
+    bug("the token at the limit is computed", "columns_numpy", "cells[columns.LIMIT] - 1) - cells", "cells[columns.LIMIT]) - cells",
+        "S6", "S2", "A2", "M4", "Illegal"),
+    bug("a placeholder for every chunk", "columns_numpy", "+= (tokens > 0) & caught_up", "+= tokens > 0", "A2", "S2"),
+    bug("a placeholder that nobody takes away", "columns_numpy", "out_cells[columns.PENDING, rows] -= 1",
+        "out_cells[columns.PENDING, rows] -= 0", "A2"),
+    bug("a placeholder underflow", "columns_numpy", "out_cells[columns.PENDING, rows] -= 1", "out_cells[columns.PENDING, rows] -= 2", "A2"),
+    bug("a new block is written over an old one in the table", "columns_numpy",
+        "firsts = cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need",
+        "firsts = np.maximum(cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need - 1, 0)", "M2", "Error"),
+]  # fmt: skip
+
+COMMITS = [
+    Bug(name="a result of a preempted epoch is applied", found_by=("A2", "history changed", "did not sample", "where alone"), edits=(
+        Edit("state.columns_numpy", " and np.array_equal(cells[columns.EPOCH, :asked], epochs)", ""),
+        Edit("state.rows", " and np.array_equal(rows.epoch[:count], epochs)", ""),
+    )),
+    bug("a limit off by one", "columns_numpy", "out_at_limit[:count] = known >= ", "out_at_limit[:count] = known > ", "S2"),
+    bug("a limit reached too early", "columns_numpy", "out_at_limit[:count] = known >= ", "out_at_limit[:count] = known + 1 >= ", "where alone"),
+    bug("a limit off by one when others have left", "committing", "at_limit=state.rows.known[rows] + 1 >= ",
+        "at_limit=state.rows.known[rows] >= ", "S2"),
+    bug("min_tokens off by one", "columns_numpy", "(known > cells[columns.MIN_KNOWN, rows])", "(known >= cells[columns.MIN_KNOWN, rows])",
+        "where alone"),
+    bug("min_tokens ignored for own stop tokens", "committing", "stops[place] = late and ", "stops[place] = ", "where alone"),
+    bug("own stop tokens ignored", "committing", "stops[place] = late and int(tokens[place]) in", "stops[place] = late and -1 in", "where alone"),
+    bug("the model's end token ignored", "columns_numpy", "np.isin(sampled[:count], eos)", "np.isin(sampled[:count], eos + 99)", "where alone"),
+    bug("ignore_eos ignored", "columns_numpy", "& ((flags & columns.IGNORE_EOS) == 0)", "", "where alone"),
+    bug("a leak on abort", "committing", "        pool = release_row(state, pool, row)",
+        "        pool = release_row(state, pool, row) if change is Change.FINISH else pool", "M2"),
+    bug("a double free on abort", "committing", "        pool = release_row(state, pool, row)",
+        "        pool = release_row(state, release_row(state, pool, row) if change is Change.ABORT else pool, row)", "M1", "M2"),
+    bug("an ended request is remembered", "committing", "requests=state.requests.without(ids)", "requests=state.requests", "Y3"),
+    bug("an abort counts as finished", "committing", "aborted=counters.aborted + count", "finished=counters.finished + count", "Y3"),
+    bug("a token digest that overlooks the tokens", "committing", "xxh3_64_intdigest(event.tokens, seed", 'xxh3_64_intdigest(b"", seed', "Y1"),
+    bug("a token counts although its request has left", "committing", "counters.generated_tokens + len(settled.rows)",
+        "counters.generated_tokens + int(state.flights[0].samples.sum())", "Y3"),
+]  # fmt: skip
+
+LIVES = [
+    bug("an aborted request stays in the queue", "reduce", "state = replace(state, waiting=rest, requests", "state = replace(state, requests",
+        "Y3", "M5", "Error"),
+    bug("aborts of several count as one", "reduce", "count_ended(state, len(queued), Change.ABORT)", "count_ended(state, 1, Change.ABORT)", "Y3"),
+    bug("an abort is told twice", "outputs", "dict.fromkeys(event.ids)", "event.ids", "Y3"),
+    bug("limit is said where a stop came", "outputs", '"stop" if stopped else "length" if at_limit else ""',
+        '"length" if at_limit else "stop" if stopped else ""', "where alone", "Y3"),
+    bug("usage tells the newest hit", "admitting", "claimed.hit_tokens if waiting.cached < 0 else waiting.cached", "claimed.hit_tokens", "Y3"),
+    bug("a hit of the whole prompt", "admitting", "(waiting.known - 1) // config.block_size", "waiting.known // config.block_size",
+        "Illegal", "S6", "S2", "where alone", "Error"),
+    bug("a hit's revived blocks are thought free", "admitting", "return need + revived <= pool.free", "return need <= pool.free", "Error", "M1"),
+    bug("a partial block is named at admission", "admitting", "sealed = (hit_tokens + tokens) // config.block_size",
+        "sealed = -(-(hit_tokens + tokens) // config.block_size)", "S2", "P1", "Error"),
+    bug("names are given to the wrong blocks", "admitting", "zip(waiting.keys[len(hits) : sealed], fresh.tolist())",
+        "zip(waiting.keys[:sealed], fresh.tolist())", "P1", "reads other content"),
+    bug("a prompt's first chunk owes a token", "admitting", "row[columns.PENDING] = computed == waiting.known",
+        "row[columns.PENDING] = computed > 0", "A2", "S2"),
+    bug("a limit that moves with each preemption", "admitting", "row[columns.LIMIT] = request.prompt_length + sampling.max_tokens",
+        "row[columns.LIMIT] = waiting.known + sampling.max_tokens", "where alone", "Error", "M2"),
+    bug("min_tokens counted from the last preemption", "admitting", "row[columns.MIN_KNOWN] = request.prompt_length + ",
+        "row[columns.MIN_KNOWN] = waiting.known + ", "where alone"),
+    bug("a row that forgets its epoch", "admitting", "= waiting.epoch, request.priority", "= 0, request.priority", "A2"),
+    bug("a row that forgets its priority", "admitting", "= waiting.epoch, request.priority", "= waiting.epoch, 0", "S4", "S3"),
+    bug("a chain continued from its first block", "admitting", "waiting.keys[claimed.sealed - 1] if", "waiting.keys[0] if",
+        "P1", "reads other content"),
+    bug("a table with room for the prompt only", "admitting", "blocks_for(request.prompt_length + request.sampling.max_tokens, ",
+        "blocks_for(request.prompt_length, ", "M2", "reads", "Error"),
+    bug("a request is admitted that can never fit", "refusal", "blocks_for(prompt + wanted - 1, ", "blocks_for(prompt, ", "L1"),
+    bug("a request is refused that would fit", "refusal", "blocks_for(prompt + wanted - 1, ", "blocks_for(prompt + wanted, ", "L1"),
+]  # fmt: skip
+
+ONE_RANK = [
+    Bug(name="a digest without the free order, one rank that frees in another", found_by=("Y1",),
+        edits=(Edit("state.digest", '        ("free order", pool.place.tobytes()),\n', ""),),
+        one_rank=(Edit("state.planning", "row_blocks(state, row)[::-1]", "row_blocks(state, row)"),)),
+    Bug(name="a digest without the holders' scalars, one rank that miscounts", found_by=("Y1",),
+        edits=(Edit("state.digest", "counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens", "counters.finished"),),
+        one_rank=(Edit("state.planning", "+ prompt_length * first", "+ prompt_length"),)),
+    Bug(name="a digest without the rows, one rank with another limit", found_by=("Y1", "did not sample"),
+        edits=(Edit("state.digest", '        ("rows", rows.cells[:STRUCTURE_FIELD_COUNT].tobytes()),\n', ""),),
+        one_rank=(Edit("state.admitting", "row[columns.MIN_KNOWN] = request.prompt_length + ", "row[columns.MIN_KNOWN] = waiting.known + "),)),
+    Bug(name="one rank names blocks by other keys", found_by=("Y1",),
+        one_rank=(Edit("state.chain", "hashlib.blake2b(parent + tokens,", "hashlib.blake2b(tokens + parent,"),)),
+    Bug(name="one rank forgets no name at a reset", found_by=("Y1",),
+        one_rank=(Edit("state.pool", "_replace(pool, names=VersionedMap(), named=VersionedMap())", "pool"),)),
+    Bug(name="one rank evicts the newest block first", found_by=("Y1", "reads", "Error"),
+        one_rank=(Edit("state.columns_numpy", "nonzero()[0][: len(out_blocks)]", "nonzero()[0][: len(out_blocks)][::-1].copy()"),)),
+]  # fmt: skip
+
+STATE_BUGS = [*POOL, *SHARING, *PLANNING, *STEPS, *COMMITS, *LIVES, *ONE_RANK]

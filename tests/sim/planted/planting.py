@@ -1,0 +1,99 @@
+"""Planting: one-line faults put into the running engine, as changes of source text, and taken out again.
+
+The text must occur exactly once in its module. The module's source is compiled with the change, and every function that
+contains it gets the changed code: whoever imported the function runs the fault too. Files are not touched.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType, ModuleType
+
+import msgspec
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """`old` becomes `new` in the source of `module` (below `vnext.`)."""
+
+    module: str
+    old: str
+    new: str
+
+
+class Bug(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault: what it is, its edits, and words of the failure by which the simulator must notice it.
+
+    `one_rank`: edits that only rank 1 has. `found_by` are alternatives: the simulator stops at the first law it meets.
+    """
+
+    name: str
+    edits: tuple[Edit, ...] = ()
+    one_rank: tuple[Edit, ...] = ()
+    found_by: tuple[str, ...]
+
+
+Swap = tuple[FunctionType, CodeType, CodeType]
+
+
+def swaps(edits: tuple[Edit, ...]) -> list[Swap]:
+    """(function, its code, its code with the edits) of every function that the edits change."""
+    found = []
+    for module in dict.fromkeys(edit.module for edit in edits):
+        found += _module_swaps(module, [edit for edit in edits if edit.module == module])
+    return found
+
+
+def _module_swaps(name: str, edits: list[Edit]) -> list[Swap]:
+    module = importlib.import_module(f"vnext.{name}")
+    source, lines = inspect.getsource(module), []
+    for edit in edits:
+        assert source.count(edit.old) == 1, f"{name} has {edit.old!r} {source.count(edit.old)} times: choose another text"
+        lines.append(source[: source.index(edit.old)].count("\n") + 1)
+        padding = "\n" * (edit.old.count("\n") - edit.new.count("\n"))
+        source = source.replace(edit.old, edit.new + padding)
+    codes = dict(_codes(compile(source, module.__file__, "exec")))
+    names = dict.fromkeys(_qualified_name(source, line) for line in lines)
+    functions = [(_function(module, name), codes[name]) for name in names]
+    return [(function, function.__code__, code) for function, code in functions]
+
+
+def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant.co_qualname, constant
+            yield from _codes(constant)
+
+
+def _qualified_name(source: str, line: int) -> str:
+    """`function` or `Class.method` around a line."""
+    for node in ast.parse(source).body:
+        inside = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+        for function in inside:
+            if isinstance(function, ast.FunctionDef) and function.lineno <= line <= function.end_lineno:
+                return function.name if function is node else f"{node.name}.{function.name}"
+    raise AssertionError(f"line {line} is in no function")
+
+
+def _function(module: ModuleType, name: str) -> FunctionType:
+    found: object = module
+    for part in name.split("."):
+        found = vars(found)[part]
+    found = getattr(found, "fget", found)
+    assert isinstance(found, FunctionType)
+    return found
+
+
+@contextmanager
+def swapped(changes: list[Swap]) -> Iterator[None]:
+    """The changed code runs inside the block."""
+    for function, _, code in changes:
+        function.__code__ = code
+    try:
+        yield
+    finally:
+        for function, code, _ in changes:
+            function.__code__ = code

@@ -1,0 +1,144 @@
+"""Policies: who is served first and who gives way, as one pure function from a candidate to a key.
+
+The smallest key is served first, the largest gives way; of equal keys the earlier arrival is better. Owns the contract,
+the built-in policies and the search for those that users bring as `package.module:function`. A policy only orders: what
+fits, what a step takes and what a plan may say are not its business, so it can break no law.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+import msgspec
+
+Key = tuple[int | float, ...]
+OWN_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy may know of one live request. Nothing here depends on texts, so shape logs replay any policy.
+
+    `id` counts arrivals from 0. `known` tokens of which `computed` are in the cache (0 while it waits), `preemptions`
+    so far. A tenant is all that arrived with one cache salt: it has `tenant_live` requests, this one among them, of
+    which `tenant_running` run and `tenant_before` arrived before this one.
+    """
+
+    id: int
+    priority: int
+    arrival_ns: int
+    prompt_length: int
+    max_tokens: int
+    known: int
+    computed: int
+    preemptions: int
+    running: bool
+    tenant_live: int
+    tenant_running: int
+    tenant_before: int
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled and committed."""
+        return self.known - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are still to be computed if it reaches its limit."""
+        return self.prompt_length + self.max_tokens - 1 - self.computed
+
+
+class Policy(Protocol):
+    """A pure function: equal candidates give equal keys, in any process, at any time."""
+
+    def __call__(self, candidate: Candidate, /) -> Key: ...
+
+
+class PolicyError(RuntimeError):
+    """A policy that cannot be used: one sentence with its name and the remedy."""
+
+
+def first_come(candidate: Candidate) -> Key:
+    return (candidate.id,)
+
+
+def lowest_priority(candidate: Candidate) -> Key:
+    """The lowest number first, then the earlier arrival."""
+    return (candidate.priority, candidate.id)
+
+
+BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority}
+
+
+def require_name(name: str) -> None:
+    """Raise PolicyError unless the name is a built-in one or has the form of one's own; imports nothing."""
+    if name not in BUILT_IN and not OWN_NAME.fullmatch(name):
+        known = ", ".join(BUILT_IN)
+        raise PolicyError(f"there is no policy {name!r}: choose {known}, or name your own as package.module:function")
+
+
+@cache
+def policy_of(name: str) -> Policy:
+    """The policy of this name, tried on two candidates. Raises PolicyError."""
+    require_name(name)
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    policy = _imported(name)
+    _require_signature(name, policy)
+    for candidate in SAMPLES:
+        if key_of(name, policy, candidate) != key_of(name, policy, candidate):
+            raise PolicyError(f"the policy {name} gives one candidate two different keys: it must be a pure function")
+    return policy
+
+
+def key_of(name: str, policy: Policy, candidate: Candidate) -> Key:
+    """The candidate's key. Raises PolicyError where the policy raises or returns anything but a tuple of numbers."""
+    try:
+        key = policy(candidate)
+    except Exception as error:  # foreign code: whatever it raises becomes one sentence
+        what = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"the policy {name} failed for request {candidate.id} with {what}") from error
+    if not isinstance(key, tuple) or not all(isinstance(part, (int, float)) and part == part for part in key):
+        what = f"returned {key!r:.80} for request {candidate.id}"
+        raise PolicyError(f"the policy {name} {what}: it must return a tuple of numbers, none of them NaN")
+    return key
+
+
+def _imported(name: str) -> Callable:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Exception as error:  # foreign code runs when its module is imported
+        what = f"the policy {name} cannot be imported ({type(error).__name__}: {error})"
+        raise PolicyError(f"{what}: start where Python finds the module, or put its folder on PYTHONPATH") from error
+    if not callable(found):
+        raise PolicyError(f"the policy {name} cannot be used: the module {module} has no function {function}")
+    return found
+
+
+def _require_signature(name: str, policy: Callable) -> None:
+    """One parameter that says Candidate: a name in a log can then never call a function that was not meant for it."""
+    try:
+        parameters = list(inspect.signature(policy).parameters.values())
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        parameters = []
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    hint = parameters[0].annotation if len(needed) == 1 and needed[0] is parameters[0] else None
+    if hint is not Candidate and str(hint).split(".")[-1] != "Candidate":
+        right = f"def {name.partition(':')[2]}(candidate: Candidate) -> tuple[int | float, ...]"
+        raise PolicyError(f"the policy {name} has the wrong signature: write {right}")
+
+
+def _sample(running: bool) -> Candidate:
+    return Candidate(
+        id=3, priority=0, arrival_ns=10**18, prompt_length=40, max_tokens=16, known=42 if running else 40,
+        computed=41 if running else 0, preemptions=0, running=running, tenant_live=2, tenant_running=1 + running,
+        tenant_before=1,
+    )  # fmt: skip
+
+
+SAMPLES = (_sample(running=False), _sample(running=True))

@@ -1,0 +1,101 @@
+"""Books: what the simulator counts itself, from events and plans alone, to hold against the engine's own counters.
+
+Owns law Y3 of one run: every client is told its own news, once, in order, and usage is what was really computed.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from vnext.sched.sim_errors import Divergence
+from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.outputs import Output
+from vnext.state.state import Counters, State
+
+
+class Entry:
+    """One request's page: what it asked for and what it was told. Mutable."""
+
+    __slots__ = ("arrival", "hit", "tokens", "finish", "preemptions")
+
+    def __init__(self, arrival: RequestArrived) -> None:
+        self.arrival = arrival
+        self.hit = -1
+        self.tokens: list[int] = []
+        self.finish = ""
+        self.preemptions = 0
+
+
+class Books:
+    """All pages of one run. Mutable: give it every event once, in order, with its news."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.counts = dict.fromkeys(Counters.__struct_fields__, 0)
+        self.token_digest = 0
+
+    def write(self, before: State, event: AnyEvent, after: State, news: tuple[Output, ...]) -> None:
+        """Raises Divergence where news or counters are not what happened."""
+        match event:
+            case RequestArrived():
+                self.entries[event.id] = Entry(event)
+            case StepPlanned():
+                self._planned(before, event, after)
+            case StepCommitted():
+                self._told(event, news)
+                self.token_digest = xxhash.xxh3_64_intdigest(event.tokens, seed=self.token_digest)
+                if after.token_digest != self.token_digest:
+                    raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
+            case RequestAborted():
+                self._aborted(event, news)
+        if before.counters is not after.counters:
+            self._compare(after.counters)
+
+    def _planned(self, before: State, plan: StepPlanned, after: State) -> None:
+        self.counts["preempted"] += len(plan.preempted)
+        for row in plan.preempted:
+            self.entries[int(before.rows.id[row])].preemptions += 1
+        if not plan.admitted:
+            return
+        flight = after.flights[-1]
+        starts = dict(zip(flight.ids.tolist(), flight.starts.tolist()))
+        for place, _ in plan.admitted:
+            waiting = before.waiting[place]
+            entry, hit = self.entries[waiting.id], starts[waiting.id]
+            if entry.hit < 0:
+                entry.hit = hit
+                self.counts["prompt_tokens"] += len(entry.arrival.prompt) // 4
+            self.counts["prefix_hit_tokens"] += hit
+            self.counts["prefix_queried_tokens"] += waiting.known if before.config.prefix_caching else 0
+
+    def _told(self, event: StepCommitted, news: tuple[Output, ...]) -> None:
+        sampled = unpack_tokens(event.tokens).tolist()
+        for told in news:
+            entry = self._open_entry(told)
+            entry.tokens.append(told.token)
+            entry.finish, entry.preemptions = told.finish, 0
+            self.counts["generated_tokens"] += 1
+            self.counts["finished"] += told.finish != ""
+            stop = told.token if told.finish == "stop" else -1
+            if (told.token, told.stop_token, told.cached_tokens) != (sampled[told.sample], stop, entry.hit):
+                raise Divergence(f"Y3: request {told.id} is told {told} where its first hit was {entry.hit}")
+
+    def _aborted(self, event: RequestAborted, news: tuple[Output, ...]) -> None:
+        for told in news:
+            if told.id not in event.ids or told.finish != "abort" or told.token != -1:
+                raise Divergence(f"Y3: an abort of {event.ids} is told as {told}")
+            self._open_entry(told).finish = "abort"
+            self.counts["aborted"] += 1
+
+    def _open_entry(self, told: Output) -> Entry:
+        entry = self.entries[told.id]
+        if entry.finish:
+            raise Divergence(f"Y3: request {told.id} has ended and its client hears more")
+        if told.name != entry.arrival.name:
+            raise Divergence(f"Y3: news of request {told.id} go to {told.name!r}, not to {entry.arrival.name!r}")
+        return entry
+
+    def _compare(self, counters: Counters) -> None:
+        for name, count in self.counts.items():
+            if getattr(counters, name) != count:
+                raise Divergence(f"Y3: {name} counts {getattr(counters, name)} where {count} happened")

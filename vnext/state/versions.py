@@ -1,0 +1,154 @@
+"""Versions: arrays and mappings of which every version stays valid, at the cost of what changed.
+
+Baker's shallow binding ("Shallow Binding Makes Functional Arrays Fast", 1991): the newest version owns the store, every
+older one remembers only how it differs from the version after it. Reading or changing an older version first turns the
+differences round, so that the store is its own; going back and forth between neighbours costs what they differ in.
+Nobody pays for versions that nobody holds: older ones point at newer ones, never the other way.
+What is seen of a version never changes. One thread uses all versions of one store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+_ABSENT = object()
+
+
+class _Version:
+    """A place in a chain of versions: `_store` in the newest, `_undo` and `_next` in all others."""
+
+    __slots__ = ("_next", "_store", "_undo")
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._undo: Any = None
+        self._next: _Version | None = None
+
+    def _apply(self, store: Any, undo: Any) -> Any:
+        """Change the store by an undo record; returns the record that changes it back."""
+        raise TypeError("a version is an array or a mapping")
+
+    def _own(self) -> Any:
+        """The store, made this version's."""
+        if self._store is None:
+            chain = []
+            node: _Version = self
+            while node._store is None:
+                chain.append(node)
+                node = node._next
+            for earlier in reversed(chain):
+                node._pass_to(earlier)
+                node = earlier
+        return self._store
+
+    def _pass_to(self, earlier: _Version) -> None:
+        store = self._store
+        self._undo, self._next, self._store = self._apply(store, earlier._undo), earlier, None
+        earlier._store, earlier._undo, earlier._next = store, None, None
+
+    def _succeeded_by(self, newer: _Version, undo: Any) -> None:
+        self._store, self._undo, self._next = None, undo, newer
+
+
+class VersionedArray(_Version):
+    """A numpy array. `set` gives the next version and leaves this one as it is."""
+
+    __slots__ = ()
+
+    def __init__(self, values: np.ndarray) -> None:
+        super().__init__(values)
+
+    def __len__(self) -> int:
+        return len(self._own())
+
+    def values(self) -> np.ndarray:
+        """The whole array, read-only, to be read at once: valid until another version of it is read or made."""
+        view = self._own().view()
+        view.flags.writeable = False
+        return view
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The values at `places`, copied."""
+        return self._own()[places]
+
+    def set(self, places: np.ndarray, values: np.ndarray | int) -> VersionedArray:
+        """This array with other values at `places`, no place twice."""
+        store = self._own()
+        undo = (places, store[places])
+        store[places] = values
+        newer = VersionedArray(store)
+        self._succeeded_by(newer, undo)
+        return newer
+
+    def _apply(self, store: np.ndarray, undo: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        places, values = undo
+        back = (places, store[places])
+        store[places] = values
+        return back
+
+
+class VersionedMap(_Version, Generic[Key, Value]):
+    """A mapping. `with_items` and `without` give the next version and leave this one as it is.
+
+    Order is not observable: whatever iterates must not depend on it.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, items: dict[Key, Value] | None = None) -> None:
+        super().__init__({} if items is None else items)
+        self._count = len(self._store)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._own()
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._own()[key]
+
+    def get(self, key: Key) -> Value | None:
+        return self._own().get(key)
+
+    def items(self) -> Iterator[tuple[Key, Value]]:
+        """All pairs, as they are now: valid whatever is done while they are read."""
+        return iter(list(self._own().items()))
+
+    def with_items(self, items: Iterable[tuple[Key, Value]]) -> VersionedMap[Key, Value]:
+        """This mapping with these pairs, new or in place of old ones."""
+        return self._changed(list(items))
+
+    def without(self, keys: Iterable[Key]) -> VersionedMap[Key, Value]:
+        """This mapping without these keys. KeyError, and nothing changed, for one it does not have."""
+        gone = list(keys)
+        store = self._own()
+        for key in gone:
+            if key not in store:
+                raise KeyError(key)
+        return self._changed([(key, _ABSENT) for key in gone])
+
+    def _changed(self, changes: list[tuple[Key, Any]]) -> VersionedMap[Key, Value]:
+        if not changes:
+            return self
+        store = self._own()
+        undo = self._apply(store, changes)
+        newer: VersionedMap[Key, Value] = VersionedMap(store)
+        self._succeeded_by(newer, undo)
+        return newer
+
+    def _apply(self, store: dict[Key, Value], undo: list[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
+        back = []
+        for key, value in undo:
+            back.append((key, store.get(key, _ABSENT)))
+            if value is _ABSENT:
+                store.pop(key, None)
+            else:
+                store[key] = value
+        back.reverse()
+        return back
