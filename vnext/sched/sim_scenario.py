@@ -70,11 +70,11 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
 
 
 def draw_config(chance: Chance) -> SchedulerConfig:
-    chunked = chance.happens(85)
+    chunked = chance.happens(75)
     return SchedulerConfig(
         block_size=chance.choose((1, 2, 3, 4, 16)),
         block_count=chance.between(2, 64) if chance.happens(20) else chance.between(2, 16),
-        batch_tokens_max=chance.between(1, 8) if chunked and chance.happens(30) else chance.between(8, 40),
+        batch_tokens_max=chance.between(1, 8) if chunked and chance.happens(30) else chance.between(8, 40 if chunked else 16),
         running_max=chance.between(1, 8),
         model_len_max=chance.choose((8, 24, 60)),
         prefill_threshold=chance.choose((0, 0, 1, 3)) if chunked else 0,

@@ -11,10 +11,10 @@ import numpy as np
 import xxhash
 
 from vnext.state import columns as column_forms, extents, rows as columns
-from vnext.state.errors import require
+from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.lifecycle import Change, Status, after
-from vnext.state.planning import move_tokens, release_row, seal, without_rows
+from vnext.state.planning import NO_ROWS, move_tokens, release_row, seal, without_rows
 from vnext.state.rows import Rows, find_rows
 from vnext.state.state import State
 
@@ -33,10 +33,13 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 def settle(state: State, event: StepCommitted) -> Settled:
     """Match the oldest step's samples with the rows that are still of their epoch."""
-    require(bool(state.flights), f"step {event.step} committed with no step in flight")
-    require(len(event.tokens) % 4 == 0, f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
-    flight, sampled = state.flights[0], unpack_tokens(event.tokens)
-    require(event.step == flight.step, f"step {event.step} committed where step {flight.step} is due")
+    if not state.flights:
+        raise IllegalEvent(f"step {event.step} committed with no step in flight")
+    if event.step != state.flights[0].step:
+        raise IllegalEvent(f"step {event.step} committed where step {state.flights[0].step} is due")
+    if len(event.tokens) % 4:
+        raise IllegalEvent(f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
+    sampled = unpack_tokens(event.tokens)
     return _settle_in_place(state, sampled) or _settle_one_by_one(state, sampled)
 
 
@@ -100,7 +103,8 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     `settled` is what `settle(state, event)` gave, for a caller that has asked already.
     """
     settled = settled or settle(state, event)
-    done = np.sort(settled.rows[settled.stopped | settled.at_limit])
+    ends = settled.stopped | settled.at_limit
+    done = np.sort(settled.rows[ends]) if ends.any() else NO_ROWS
     state = _take_tokens(state, settled)
     state = replace(
         seal(state, ended=done),

@@ -13,7 +13,7 @@ import numpy as np
 from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
 from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
 from vnext.state.chain import KEY_SIZE, chain_keys, child_key
-from vnext.state.errors import require
+from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import blocks_needed, expected_tokens
 from vnext.state.lifecycle import Change, Status, after
@@ -27,11 +27,9 @@ NO_ROWS = np.empty(0, dtype=np.int64)
 
 def fold_step_planned(state: State, event: StepPlanned) -> State:
     """The state in which the step runs. IllegalEvent if the plan breaks a bound; nothing is changed then."""
-    require(event.step == state.planned, f"step {event.step} planned where step {state.planned} is due")
-    in_flight = len(state.flights)
-    require(in_flight < state.config.pipeline_depth, f"step {event.step} planned with {in_flight} steps in flight already")
-    require(not (event.preempted and event.admitted), "a plan that preempts may not admit")
-    state = preempt(state, event.preempted)
+    _require_due(state, event)
+    if event.preempted:
+        state = preempt(state, event.preempted)
     tokens = planned_tokens(state, event.changed)
     starts = state.rows.computed
     state = advance(state, tokens)
@@ -39,8 +37,20 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
         state, added_starts, added_tokens = _admit_all(state, event.admitted)
         starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
     state = seal(state)
-    require(0 < int(tokens.sum()) <= state.config.batch_tokens_max, f"a step of {int(tokens.sum())} tokens")
+    total = int(tokens.sum())
+    if not 0 < total <= state.config.batch_tokens_max:
+        raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.batch_tokens_max} are allowed")
     return replace(state, planned=state.planned + 1, flights=(*state.flights, _flight(state, starts, tokens)))
+
+
+def _require_due(state: State, event: StepPlanned) -> None:
+    """This step is the next, there is room for it in the pipeline, and it does not admit while it preempts."""
+    if event.step != state.planned:
+        raise IllegalEvent(f"step {event.step} planned where step {state.planned} is due")
+    if len(state.flights) >= state.config.pipeline_depth:
+        raise IllegalEvent(f"step {event.step} planned with {len(state.flights)} steps in flight already")
+    if event.preempted and event.admitted:
+        raise IllegalEvent("a plan that preempts may not admit")
 
 
 def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
@@ -69,8 +79,6 @@ def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
 
 def preempt(state: State, preempted: tuple[int, ...]) -> State:
     """The rows give way, in the order named: their blocks are released and they return to the queue."""
-    if not preempted:
-        return state
     require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
     require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
     pool, queue = state.pool, state.waiting
@@ -140,7 +148,8 @@ def advance(state: State, tokens: np.ndarray) -> State:
     if len(rows) == 0:
         return state
     need, total = blocks_needed(state.config, rows, tokens)
-    require(total <= state.pool.free, f"a plan needs {total} blocks where {state.pool.free} are free")
+    if total > state.pool.free:
+        raise IllegalEvent(f"a plan needs {total} blocks where {state.pool.free} are free")
     cells = np.empty_like(rows.cells)
     column_forms.kernels.advance(rows.cells, cells, tokens, need)
     pool, tables = state.pool, state.tables
