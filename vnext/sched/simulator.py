@@ -175,8 +175,8 @@ class Simulation:
         """One more event of the engine: folded, checked, recorded, told to clients and sent to every rank."""
         before = self.state
         settled = settle(before, event) if isinstance(event, StepCommitted) else None
-        self.state = reduce(before, event, settled)
         self.events.append(event)
+        self.state = reduce(before, event, settled)
         check_after(before, self.state)
         check_event(before, event, self.state)
         self.books.write(before, event, self.state, outputs(before, event, self.state, settled))

@@ -43,11 +43,10 @@ def outputs(before: State, event: AnyEvent, after: State, settled: Settled | Non
 def _of_commit(before: State, settled: Settled) -> tuple[Output, ...]:
     ids = before.rows.id[settled.rows].tolist()
     cached = before.rows.cells[columns.CACHED, settled.rows].tolist()
-    told = []
+    told, requests = [], before.requests.mapping()
     for id_, token, sample, stopped, at_limit, hit in zip(
         ids, settled.tokens.tolist(), settled.samples.tolist(), settled.stopped.tolist(), settled.at_limit.tolist(), cached
     ):
         finish: Finish = "stop" if stopped else "length" if at_limit else ""
-        name = before.requests[id_].name
-        told.append(Output(id_, name, token, sample, finish, token if stopped else -1, hit))
+        told.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit))
     return tuple(told)

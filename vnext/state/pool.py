@@ -129,7 +129,8 @@ def _tidy_queue(pool: Pool) -> Pool:
 
 def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
     """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one."""
-    fresh = {key: block for key, block in reversed(pairs) if key not in pool.names}
+    known = pool.names.mapping()
+    fresh = {key: block for key, block in reversed(pairs) if key not in known}
     if not fresh:
         return pool
     names = pool.names.with_items(fresh.items())
@@ -137,10 +138,11 @@ def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
 
 
 def _forget(pool: Pool, blocks: list[int]) -> Pool:
-    gone = [block for block in blocks if block in pool.named]
+    named = pool.named.mapping()
+    gone = [block for block in blocks if block in named]
     if not gone:
         return pool
-    names = pool.names.without(pool.named[block] for block in gone)
+    names = pool.names.without([named[block] for block in gone])
     return _replace(pool, names=names, named=pool.named.without(gone))
 
 
@@ -150,9 +152,9 @@ def forget_all(pool: Pool) -> Pool:
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:
     """Blocks that hold the leading `keys`, at most `block_count_max` of them (int32[n])."""
-    blocks = []
+    blocks, names = [], pool.names.mapping()
     for key in keys[:block_count_max]:
-        block = pool.names.get(key)
+        block = names.get(key)
         if block is None:
             break
         blocks.append(block)

@@ -9,7 +9,8 @@ What is seen of a version never changes. One thread uses all versions of one sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -115,6 +116,10 @@ class VersionedMap(_Version, Generic[Key, Value]):
 
     def get(self, key: Key) -> Value | None:
         return self._own().get(key)
+
+    def mapping(self) -> Mapping[Key, Value]:
+        """The whole mapping, read-only, to be read at once: valid until another version of it is read or made."""
+        return MappingProxyType(self._own())
 
     def items(self) -> Iterator[tuple[Key, Value]]:
         """All pairs, as they are now: valid whatever is done while they are read."""

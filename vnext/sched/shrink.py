@@ -1,0 +1,238 @@
+"""Shrinking: the smallest list of events that still fails, for people to read.
+
+Owns the search: delta debugging (Zeller and Hildebrandt 2002) over the end of a log, its requests, its single events, and
+what requests and the configuration ask for. A candidate is not a part of the log, which would mean nothing: rows and
+steps are numbered. It is what the remaining arrivals, aborts, resets, plans and commits lead to when plans are decided
+anew and every sample is asked for again, so every candidate is legal up to its failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from vnext.sched.schedule import schedule
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+    unpack_tokens,
+)
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+from vnext.state.refusal import refusal
+
+Failure = Callable[[Sequence[AnyEvent]], int | None]
+"""How many leading events it takes until they fail, None if they do not. It may never fail in another way."""
+Voice = Callable[[RequestArrived, Sequence[int]], int]
+"""The token that a request samples after a history: a model, or what a log recorded."""
+
+END_EVENTS_MIN = 32
+RUN_OUT_STEPS = 48
+SIMPLER_CONFIG = {
+    "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",), "prefill_threshold": (0,),
+    "running_max": (1, 2, 3), "eos_token_ids": ((),), "block_size": (1, 2, 4), "block_count": (2, 3, 4, 6, 8),
+}  # fmt: skip
+"""Settings that are easier to think about, the simplest first."""
+RUN_OUT = (StepPlanned(step=0), StepCommitted(step=0, tokens=b"")) * RUN_OUT_STEPS
+
+
+def shrink(
+    events: Sequence[AnyEvent], failure: Failure, voice: Voice, folded_max: int = 40_000
+) -> tuple[AnyEvent, ...]:
+    """The smallest failing list of events that was found; `events` itself if no candidate fails.
+
+    `folded_max` bounds the events of all candidates together (the search of the log's end not counted), and so the time.
+    """
+    search = _Search(events[0], failure, voice)
+    moves = search.end_of(tuple(events[1:]))
+    if moves is None:
+        return tuple(events)
+    search.left = folded_max
+    size = -1
+    while size != len(search.best) and search.left > 0:
+        size = len(search.best)
+        moves = search.without_requests(moves)
+        moves = search.with_simpler_config(moves)
+        moves = search.without_moves(moves)
+        moves = search.with_simpler_requests(moves)
+    return search.best
+
+
+class _Search:
+    """One search. Mutable: `best` is the smallest failing list so far, `left` the events that may still be folded."""
+
+    def __init__(self, started: EngineStarted, failure: Failure, voice: Voice) -> None:
+        self.started, self._failure, self._voice = started, failure, voice
+        self.best: tuple[AnyEvent, ...] = ()
+        self.left = 0
+
+    def attempt(self, moves: Sequence[AnyEvent], started: EngineStarted | None = None) -> tuple[AnyEvent, ...] | None:
+        """The moves up to the failure, None if there is none."""
+        author = Author(started or self.started, self._voice)
+        for place, move in enumerate(moves):
+            if not author.follow(place, move):
+                break
+        self.left -= len(author.events)
+        length = self._failure(author.events)
+        if length is None:
+            return None
+        self.best = tuple(author.events[:length])
+        used = author.places[length - 1] + 1 if length == len(author.events) else author.places[length]
+        return tuple(moves[: max(used, author.places[length - 1] + 1)])
+
+    def end_of(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...] | None:
+        """A short end of the log that fails, perhaps a little later than the log did."""
+        size = END_EVENTS_MIN
+        while True:
+            found = self.attempt(moves[-size:] + RUN_OUT)
+            if found is not None or size >= len(moves):
+                return found
+            size *= 4
+
+    def without_requests(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+        """Whole requests are left out: arrivals with their aborts, the later ones first."""
+        ids = [move.id for move in moves if isinstance(move, RequestArrived)]
+
+        def attempt(kept: Sequence[int]) -> tuple[AnyEvent, ...] | None:
+            return self.attempt([move for move in moves if not isinstance(move, RequestArrived) or move.id in kept])
+
+        found = moves
+        for kept in reduced(ids, lambda kept: self.left > 0 and attempt(kept) is not None):
+            found = attempt(kept) or found
+        return found
+
+    def without_moves(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+        for kept in reduced(moves, lambda kept: self.left > 0 and self.attempt(kept) is not None):
+            moves = self.attempt(kept) or moves
+        return moves
+
+    def with_simpler_requests(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+        place = 0
+        while place < len(moves):
+            move = moves[place]
+            for simpler in simpler_arrivals(move) if isinstance(move, RequestArrived) else ():
+                if self.left <= 0:
+                    return moves
+                found = self.attempt((*moves[:place], simpler, *moves[place + 1 :]))
+                if found is not None:
+                    moves, place = found, place - 1
+                    break
+            place += 1
+        return moves
+
+    def with_simpler_config(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+        """Small blocks and pools fill sooner; what they leave out of the moves shows whether it was a gain."""
+        for name, values in SIMPLER_CONFIG.items():
+            for value in values:
+                started = replace(self.started, config=replace(self.started.config, **{name: value}))
+                if self.left <= 0 or value == getattr(self.started.config, name):
+                    break
+                best, found = self.best, self.attempt((*moves, *RUN_OUT), started)
+                if found is not None and len(found) <= len(moves):
+                    self.started, moves = started, found
+                    break
+                self.best = best
+        return moves
+
+
+def reduced(items: Sequence, fails: Callable[[Sequence], bool]) -> Iterator[tuple]:
+    """Delta debugging: ever smaller sublists that fail; chunks from the end are left out first."""
+    items, size = tuple(items), max(len(items) // 2, 1)
+    while size:
+        end = len(items)
+        while end > 0:
+            rest = items[: max(end - size, 0)] + items[end:]
+            if fails(rest):
+                items = rest
+                yield items
+            end -= size
+        size //= 2
+
+
+def simpler_arrivals(arrival: RequestArrived) -> Iterator[RequestArrived]:
+    """The same request asking for less, the greatest steps first; none equals it."""
+    tokens, sampling = unpack_tokens(arrival.prompt).tolist(), arrival.sampling
+    wishes = [replace(sampling, max_tokens=count) for count in (1, sampling.max_tokens // 2, sampling.max_tokens - 1) if count > 0]
+    wishes.append(Sampling(seed=sampling.seed, max_tokens=sampling.max_tokens))
+    yield from (replace(arrival, sampling=wish) for wish in wishes if wish.max_tokens < sampling.max_tokens or wish != sampling)
+    yield from (replace(arrival, prompt=pack_tokens(tokens[:size])) for size in (len(tokens) // 2, len(tokens) - 1) if size > 0)
+    plain = replace(arrival, priority=0, cache_salt="", arrival_ns=0)
+    if plain != arrival:
+        yield plain
+
+
+class Author:
+    """Writes the events that moves lead to. Mutable; `places` says which move each event came from."""
+
+    def __init__(self, started: EngineStarted, voice: Voice) -> None:
+        self.state = start(started)
+        self.events: list[AnyEvent] = [started]
+        self.places = [-1]
+        self._voice = voice
+        self._ids: dict[int, int] = {}
+        self._arrivals: dict[int, RequestArrived] = {}
+        self._histories: dict[int, list[int]] = {}
+
+    def follow(self, place: int, move: AnyEvent) -> bool:
+        """Write one move's event if it may happen now. False once the engine has failed on the way."""
+        try:
+            event = self._event(move)
+        except Exception:  # a bug of the decision itself: whoever judges asks it again
+            return False
+        if event is None:
+            return True
+        self.events.append(event)
+        self.places.append(place)
+        try:
+            self.state = reduce(self.state, event)
+        except Exception:  # any failure of any kind is what is looked for; the judge sees it too
+            return False
+        return True
+
+    def _event(self, move: AnyEvent) -> AnyEvent | None:
+        match move:
+            case RequestArrived():
+                return self._arrived(move)
+            case RequestAborted():
+                ids = tuple(self._ids[id_] for id_ in move.ids if id_ in self._ids)
+                return replace(move, ids=ids) if ids else None
+            case StepPlanned():
+                return schedule(self.state)
+            case StepCommitted():
+                return self._committed()
+            case PrefixCacheReset():
+                return move
+        return None
+
+    def _arrived(self, move: RequestArrived) -> RequestArrived | None:
+        arrival = replace(move, id=self.state.next_id)
+        while refusal(self.state.config, arrival) is not None:
+            if arrival.sampling.max_tokens <= 1:
+                return None
+            wish = replace(arrival.sampling, max_tokens=arrival.sampling.max_tokens // 2)
+            arrival = replace(arrival, sampling=wish)
+        self._ids[move.id], self._arrivals[arrival.id] = arrival.id, arrival
+        self._histories[arrival.id] = unpack_tokens(arrival.prompt).tolist()
+        return arrival
+
+    def _committed(self) -> StepCommitted | None:
+        if not self.state.flights:
+            return None
+        flight = self.state.flights[0]
+        ends = (flight.starts + flight.counts)[flight.samples].tolist()
+        tokens = [self._token(id_, end) for id_, end in zip(flight.ids[flight.samples].tolist(), ends)]
+        return StepCommitted(step=flight.step, tokens=pack_tokens(tokens))
+
+    def _token(self, id_: int, place: int) -> int:
+        """The request's token at a place of its history: the same one whenever it is sampled."""
+        history = self._histories[id_]
+        while len(history) <= place:
+            history.append(self._voice(self._arrivals[id_], history))
+        return history[place]

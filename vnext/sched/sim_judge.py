@@ -1,0 +1,153 @@
+"""Judging a list of events: the first thing that is wrong, and the list as lines for people.
+
+A list holds no clock, transport or second rank, so what only those show is not found here. Laws, books, the shadow cache,
+the model's own answers and the past are all asked, after every event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from vnext.sched.schedule import schedule
+from vnext.sched.sim_books import Books
+from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim_laws import check_decision, check_event
+from vnext.sched.sim_past import Past
+from vnext.sched.sim_rank import Rank
+from vnext.sched.sim_toy import answer, next_token
+from vnext.state.committing import settle
+from vnext.state.errors import LawBroken
+from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.laws import check, check_after
+from vnext.state.outputs import outputs
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+PAST_EVENTS = 64
+PAST_EVENTS_SHORT = 4
+SHORT = 400
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A failure: what kind of (equal for equal bugs), its message, and the events that it takes."""
+
+    kind: str
+    message: str
+    length: int
+
+
+def kind_of(error: Exception) -> str:
+    """The law's name, or the message without its numbers."""
+    if isinstance(error, LawBroken):
+        return error.law
+    words = re.sub(r"[\W\d_]+", " ", str(error)).split()
+    return " ".join([type(error).__name__, *words[:4]])
+
+
+def judge(events: Sequence[AnyEvent]) -> Finding | None:
+    """The first failure of these events, EngineStarted first; None if there is none."""
+    court = _Court(events[0], PAST_EVENTS if len(events) > SHORT else PAST_EVENTS_SHORT)
+    length = 1
+    try:
+        for length, event in enumerate(events[1:], start=2):
+            court.hear(event)
+        court.close()
+    except Exception as error:  # any failure of any kind is a finding
+        return Finding(kind_of(error), f"{type(error).__name__}: {error}", length)
+    return None
+
+
+def toy_voice(vocab_size: int):
+    """The toy model as the voice of `shrink`."""
+    return lambda arrival, history: next_token(history, arrival.sampling.seed, vocab_size)
+
+
+class _Court:
+    """One hearing. Mutable."""
+
+    def __init__(self, started: AnyEvent, past_events: int) -> None:
+        self.past_events = past_events
+        self.state = start(started)
+        self.rank = Rank(started)
+        self.books = Books()
+        self.past: Past | None = None
+
+    def hear(self, event: AnyEvent) -> None:
+        before = self.state
+        settled = settle(before, event) if isinstance(event, StepCommitted) else None
+        self.state = reduce(before, event, settled)
+        check_after(before, self.state)
+        check_event(before, event, self.state)
+        news = outputs(before, event, self.state, settled)
+        self.books.write(before, event, self.state, news)
+        if isinstance(event, StepPlanned):
+            check_decision(before, event, self.state)
+        self.rank.fold(event, self.state)
+        for told in news:
+            self._compare_answer(told.id)
+        if self.state.sequence % self.past_events == 0:
+            self._look_back(before, event)
+
+    def _look_back(self, before: State, event: AnyEvent) -> None:
+        check(self.state)
+        if self.past is not None:
+            self.past.require_unchanged(self.state)
+        self.past = Past(before, event, self.state)
+
+    def _compare_answer(self, id_: int) -> None:
+        """So far, and why it ended, as the model answers to this request alone."""
+        entry = self.books.entries[id_]
+        arrival = entry.arrival
+        right = answer(self.state.config, unpack_tokens(arrival.prompt).tolist(), arrival.sampling)
+        wrong_end = entry.finish not in ("", "abort") and (entry.finish, len(entry.tokens)) != (right.finish, len(right.tokens))
+        goes_on = entry.finish == "" and len(entry.tokens) >= len(right.tokens)
+        if tuple(entry.tokens) != right.tokens[: len(entry.tokens)] or wrong_end or goes_on:
+            raise Divergence(f"request {id_} was answered {entry.tokens} {entry.finish} where alone it gets {right}")
+
+    def close(self) -> None:
+        """The next decision must be a right one, or rightly none; what is still held must be well."""
+        if self.past is not None:
+            self.past.require_unchanged(self.state)
+        if schedule(self.state) is None:
+            check_decision(self.state, None, self.state)
+
+
+# ---- for people --------------------------------------------------------------------------------------------------
+
+
+def told(events: Sequence[AnyEvent]) -> list[str]:
+    """One line for each event: what came, what each step computes, what was sampled."""
+    config = events[0].config
+    settings = {name: getattr(config, name) for name in config.__struct_fields__}
+    lines, state = ["   0  started with " + ", ".join(f"{name}={value}" for name, value in settings.items())], start(events[0])
+    for number, event in enumerate(events[1:], start=1):
+        try:
+            state = reduce(state, event)
+            words = _words(event, state)
+        except Exception as error:  # the last event of a failing list may well raise
+            words = f"{event}  <- {type(error).__name__}: {error}"
+        lines.append(f"{number:4}  {words}")
+    return lines
+
+
+def _words(event: AnyEvent, state: State) -> str:
+    match event:
+        case RequestArrived():
+            asks = {name: getattr(event.sampling, name) for name in ("seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")}
+            asks |= {"priority": event.priority, "cache_salt": event.cache_salt}
+            wishes = ", ".join(f"{name}={value}" for name, value in asks.items() if value)
+            return f"request {event.id} arrives: prompt {unpack_tokens(event.prompt).tolist()}, {wishes}"
+        case StepPlanned():
+            flight = state.flights[-1]
+            parts = zip(flight.ids.tolist(), flight.starts.tolist(), (flight.starts + flight.counts).tolist(), flight.samples.tolist())
+            works = ", ".join(f"{id_} [{start}, {end}){' samples' if samples else ''}" for id_, start, end, samples in parts)
+            gone = f"; rows {list(event.preempted)} give way" if event.preempted else ""
+            return f"step {event.step} is planned: {works}{gone}"
+        case StepCommitted():
+            return f"step {event.step} is committed: {unpack_tokens(event.tokens).tolist()}"
+        case RequestAborted():
+            return f"requests {list(event.ids)} leave"
+    return type(event).__name__
