@@ -87,6 +87,20 @@ def name_of_other(state: State) -> State:
     return with_pool(state, names=state.pool.names.with_items([(first, other), (second, block)]))
 
 
+def name_of_a_tail(state: State) -> State:
+    """Row 2's last block, half full, is offered for reuse."""
+    block = int(extents.read(state.tables, int(state.rows.table_at[2] + state.rows.blocks[2]) - 1, 1)[0])
+    names, named = state.pool.names, state.pool.named
+    return with_pool(state, names=names.with_items([(b"a tail", block)]), named=named.with_items([(block, b"a tail")]))
+
+
+def part_of_a_prompt(state: State) -> State:
+    """Without chunked prefill a step computes whole prompts only."""
+    samples = state.flights[-1].samples.copy()
+    samples[0] = False
+    return replace(with_flight(state, samples=samples), config=replace(state.config, chunked_prefill=False))
+
+
 def shared_write(state: State) -> State:
     """Row 1 writes from its first position, into blocks that it shares with row 0, which writes there too."""
     flight = state.flights[-1]
@@ -118,10 +132,14 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=s.flights[-1].counts + 30)),
     ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=changed(s.flights[-1].counts, 0, 0))),
     ("S1", laws.bounds_hold, lambda s: with_flight(s, counts=np.empty(0, dtype=np.int64))),
+    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, prefill_threshold=1))),
+    ("S1", laws.bounds_hold, part_of_a_prompt),
     ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.COMPUTED, 0, 99)),
     ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.SEALED, 0, 3)),
     ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.LIMIT, 0, int(s.rows.known[0]))),
     ("S2", laws.histories_begin_with_prompts, bad_prompt),
+    ("P1", laws.full_blocks_are_sealed, lambda s: with_cell(s, columns.SEALED, 0, 1)),
+    ("P1", laws.full_blocks_are_sealed, name_of_a_tail),
     ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 2)),
     ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 0)),
     ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.EPOCH, 0, 1)),

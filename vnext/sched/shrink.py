@@ -84,8 +84,7 @@ class _Search:
         if length is None:
             return None
         self.best = tuple(author.events[:length])
-        used = author.places[length - 1] + 1 if length == len(author.events) else author.places[length]
-        return tuple(moves[: max(used, author.places[length - 1] + 1)])
+        return tuple(moves[: author.places[length - 1] + 1])
 
     def end_of(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...] | None:
         """A short end of the log that fails, perhaps a little later than the log did."""

@@ -6,18 +6,21 @@ the model's own answers and the past are all asked, after every event.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
+from vnext.sched.shrink import Failure, Voice, reduced
 from vnext.sched.sim_books import Books
 from vnext.sched.sim_errors import Divergence
 from vnext.sched.sim_laws import check_decision, check_event
 from vnext.sched.sim_past import Past
 from vnext.sched.sim_rank import Rank
+from vnext.sched.sim_scenario import Faults, Scenario
 from vnext.sched.sim_toy import answer, next_token
+from vnext.sched.simulator import Simulation
 from vnext.state.committing import settle
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
@@ -43,7 +46,7 @@ def kind_of(error: Exception) -> str:
     """The law's name, or the message without its numbers."""
     if isinstance(error, LawBroken):
         return error.law
-    words = re.sub(r"[\W\d_]+", " ", str(error)).split()
+    words = "".join(letter if letter.isalpha() else " " for letter in str(error)).split()
     return " ".join([type(error).__name__, *words[:4]])
 
 
@@ -60,7 +63,38 @@ def judge(events: Sequence[AnyEvent]) -> Finding | None:
     return None
 
 
-def toy_voice(vocab_size: int):
+def failing_like(kind: str) -> Failure:
+    """The failure that `shrink` looks for: one of this kind."""
+
+    def failure(events: Sequence[AnyEvent]) -> int | None:
+        found = judge(events)
+        return found.length if found is not None and found.kind == kind else None
+
+    return failure
+
+
+def fewer_clients(simulation: Simulation, same: Callable[[Exception], bool]) -> tuple[AnyEvent, ...]:
+    """The events of the smallest scenario that fails in the same way: faults switched off, clients left out."""
+    best = simulation
+    for changes in ({"faults": Faults()}, {"reset_us": ()}):
+        best = failed(replace(best.scenario, **changes), same) or best
+    scenario = best.scenario
+    for clients in reduced(scenario.clients, lambda kept: failed(replace(scenario, clients=kept), same) is not None):
+        best = failed(replace(scenario, clients=clients), same) or best
+    return tuple(best.events)
+
+
+def failed(scenario: Scenario, same: Callable[[Exception], bool]) -> Simulation | None:
+    """The simulation of a scenario, None unless it fails in the same way."""
+    simulation = Simulation(scenario)
+    try:
+        simulation.run_and_require_all()
+    except Exception as error:  # any failure of any kind: the caller knows which it looks for
+        return simulation if same(error) else None
+    return None
+
+
+def toy_voice(vocab_size: int) -> Voice:
     """The toy model as the voice of `shrink`."""
     return lambda arrival, history: next_token(history, arrival.sampling.seed, vocab_size)
 
@@ -133,16 +167,20 @@ def told(events: Sequence[AnyEvent]) -> list[str]:
     return lines
 
 
+ASKED = ("seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")
+
+
 def _words(event: AnyEvent, state: State) -> str:
     match event:
         case RequestArrived():
-            asks = {name: getattr(event.sampling, name) for name in ("seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")}
+            asks = {name: getattr(event.sampling, name) for name in ASKED}
             asks |= {"priority": event.priority, "cache_salt": event.cache_salt}
             wishes = ", ".join(f"{name}={value}" for name, value in asks.items() if value)
             return f"request {event.id} arrives: prompt {unpack_tokens(event.prompt).tolist()}, {wishes}"
         case StepPlanned():
             flight = state.flights[-1]
-            parts = zip(flight.ids.tolist(), flight.starts.tolist(), (flight.starts + flight.counts).tolist(), flight.samples.tolist())
+            ends = flight.starts + flight.counts
+            parts = zip(flight.ids.tolist(), flight.starts.tolist(), ends.tolist(), flight.samples.tolist())
             works = ", ".join(f"{id_} [{start}, {end}){' samples' if samples else ''}" for id_, start, end, samples in parts)
             gone = f"; rows {list(event.preempted)} give way" if event.preempted else ""
             return f"step {event.step} is planned: {works}{gone}"

@@ -9,7 +9,6 @@ now and then an old state is given another future (sim_past.py) and whole replic
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import Literal
 
 import msgspec
@@ -67,9 +66,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def simulate(scenario: Scenario) -> Outcome:
     """Run a scenario to its end. Raises LawBroken, IllegalEvent or Divergence where the engine is wrong."""
     simulation = Simulation(scenario)
-    simulation.run()
-    simulation.require_clean_end()
-    simulation.require_right_answers()
+    simulation.run_and_require_all()
     return simulation.outcome()
 
 
@@ -112,6 +109,12 @@ class Simulation:
     def _at(self, time_us: int, kind: Kind, what: object) -> None:
         self._order += 1
         heapq.heappush(self._due, (time_us, self._order, kind, what))
+
+    def run_and_require_all(self) -> None:
+        """The whole run and every law of it. Raises LawBroken, IllegalEvent or Divergence where the engine is wrong."""
+        self.run()
+        self.require_clean_end()
+        self.require_right_answers()
 
     # ---- the loop ------------------------------------------------------------------------------------------------
 

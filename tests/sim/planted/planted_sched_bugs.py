@@ -34,7 +34,6 @@ ADMISSION = [
 PREEMPTION = [
     bug("a shared block is thought freed", "preemption", "int((self.ref[blocks] == 0).sum())", "len(blocks)", "Illegal"),
     bug("a victim's blocks stay held", "preemption", "self.ref[blocks] -= 1", "self.ref[blocks] -= 0", "S4", "S6"),
-    bug("a victim served already keeps its blocks", "preemption", "+ int(self.taken[row])", "+ 0", "S4", "S6"),
     bug("a victim goes on running", "preemption", "self.runs[row], self.tokens[row], self.taken[row] = False, 0, 0",
         "self.tokens[row], self.taken[row] = 0, 0", "Illegal", "Error", "S4", "S2"),
     bug("the best gives way", "preemption", "row = self.best_first.pop()", "row = self.best_first.pop(0)", "S4"),

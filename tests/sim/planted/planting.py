@@ -9,11 +9,16 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 
 import msgspec
+import pytest
+
+from vnext.sched.simulator import Simulation
+from vnext.state import admitting, columns_numpy, reduce as reducer
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -97,3 +102,45 @@ def swapped(changes: list[Swap]) -> Iterator[None]:
     finally:
         for function, code, _ in changes:
             function.__code__ = code
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The bug is in the engine inside the block; what only one rank has, while rank 1 folds."""
+    with swapped(swaps(bug.edits)):
+        with on_rank_1(swaps(bug.one_rank)) if bug.one_rank else swapped([]):
+            yield
+
+
+@contextmanager
+def on_rank_1(changes: list[Swap]) -> Iterator[None]:
+    right = Simulation._catch_up
+
+    def catch_up(self: Simulation, rank: int) -> None:
+        with swapped(changes if rank == 1 else []):
+            right(self, rank)
+
+    Simulation._catch_up = catch_up
+    try:
+        yield
+    finally:
+        Simulation._catch_up = right
+
+
+@contextmanager
+def plain_columns() -> Iterator[None]:
+    """The columns' arithmetic in numpy, where bugs can be planted, not its compiled twin."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vnext.") and hasattr(module, "kernels") and "state" in name:
+                patch.setattr(module, "kernels", columns_numpy)
+        yield
+
+
+@contextmanager
+def small_arenas() -> Iterator[None]:
+    """Arenas of a few places, so that histories and tables move every few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducer, "ARENA_PLACES_MIN", 8)
+        patch.setattr(admitting, "TOKENS_SPARE", 1)
+        yield

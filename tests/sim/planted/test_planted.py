@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import msgspec
 import pytest
 
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
-from planting import Bug, Swap, swapped, swaps
+from planting import Bug, plain_columns, planted, small_arenas, swapped, swaps
 from vnext.sched.sim_scenario import scenario
 from vnext.sched.simulator import Simulation
-from vnext.state import admitting, columns_numpy, reduce as reducer
 
 EVENTS_MAX = 20_000
 BUGS = [*STATE_BUGS, *SCHED_BUGS]
@@ -35,56 +30,12 @@ def hunt(bug: Bug, events_max: int = EVENTS_MAX) -> Find | None:
         while events < events_max:
             simulation = Simulation(scenario(seed))
             try:
-                simulation.run()
-                simulation.require_clean_end()
-                simulation.require_right_answers()
+                simulation.run_and_require_all()
             except Exception as error:  # any failure of any kind is a find
                 return Find(seed, events + len(simulation.events), f"{type(error).__name__}: {error}")
             events += len(simulation.events)
             seed += 1
     return None
-
-
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """The bug is in the engine inside the block; what only one rank has, while rank 1 folds."""
-    with swapped(swaps(bug.edits)):
-        with on_rank_1(swaps(bug.one_rank)) if bug.one_rank else swapped([]):
-            yield
-
-
-@contextmanager
-def on_rank_1(changes: list[Swap]) -> Iterator[None]:
-    right = Simulation._catch_up
-
-    def catch_up(self: Simulation, rank: int) -> None:
-        with swapped(changes if rank == 1 else []):
-            right(self, rank)
-
-    Simulation._catch_up = catch_up
-    try:
-        yield
-    finally:
-        Simulation._catch_up = right
-
-
-@contextmanager
-def plain_columns() -> Iterator[None]:
-    """The columns' arithmetic in numpy, where bugs can be planted, not its compiled twin."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("vnext.") and hasattr(module, "kernels") and "state" in name:
-                patch.setattr(module, "kernels", columns_numpy)
-        yield
-
-
-@contextmanager
-def small_arenas() -> Iterator[None]:
-    """Arenas of a few places, so that histories and tables move every few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducer, "ARENA_PLACES_MIN", 8)
-        patch.setattr(admitting, "TOKENS_SPARE", 1)
-        yield
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
