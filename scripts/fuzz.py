@@ -2,7 +2,7 @@
 
     python scripts/fuzz.py --seconds 600 --jobs 2
 
-Each seed is a whole engine's life (see vnext/sched/simulator.py); `simulate(scenario(seed))` runs a failure again, and
+Each seed is a whole engine's life (see vnext/sched/sim/simulator.py); `simulate(scenario(seed))` runs a failure again, and
 `vnext-replay` opens the written logs. Ends with status 1 if a scenario failed. Stopping it with Ctrl-C is a normal end.
 """
 
@@ -56,8 +56,8 @@ def run_jobs(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Seeds in order. Returns 1 at the first failure."""
-    from vnext.sched.sim_scenario import scenario
-    from vnext.sched.simulator import Simulation
+    from vnext.sched.sim.scenario import scenario
+    from vnext.sched.sim.simulator import Simulation
 
     started_s = reported_s = time.monotonic()
     seed, events = options.first_seed, 0
@@ -81,8 +81,8 @@ def run(options: argparse.Namespace) -> int:
 
 def explain(simulation, error: Exception, folder: Path) -> None:
     """Write the log of the failure, shrink it, print and write what is left."""
-    from vnext.sched.shrink import shrink
-    from vnext.sched.sim_judge import failing_like, fewer_clients, judge, kind_of, told, toy_voice
+    from vnext.sched.sim.shrink import shrink
+    from vnext.sched.sim.judge import failing_like, fewer_clients, judge, kind_of, told, toy_voice
 
     write_log(simulation.events, folder / "whole")
     finding = judge(simulation.events)
@@ -99,7 +99,7 @@ def explain(simulation, error: Exception, folder: Path) -> None:
 
 def write_log(events, folder: Path) -> None:
     """A log directory as the engine writes it."""
-    from vnext.sched.sim_log import segment
+    from vnext.sched.sim.log import segment
     from vnext.state.log import segment_name
     from vnext.version import __version__
 

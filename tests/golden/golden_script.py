@@ -13,7 +13,7 @@ from __future__ import annotations
 from core_drive import Engine, arrival_of
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim_laws import check_decision
+from vnext.sched.sim.laws import check_decision
 from vnext.state.events import PrefixCacheReset, StepPlanned
 from vnext.state.pool import free_blocks
 from vnext.state.refusal import refusal

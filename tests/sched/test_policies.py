@@ -14,9 +14,9 @@ from vnext.replay.cli import main
 from vnext.sched import ranking
 from vnext.sched.policies import BUILT_IN, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
-from vnext.sched.sim_laws import check_decision
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import simulate
+from vnext.sched.sim.laws import check_decision
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest
 
 replace = msgspec.structs.replace

@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from core_drive import Engine, arrival_of, started_with
-from vnext.sched.sim_rank import Rank
+from vnext.sched.sim.rank import Rank
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, StepCommitted
 from vnext.state.refusal import refusal

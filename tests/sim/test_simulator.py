@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from vnext.sched import sim_laws
-from vnext.sched.sim_chance import Chance
-from vnext.sched.sim_errors import Divergence
-from vnext.sched.sim_laws import check_decision
-from vnext.sched.sim_rank import Rank, Story, rebuilt
-from vnext.sched.sim_scenario import Faults, Scenario, scenario
-from vnext.sched.sim_toy import Answer, answer, next_token
-from vnext.sched.simulator import Outcome, simulate
+from vnext.sched.sim import laws as sim_laws
+from vnext.sched.sim.chance import Chance
+from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.laws import check_decision
+from vnext.sched.sim.rank import Rank, Story, rebuilt
+from vnext.sched.sim.scenario import Faults, Scenario, scenario
+from vnext.sched.sim.toy import Answer, answer, next_token
+from vnext.sched.sim.simulator import Outcome, simulate
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import Outcome, simulate
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import Outcome, simulate
 from vnext.state import admitting, columns, columns_numpy, reduce as reducer
 
 PARTS = 8

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import simulate
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import simulate
 from vnext.state import columns, columns_numpy
 from vnext.state.rows import FIELD_COUNT, FIELD_NAMES
 

@@ -43,6 +43,11 @@ def impurities(tree: ast.Module, room: str) -> Iterator[str]:
             yield from set_orders(node)
 
 
+def place(path: Path) -> str:
+    """Room and file, such as "sched/sim/rank.py"."""
+    return path.relative_to(ROOT / "vnext").as_posix()
+
+
 def allowed(module: str, room: str) -> bool:
     rooms = {"vnext.state"} if room == "state" else {"vnext.state", "vnext.sched"}
     return module.split(".")[0] in PURE_IMPORTS or any(f"{module}.".startswith(f"{name}.") for name in rooms)
@@ -91,10 +96,10 @@ def is_set(node: ast.expr, names: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: place(path))
 def test_a_pure_file_is_pure(path: Path) -> None:
-    extra = EXTRA_IMPORTS.get(f"{path.parent.name}/{path.name}", set())
-    found = impurities(ast.parse(path.read_text()), path.parent.name)
+    extra = EXTRA_IMPORTS.get(place(path), set())
+    found = impurities(ast.parse(path.read_text()), place(path).split("/")[0])
     assert [line for line in found if line.split(": imports ")[-1] not in extra] == []
 
 
@@ -140,9 +145,10 @@ def test_pure_rooms_load_nothing_heavy(rooms: tuple[str, ...], forbidden: set[st
     assert ran.stdout.split() == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: place(path))
 def test_structs_are_frozen(path: Path) -> None:
     """Every struct of the pure rooms is a value."""
-    module = importlib.import_module(f"vnext.{path.parent.name}.{path.stem}".removesuffix(".__init__"))
+    dotted = place(path).removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(f"vnext.{dotted}".removesuffix(".__init__"))
     structs = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, msgspec.Struct)]
     assert [struct.__name__ for struct in structs if not struct.__struct_config__.frozen] == []

@@ -13,8 +13,8 @@ import pytest
 
 from core_drive import arrival_of
 from vnext.sched.schedule import schedule
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import simulate
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import simulate
 from vnext.state import admitting, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
@@ -166,8 +166,8 @@ def digests(events: tuple[AnyEvent, ...]) -> list[int]:
 
 CHILD = """
 import sys
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import simulate
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.reduce import reduce, start
 import xxhash

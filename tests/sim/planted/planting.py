@@ -17,7 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 import msgspec
 import pytest
 
-from vnext.sched.simulator import Simulation
+from vnext.sched.sim.simulator import Simulation
 from vnext.state import admitting, columns_numpy, reduce as reducer
 
 

@@ -8,8 +8,8 @@ import pytest
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas, swapped, swaps
-from vnext.sched.sim_scenario import scenario
-from vnext.sched.simulator import Simulation
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
 BUGS = [*STATE_BUGS, *SCHED_BUGS]

@@ -12,10 +12,10 @@ from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
 from vnext.replay.source import open_log
 from vnext.replay.verify import verify
-from vnext.sched.shrink import Author, reduced, shrink, simpler_arrivals
-from vnext.sched.sim_judge import Finding, failing_like, judge, kind_of, told, toy_voice
-from vnext.sched.sim_scenario import NEVER, VOCAB_SIZE, Faults, scenario
-from vnext.sched.simulator import Simulation, simulate
+from vnext.sched.sim.shrink import Author, reduced, shrink, simpler_arrivals
+from vnext.sched.sim.judge import Finding, failing_like, judge, kind_of, told, toy_voice
+from vnext.sched.sim.scenario import NEVER, VOCAB_SIZE, Faults, scenario
+from vnext.sched.sim.simulator import Simulation, simulate
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, pack_tokens
 from vnext.state.params import Sampling

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import xxhash
 
-from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim.errors import Divergence
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.outputs import Output
 from vnext.state.state import Counters, State

@@ -3,7 +3,7 @@
 Real `reduce` and `schedule`, a virtual clock, several ranks that fold the same events, a toy model, a shadow cache, and
 faults of one seed: bursts, aborts at any phase, late, lost, duplicate and reordered results, slow and crashed ranks,
 resets, clocks that jump. All laws are checked after every event; every stream is compared with the model's own answer;
-now and then an old state is given another future (sim_past.py) and whole replicas are compared.
+now and then an old state is given another future (past.py) and whole replicas are compared.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 import msgspec
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim_books import Books
-from vnext.sched.sim_chance import Chance
-from vnext.sched.sim_contents import contents, differences
-from vnext.sched.sim_errors import Divergence
-from vnext.sched.sim_laws import check_decision, check_event
-from vnext.sched.sim_past import Past
-from vnext.sched.sim_rank import Rank, StepResult, rebuilt
-from vnext.sched.sim_scenario import NEVER, Client, Scenario, capacity
-from vnext.sched.sim_toy import Answer, answer
+from vnext.sched.sim.books import Books
+from vnext.sched.sim.chance import Chance
+from vnext.sched.sim.contents import contents, differences
+from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.laws import check_decision, check_event
+from vnext.sched.sim.past import Past
+from vnext.sched.sim.rank import Rank, StepResult, rebuilt
+from vnext.sched.sim.scenario import NEVER, Client, Scenario, capacity
+from vnext.sched.sim.toy import Answer, answer
 from vnext.state.committing import settle
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent

@@ -12,15 +12,15 @@ import msgspec
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
-from vnext.sched.shrink import Failure, Voice, reduced
-from vnext.sched.sim_books import Books
-from vnext.sched.sim_errors import Divergence
-from vnext.sched.sim_laws import check_decision, check_event
-from vnext.sched.sim_past import Past
-from vnext.sched.sim_rank import Rank
-from vnext.sched.sim_scenario import Faults, Scenario
-from vnext.sched.sim_toy import answer, next_token
-from vnext.sched.simulator import Simulation
+from vnext.sched.sim.shrink import Failure, Voice, reduced
+from vnext.sched.sim.books import Books
+from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.laws import check_decision, check_event
+from vnext.sched.sim.past import Past
+from vnext.sched.sim.rank import Rank
+from vnext.sched.sim.scenario import Faults, Scenario
+from vnext.sched.sim.toy import answer, next_token
+from vnext.sched.sim.simulator import Simulation
 from vnext.state.committing import settle
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens

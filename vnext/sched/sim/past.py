@@ -7,8 +7,8 @@ scheduler into the engine's state, the replay of an old state into a newer one.
 from __future__ import annotations
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim_contents import contents, differences
-from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim.contents import contents, differences
+from vnext.sched.sim.errors import Divergence
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, pack_tokens
 from vnext.state.reduce import reduce
 from vnext.state.state import State

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from vnext.sched.sim_chance import Chance
+from vnext.sched.sim.chance import Chance
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Sampling
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from vnext.sched.sim_errors import Divergence
+from vnext.sched.sim.errors import Divergence
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.planning import row_blocks, row_tokens
@@ -183,7 +183,7 @@ class Rank:
             raise Divergence(f"request {work.id} reads other content at its position {int(wrong.argmax())}")
 
     def _sample(self, work: Work) -> int:
-        """Greedy on the toy model (sim_toy.py); the tokens are exactly [0, end): a sampling row has caught up."""
+        """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up."""
         seed = self.state.requests[work.id].sampling.seed
         return (seed + work.story.weights[work.end]) % self.state.config.vocab_size
 
