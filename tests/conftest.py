@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--walk-events", type=int, default=60_000, help="events of the seeded simulation in tests/sim (default 60000)"
+        "--walk-events", type=int, default=100_000, help="events of the seeded simulation in tests/sim (default 100000)"
     )
     parser.addoption("--rewrite", action="store_true", help="write the traces of tests/golden anew, to be reviewed as a diff")
 
