@@ -32,8 +32,8 @@ from vnext.runtime.messages import (
 )
 from vnext.runtime.recorder import Recorder
 from vnext.state.config import SchedulerConfig
-from vnext.state.errors import LawBroken
-from vnext.state.events import EngineStarted, RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 
 REPLIES_MS = 2000
@@ -42,7 +42,7 @@ REPLIES_MS = 2000
 class Bench:
     """An engine core, its toy ranks and one or more clients, all in this process."""
 
-    def __init__(self, context: zmq.Context, log_dir: Path, executor: ToyExecutor, **config: object) -> None:
+    def __init__(self, context: zmq.Context, log_dir: Path, executor: ToyExecutor, privacy: str = "full", **config: object) -> None:
         self.executor, self.log_dir = executor, log_dir
         self.config = SchedulerConfig(
             **{
@@ -58,7 +58,7 @@ class Bench:
         port = self._front.bind_to_random_port("tcp://127.0.0.1")
         self._address = f"tcp://127.0.0.1:{port}"
         ready = EngineReady(config=self.config, model="toy", world_size=executor.world_size, log_dir="")
-        recorder = Recorder.open(log_dir, started, "full")
+        recorder = Recorder.open(log_dir, started, privacy)
         self.core = EngineCore(started, executor, recorder, Clients(self._front, ready, root_seed=7), all_laws=True)
         self._sockets = [self._front]
 
@@ -265,6 +265,18 @@ def test_an_event_that_breaks_a_law_is_in_the_log(
     assert replay(["info", "--json", str(bench.log_dir)]) == 0
     assert json.loads(capsys.readouterr().out)["events"]["RequestArrived"] == 2
     assert bench.core.state.sequence == sequence + 1
+
+
+def test_an_event_without_a_shape_does_not_keep_the_engine_from_ending(tmp_path: Path) -> None:
+    """The default log has no texts: what it cannot put into shape is left out, and the end goes on."""
+    with zmq.Context() as context:
+        bench = Bench(context, tmp_path / "log", ToyExecutor(held=True), privacy="shape")
+        bench.say(bench.client(), wish("one", [1, 2, 3]))
+        with pytest.raises(IllegalEvent):
+            bench.core._fold(StepCommitted(step=7, tokens=b""))
+        bench.core.record_end()
+        assert bench.verified()
+        bench.close()
 
 
 def test_unseeded_requests_get_seeds_that_differ_and_repeat(make_bench) -> None:

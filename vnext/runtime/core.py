@@ -11,6 +11,7 @@ only then. With asynchronous scheduling step t+1 is planned while the ranks run 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
 from vnext.state.committing import settle
 from vnext.state.digest import digest
-from vnext.state.errors import LawBroken
+from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.log import RankDigest
@@ -31,6 +32,7 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 STATS_INTERVAL_S = 0.25
+log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -150,8 +152,11 @@ class EngineCore:
 
     def record_end(self) -> None:
         """Write what was folded, and the event that could not be, when the engine dies of an error."""
-        if self._unwritten or self._rank_digests:
-            self._write_frame()
+        try:
+            if self._unwritten or self._rank_digests:
+                self._write_frame()
+        except IllegalEvent as error:  # a log without texts has no shape for an event that may not happen
+            log.warning("the engine's last turn could not be recorded: %s", error)
         self._recorder.close()
 
     def shut_down(self) -> None:
