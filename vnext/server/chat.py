@@ -107,7 +107,7 @@ async def _complete(generation: Generation, views: list[_View]) -> dict[str, Any
         async for choice, delta in deltas:
             views[choice.index].push(delta)
     choices = [view.choice() for view in views]
-    return _object(generation, "chat.completion", choices) | {"usage": generation.usage()}
+    return generation.envelope("chat.completion", choices) | {"usage": generation.usage()}
 
 
 async def _chunks(
@@ -127,17 +127,7 @@ async def _chunks(
 
 
 def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return _object(generation, "chat.completion.chunk", choices)
-
-
-def _object(generation: Generation, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": generation.id,
-        "object": kind,
-        "created": generation.created_s,
-        "model": generation.model,
-        "choices": choices,
-    }
+    return generation.envelope("chat.completion.chunk", choices)
 
 
 def _start(

@@ -28,6 +28,7 @@ from vnext.server.streaming import respond
 from vnext.server.text.answer import Delta
 
 _UNSUPPORTED = ("suffix",)
+KIND = "text_completion"
 
 Prompt = str | list[int]
 
@@ -99,7 +100,7 @@ async def _complete(generation: Generation, views: list[_View]) -> dict[str, Any
     async with aclosing(generation.deltas()) as deltas:
         async for choice, delta in deltas:
             views[choice.index].push(delta)
-    return _object(generation, [view.take() for view in views]) | {"usage": generation.usage()}
+    return generation.envelope(KIND, [view.take() for view in views]) | {"usage": generation.usage()}
 
 
 async def _chunks(
@@ -110,19 +111,9 @@ async def _chunks(
         async for choice, delta in deltas:
             views[choice.index].push(delta)
             if (shown := views[choice.index].take()) is not None:
-                yield _object(generation, [shown]) | usage
+                yield generation.envelope(KIND, [shown]) | usage
     if with_usage:
-        yield _object(generation, []) | {"usage": generation.usage()}
-
-
-def _object(generation: Generation, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
-    return {
-        "id": generation.id,
-        "object": "text_completion",
-        "created": generation.created_s,
-        "model": generation.model,
-        "choices": choices,
-    }
+        yield generation.envelope(KIND, []) | {"usage": generation.usage()}
 
 
 def _params(body: CompletionBody) -> SamplingParams:

@@ -85,6 +85,16 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
+    def envelope(self, kind: str, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
+        """What both APIs put around their choices; `kind` is the object's type in the API."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "choices": choices,
+        }
+
     def _push(self, choice: Choice, output: RequestOutput) -> Delta:
         before = choice.answer.token_count
         delta = choice.answer.push(output)

@@ -41,6 +41,7 @@ _COUNTERS = {
     "step_seconds_sum": ("vnext_step_seconds", "Time spent in steps."),
     "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
     "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),
+    "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
 }
 
 

@@ -46,7 +46,6 @@ STEP_US = 50
 TOKEN_US = 10
 RETRY_US = 2_000
 STEPS_PER_TOKEN_MAX = 20
-PREEMPTIONS_MAX = 100
 WHOLE_CHECK_EVENTS = 64
 """Events between two checks of what no single event is likely to break: every law anew, old states, whole replicas."""
 
