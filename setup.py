@@ -34,7 +34,7 @@ COMMANDS = [
 
 
 # Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
-COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], extra_compile_args=["-O3"], optional=True)
+COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], depends=["vnext/state/blake2b.h"], extra_compile_args=["-O3"], optional=True)
 
 
 def version() -> str:

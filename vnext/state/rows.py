@@ -14,18 +14,18 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-# Fields that decisions depend on; the digest reads these.
-ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED = range(13)
-STRUCTURE_FIELD_COUNT = 13
+# Fields that decisions depend on; the digest reads these. TABLE_SUM stands for the block table (columns_numpy.mixed).
+ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED, TABLE_SUM = range(14)
+STRUCTURE_FIELD_COUNT = 14
 # Where things are stored, and names of contents: not the same in a log whose texts were replaced.
-TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1 = range(13, 19)
-FIELD_COUNT = 19
+TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1 = range(14, 20)
+FIELD_COUNT = 20
 
 IGNORE_EOS = 1
 OWN_STOPS = 2
 
 FIELD_NAMES = (
-    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached "
+    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached table_sum "
     "tokens_at tokens_size table_at table_size chain_0 chain_1"
 ).split()
 
@@ -79,6 +79,11 @@ class Rows(msgspec.Struct, frozen=True):
     def epoch(self) -> np.ndarray:
         """Times this request was preempted: the results of an earlier epoch's steps are dropped."""
         return self.cells[EPOCH]
+
+    @property
+    def table_sum(self) -> np.ndarray:
+        """What stands for the block table in digests: the bits of a 64-bit sum."""
+        return self.cells[TABLE_SUM]
 
     @property
     def tokens_at(self) -> np.ndarray:

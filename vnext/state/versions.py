@@ -15,9 +15,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from vnext.state import columns
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 _ABSENT = object()
+_WORD = 2**64 - 1
 
 
 class _Version:
@@ -57,12 +60,17 @@ class _Version:
 
 
 class VersionedArray(_Version):
-    """A numpy array. `set` gives the next version and leaves this one as it is."""
+    """An int64 array. `set` gives the next version and leaves this one as it is.
 
-    __slots__ = ()
+    `sum` tells versions apart without reading them: it adds up a number for each value at its place (columns_numpy.mixed)
+    and follows each change at the cost of that change.
+    """
 
-    def __init__(self, values: np.ndarray) -> None:
+    __slots__ = ("sum",)
+
+    def __init__(self, values: np.ndarray, sum_: int | None = None) -> None:
         super().__init__(values)
+        self.sum = columns.kernels.mixed(values) if sum_ is None else sum_
 
     def __len__(self) -> int:
         return len(self._own())
@@ -77,20 +85,18 @@ class VersionedArray(_Version):
         """The values at `places`, copied."""
         return self._own()[places]
 
-    def set(self, places: np.ndarray, values: np.ndarray | int) -> VersionedArray:
-        """This array with other values at `places`, no place twice."""
+    def set(self, places: np.ndarray, values: np.ndarray) -> VersionedArray:
+        """This array with other values at `places`, no place twice. Takes `values` (int64) over: the caller forgets them."""
+        places = np.ascontiguousarray(places, dtype=np.int32)
         store = self._own()
-        undo = (places, store[places])
-        store[places] = values
-        newer = VersionedArray(store)
-        self._succeeded_by(newer, undo)
+        change = columns.kernels.put(store, places, values)
+        newer = VersionedArray(store, (self.sum + change) & _WORD)
+        self._succeeded_by(newer, (places, values))
         return newer
 
     def _apply(self, store: np.ndarray, undo: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        places, values = undo
-        back = (places, store[places])
-        store[places] = values
-        return back
+        columns.kernels.put(store, *undo)
+        return undo
 
 
 class VersionedMap(_Version, Generic[Key, Value]):

@@ -46,7 +46,7 @@ DECISION = [
     bug("a step too many in flight", "schedule", "len(state.flights) >= state.config.pipeline_depth",
         "len(state.flights) > state.config.pipeline_depth", "Illegal"),
     bug("a pipeline that is never filled", "schedule", "len(state.flights) >= state.config.pipeline_depth", "len(state.flights) >= 1", "S6"),
-    bug("nobody is admitted into an idle engine", "schedule", "if total == 0 and not admitted:", "if total == 0:", "S6"),
+    bug("nobody is admitted into an idle engine", "schedule", "if work.tokens_sum == 0 and not admitted:", "if work.tokens_sum == 0:", "S6"),
     bug("priorities are turned round", "ranking", "priorities = np.array([entry.priority", "priorities = np.array([-entry.priority", "S3"),
     bug("the latest arrival of a priority first", "ranking", 'np.argsort(priorities, kind="stable")[:count].tolist()',
         'np.argsort(priorities[::-1], kind="stable")[:count].tolist()', "S3", "Error"),
