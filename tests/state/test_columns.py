@@ -16,7 +16,7 @@ from vnext.state.rows import FIELD_COUNT, FIELD_NAMES
 
 compiled = columns._columns
 NAMES = (
-    "expected", "needed", "advance", "write_tables", "mixed", "put", "oldest", "chain", "seal", "flight", "lawful", "bounds",
+    "expected", "needed", "advance", "write_tables", "mixed", "put", "oldest", "released", "chain", "seal", "flight", "lawful", "bounds",
     "settle", "take_tokens",
 )  # fmt: skip
 SEEDS = range(40)
@@ -97,6 +97,8 @@ def test_the_installed_form_is_the_compiled_one() -> None:
         lambda cells, short: compiled.put(short, np.array([0, 2], dtype=np.int32), np.ones(2, dtype=np.int64)),
         lambda cells, short: compiled.put(short, np.array([-1], dtype=np.int32), np.ones(1, dtype=np.int64)),
         lambda cells, short: compiled.put(short, np.array([0, 1], dtype=np.int32), np.ones(1, dtype=np.int64)),
+        lambda cells, short: compiled.released(short, np.array([0, 2], dtype=np.int32), 0, short, np.zeros(2, dtype=np.int32)),
+        lambda cells, short: compiled.released(short, np.zeros(3, dtype=np.int32), 0, short, np.zeros(3, dtype=np.int32)),
         lambda cells, short: compiled.chain(b"a short key", bytes(64), 4),
         lambda cells, short: compiled.chain(bytes(16), bytes(64), 0),
         lambda cells, short: compiled.oldest(np.zeros(2, dtype=np.int32), short, 0, 2, np.zeros(9, dtype=np.int32)),

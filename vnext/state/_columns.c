@@ -202,6 +202,32 @@ static PyObject *oldest(PyObject *self, PyObject *args) {
     return PyLong_FromSsize_t(head);
 }
 
+/* released(status int64[N], blocks int32[n], at, out status int64[n], out freed int32[n]) -> how many are freed */
+static PyObject *released(PyObject *self, PyObject *args) {
+    Py_buffer status, blocks, left, freed;
+    long long at;
+    if (!PyArg_ParseTuple(args, "y*y*Lw*w*", &status, &blocks, &at, &left, &freed)) return NULL;
+    Py_ssize_t n = blocks.len / 4, size = status.len / 8, count = 0;
+    const int64_t *held = status.buf;
+    const int32_t *block = blocks.buf;
+    int64_t *out = left.buf;
+    int bad = left.len < n * 8 || freed.len < n * 4;
+    for (Py_ssize_t i = 0; i < n && !bad; ++i) {
+        bad = block[i] < 0 || block[i] >= size;
+        if (bad) break;
+        out[i] = held[block[i]] + 1;
+        if (out[i]) continue;
+        out[i] = at + count;
+        ((int32_t *)freed.buf)[count++] = block[i];
+    }
+    PyBuffer_Release(&status);
+    PyBuffer_Release(&blocks);
+    PyBuffer_Release(&left);
+    PyBuffer_Release(&freed);
+    if (bad) return PyErr_Format(PyExc_ValueError, "a block is outside the pool");
+    return PyLong_FromSsize_t(count);
+}
+
 /* chain(parent 16 bytes, tokens int32, size) -> keys of all full blocks, a tuple of bytes */
 static PyObject *chain(PyObject *self, PyObject *args) {
     Py_buffer parent, tokens;
@@ -429,6 +455,7 @@ static PyMethodDef functions[] = {
     {"mixed", mixed, METH_VARARGS, "The sum that tells arrays apart."},
     {"put", put, METH_VARARGS, "Values into an array; the change of its sum."},
     {"oldest", oldest, METH_VARARGS, "The oldest free blocks; the queue's head behind them."},
+    {"released", released, METH_VARARGS, "Blocks with one holder less; how many are freed."},
     {"chain", chain, METH_VARARGS, "Keys of the full blocks of a history."},
     {"seal", seal, METH_VARARGS, "Full blocks without a name get their keys; the pairs."},
     {"flight", flight, METH_VARARGS, "The entries of a step in flight; their number."},

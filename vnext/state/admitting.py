@@ -74,9 +74,10 @@ def new_row(
     return row
 
 
-def table_sum(blocks: np.ndarray) -> np.int64:
+def table_sum(blocks: np.ndarray) -> int:
     """What stands for a block table in digests; the word's bits as a cell holds them."""
-    return np.uint64(column_forms.kernels.mixed(blocks.astype(np.int64))).astype(np.int64)
+    word = column_forms.kernels.mixed(blocks.astype(np.int64))
+    return word - 2**64 if word >= 2**63 else word
 
 
 def tokens_size(request: Request, waiting: Waiting) -> int:

@@ -87,6 +87,17 @@ def oldest(queue: np.ndarray, status: np.ndarray, head: int, used: int, out_bloc
     return head + int(valid[-1]) + 1
 
 
+def released(status: np.ndarray, blocks: np.ndarray, at: int, out_status: np.ndarray, out_freed: np.ndarray) -> int:
+    """With one holder less each, the blocks' status (int64[n]): freed ones stand in the queue from place `at` on, in order.
+    How many are freed, and which (int32[n], the first ones filled)."""
+    left = status[blocks] + 1
+    freed = (left == 0).nonzero()[0]
+    left[freed] = np.arange(at, at + len(freed))
+    out_status[:] = left
+    out_freed[: len(freed)] = blocks[freed]
+    return len(freed)
+
+
 def chain(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
     """Keys of all full blocks of a history (int32 bytes), first to last."""
     keys = []

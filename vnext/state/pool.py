@@ -101,16 +101,13 @@ def release(pool: Pool, blocks: np.ndarray) -> Pool:
     """
     if len(blocks) == 0:
         return pool
-    left = pool.status.at(blocks) + 1
-    freed = blocks[left == 0]
-    if len(freed) == 0:
-        return _replace(pool, status=pool.status.set(blocks, left))
-    if pool.queue.used + len(freed) > pool.queue.capacity:
+    if pool.queue.used + len(blocks) > pool.queue.capacity:
         pool = _tidy_queue(pool)
-    queue, at = extents.reserve(pool.queue, len(freed))
-    queue = extents.write(queue, slice(at, at + len(freed)), freed)
-    left[left == 0] = np.arange(at, at + len(freed))
-    return _replace(pool, status=pool.status.set(blocks, left), queue=queue, free=pool.free + len(freed))
+    blocks = np.ascontiguousarray(blocks)
+    left, freed = np.empty(len(blocks), dtype=np.int64), np.empty(len(blocks), dtype=np.int32)
+    count = columns.kernels.released(pool.status.values(), blocks, pool.queue.used, left, freed)
+    queue = extents.append(pool.queue, freed[:count]) if count else pool.queue
+    return _replace(pool, status=pool.status.set(blocks, left), queue=queue, free=pool.free + count)
 
 
 def _tidy_queue(pool: Pool) -> Pool:
@@ -124,11 +121,12 @@ def _tidy_queue(pool: Pool) -> Pool:
 def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
     """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one."""
     known = pool.names.mapping()
-    fresh = {key: block for key, block in reversed(pairs) if key not in known}
+    fresh = dict(reversed(pairs))
+    if not known.keys().isdisjoint(fresh):
+        fresh = {key: block for key, block in fresh.items() if key not in known}
     if not fresh:
         return pool
-    names = pool.names.with_items([*fresh.items(), *((block, key) for key, block in fresh.items())])
-    return _replace(pool, names=names)
+    return _replace(pool, names=pool.names.with_items(fresh | dict(zip(fresh.values(), fresh))))
 
 
 def named_blocks(pool: Pool) -> dict[bytes, int]:
@@ -149,12 +147,12 @@ def forget_all(pool: Pool) -> Pool:
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:
     """Blocks that hold the leading `keys`, at most `block_count_max` of them (int32[n])."""
-    blocks, names = [], pool.names.mapping()
-    for key in keys[:block_count_max]:
-        block = names.get(key)
-        if block is None:
-            break
-        blocks.append(block)
+    wanted = keys[:block_count_max]
+    if not wanted or wanted[0] not in pool.names:  # the usual miss costs one question
+        return np.empty(0, dtype=np.int32)
+    blocks = pool.names.get_all(wanted)
+    if None in blocks:
+        del blocks[blocks.index(None) :]
     return np.array(blocks, dtype=np.int32)
 
 

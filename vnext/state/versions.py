@@ -19,7 +19,7 @@ from vnext.state import columns
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_ABSENT = object()
+_Change = tuple[tuple[Any, ...], dict[Any, Any]]  # keys that go, pairs that come
 _WORD = 2**64 - 1
 
 
@@ -123,6 +123,10 @@ class VersionedMap(_Version, Generic[Key, Value]):
     def get(self, key: Key) -> Value | None:
         return self._own().get(key)
 
+    def get_all(self, keys: Iterable[Key]) -> list[Value | None]:
+        """The value of each key, None for one that is not here."""
+        return list(map(self._own().get, keys))
+
     def mapping(self) -> Mapping[Key, Value]:
         """The whole mapping, read-only, to be read at once: valid until another version of it is read or made."""
         return MappingProxyType(self._own())
@@ -131,35 +135,33 @@ class VersionedMap(_Version, Generic[Key, Value]):
         """All pairs, as they are now: valid whatever is done while they are read."""
         return iter(list(self._own().items()))
 
-    def with_items(self, items: Iterable[tuple[Key, Value]]) -> VersionedMap[Key, Value]:
+    def with_items(self, items: dict[Key, Value] | Iterable[tuple[Key, Value]]) -> VersionedMap[Key, Value]:
         """This mapping with these pairs, new or in place of old ones."""
-        return self._changed(list(items))
+        new = items if isinstance(items, dict) else dict(items)
+        store = self._own()
+        gone = () if store.keys().isdisjoint(new) else tuple(key for key in new if key in store)
+        return self._changed(gone, new)
 
     def without(self, keys: Iterable[Key]) -> VersionedMap[Key, Value]:
         """This mapping without these keys. KeyError, and nothing changed, for one it does not have."""
-        gone = list(keys)
-        store = self._own()
+        gone, store = tuple(keys), self._own()
         for key in gone:
             if key not in store:
                 raise KeyError(key)
-        return self._changed([(key, _ABSENT) for key in gone])
+        return self._changed(gone, {})
 
-    def _changed(self, changes: list[tuple[Key, Any]]) -> VersionedMap[Key, Value]:
-        if not changes:
+    def _changed(self, gone: tuple[Key, ...], new: dict[Key, Value]) -> VersionedMap[Key, Value]:
+        if not gone and not new:
             return self
         store = self._own()
-        undo = self._apply(store, changes)
+        undo = self._apply(store, (gone, new))
         newer: VersionedMap[Key, Value] = VersionedMap(store)
         self._succeeded_by(newer, undo)
         return newer
 
-    def _apply(self, store: dict[Key, Value], undo: list[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
-        back = []
-        for key, value in undo:
-            back.append((key, store.get(key, _ABSENT)))
-            if value is _ABSENT:
-                store.pop(key, None)
-            else:
-                store[key] = value
-        back.reverse()
-        return back
+    def _apply(self, store: dict[Key, Value], undo: _Change) -> _Change:
+        """Take keys out, then put pairs in; a key that gets another value is in both."""
+        gone, new = undo
+        old = {key: store.pop(key) for key in gone}
+        store.update(new)
+        return tuple(new), old

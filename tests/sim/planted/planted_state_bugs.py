@@ -10,7 +10,7 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 
 
 POOL = [
-    bug("a double free", "pool", "left = pool.status.at(blocks) + 1", "left = pool.status.at(blocks) + 2", "M1", "M2"),
+    bug("a double free", "columns_numpy", "left = status[blocks] + 1", "left = status[blocks] + 2", "M1", "M2"),
     bug("a block taken with two holders", "pool", "np.full(count, HELD)", "np.full(count, HELD - 1)", "M2"),
     bug("a block taken with its old name", "pool", "names = _forgotten(pool.names, blocks.tolist()) if len(pool.names) else pool.names",
         "names = pool.names", "P1"),
@@ -18,15 +18,15 @@ POOL = [
         "names.without(gone)", "P1", "Y1"),
     bug("a revived block has nobody", "pool", "np.minimum(before, 0) - 1)", "before - 1)", "M1", "M2"),
     bug("a revived block still counts as free", "pool", "free=pool.free - revived)", "free=pool.free)", "M1"),
-    bug("a duplicate block takes over the name", "pool", "for key, block in reversed(pairs) if key not in known}",
-        "for key, block in reversed(pairs)}", "P1"),
-    bug("a hit behind a missing block", "pool", "if block is None:\n            break", "if block is None:\n            continue",
+    bug("a duplicate block takes over the name", "pool", "for key, block in fresh.items() if key not in known}",
+        "for key, block in fresh.items()}", "P1"),
+    bug("a hit behind a missing block", "pool", "del blocks[blocks.index(None) :]", "blocks = [block for block in blocks if block is not None]",
         "reads other content", "P1"),
     bug("a reset forgets one side only", "pool", "_replace(pool, names=VersionedMap())",
         "_replace(pool, names=VersionedMap(named_blocks(pool)))", "P1"),
     bug("a tidied queue keeps its old head", "pool", "np.arange(len(blocks))), head=0)", "np.arange(len(blocks))))", "M1", "Error"),
-    bug("freed blocks know a wrong place", "pool", "left[left == 0] = np.arange(at, at + len(freed))", "left[left == 0] = np.arange(at, at + len(freed))[::-1]", "M1"),
-    bug("a freed block is not counted", "pool", "free=pool.free + len(freed))", "free=pool.free + len(freed) - 1)", "M1"),
+    bug("freed blocks know a wrong place", "columns_numpy", "left[freed] = np.arange(at, at + len(freed))", "left[freed] = np.arange(at, at + len(freed))[::-1]", "M1"),
+    bug("a freed block is not counted", "pool", "free=pool.free + count)", "free=pool.free + count - (count > 0))", "M1"),
 ]  # fmt: skip
 
 SHARING = [
@@ -41,8 +41,8 @@ SHARING = [
     bug("an array forgets what an older version was", "versions", "self._succeeded_by(newer, (places, values))",
         "self._succeeded_by(newer, (places, values * 0))",
         "Y2", "M1", "M2", "P1", "S4", "Illegal", "Error"),
-    bug("a mapping forgets what an older version had", "versions", "back.append((key, store.get(key, _ABSENT)))",
-        "back.append((key, _ABSENT))", "Y2", "P1", "Y3", "Error"),
+    bug("a mapping forgets what an older version had", "versions", "return tuple(new), old",
+        "return tuple(new), {}", "Y2", "P1", "Y3", "Error"),
     bug("an older version of an array is overwritten", "versions", "self._store, self._undo, self._next = None, undo, newer",
         "self._store, self._undo, self._next = self._store, undo, newer", "Y2", "M1", "M2", "Illegal", "P1", "Error"),
 ]  # fmt: skip
