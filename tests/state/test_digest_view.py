@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from core_drive import Engine
 from vnext.state import extents
 from vnext.state.digest import digest, parts
+from vnext.state.order import dequeue, enqueue
 from vnext.state.rows import FIELD_NAMES, TABLE_SUM, Rows
 from vnext.state.state import State
 from vnext.state.view import view
@@ -79,8 +80,9 @@ def test_the_sequence_counts_events() -> None:
         lambda s: replace(s, sequence=s.sequence + 1),
         lambda s: replace(s, next_id=s.next_id + 1),
         lambda s: replace(s, committed=s.committed + 1),
-        lambda s: replace(s, waiting=()),
-        lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),)),
+        lambda s: dequeue(s, {0}),
+        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], epoch=1)),
+        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], cached=4)),
         lambda s: replace(s, flights=()),
         lambda s: replace(s, flights=(replace(s.flights[0], entries=s.flights[0].entries + 1),)),
         lambda s: replace(s, flights=(replace(s.flights[0], samples=~s.flights[0].samples),)),
@@ -99,7 +101,7 @@ def test_every_part_of_the_structure_reaches_it(change) -> None:
 
 def test_parts_name_what_differs() -> None:
     state = busy().state
-    other = replace(state, waiting=())
+    other = dequeue(state, {0})
     differing = [name for (name, left), (_, right) in zip(parts(state), parts(other)) if left != right]
     assert differing == ["scalars", "waiting"]
 

@@ -163,6 +163,8 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("A3", laws.steps_are_in_order, lambda s: replace(s, config=replace(s.config, pipeline_depth=0))),
     ("P1", laws.names_are_mutual, lambda s: with_pool(s, names=s.pool.names.without([next(iter(named_blocks(s.pool)))]))),
     ("P1", laws.names_are_mutual, name_of_other),
+    ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting_sum=s.waiting_sum + 1)),
+    ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),))),
     ("Y1", laws.sums_are_kept, sum_of_another),
     ("Y1", laws.sums_are_kept, lambda s: with_cell(s, columns.TABLE_SUM, 0, 5)),
     ("Y1", laws.sums_are_kept, other_block),

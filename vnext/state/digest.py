@@ -20,13 +20,12 @@ from vnext.state.state import State
 def digest(state: State) -> int:
     """xxh3-64 over the state's structure.
 
-    Block tables, holders and the order of free blocks enter by the sums that rows and pool keep of them (TABLE_SUM,
-    VersionedArray.sum), so that a digest costs what a step has changed; law Y1 holds the sums to what they stand for.
+    Block tables, holders, the order of free blocks and the queue enter by the sums that are kept of them (TABLE_SUM,
+    VersionedArray.sum, State.waiting_sum), so that a digest costs what a step has changed; law Y1 holds each sum to what
+    it stands for.
     """
     hashed = xxhash.xxh3_64_intdigest
     words = [*_scalars(state), hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])]
-    if state.waiting:
-        words.append(hashed(_queue(state)))
     for flight in state.flights:
         words += (flight.step, hashed(flight.entries), hashed(flight.samples))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
@@ -49,7 +48,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
 def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
     return (
-        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), len(state.waiting),
+        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_sum,
         len(state.requests), len(state.flights), pool.head, pool.free, len(pool.names), pool.status.sum,
         counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens, counters.generated_tokens,
         counters.prefix_queried_tokens, counters.prefix_hit_tokens,

@@ -14,6 +14,7 @@ from vnext.state import columns, extents
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Extents
+from vnext.state.order import sum_of
 from vnext.state.pool import free_blocks
 from vnext.state.state import Flight, State
 
@@ -206,6 +207,11 @@ def sums_are_kept(state: State) -> None:
         _hold(columns.kernels.mixed(table) == kept & WORD, "Y1", f"the sum of row {row}'s block table is another")
 
 
+def queue_sum_is_kept(state: State) -> None:
+    """Y1: the sum by which a digest knows the queue is the queue's."""
+    _hold(state.waiting_sum == sum_of(state.waiting), "Y1", "the sum of the waiting queue is another")
+
+
 def steps_are_in_order(state: State) -> None:
     """A3: steps in flight are exactly [committed, planned), within the pipeline's depth."""
     steps = [flight.step for flight in state.flights]
@@ -246,6 +252,7 @@ PARTS = tuple(
         (holders_are_counted, "pool.status rows tables"),
         (sums_are_kept, "pool.status rows tables"),
         (writers_are_exclusive, "flights rows tables"),
+        (queue_sum_is_kept, "waiting waiting_sum"),
         (queue_is_sorted_and_distinct, "waiting rows requests"),
         (full_blocks_are_sealed, "rows tables pool.names"),
         (placeholders_match, "flights rows"),

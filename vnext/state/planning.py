@@ -17,8 +17,8 @@ from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.lifecycle import Change, Status, after
-from vnext.state.order import enqueue
-from vnext.state.rows import Rows, kept_rows, wants
+from vnext.state.order import dequeue, enqueue
+from vnext.state.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.state import Flight, State, Waiting
 
 replace = msgspec.structs.replace
@@ -70,13 +70,13 @@ def preempt(state: State, preempted: tuple[int, ...]) -> State:
     """The rows give way, in the order named: their blocks are released and they return to the queue."""
     require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
     require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
-    pool, queue = state.pool, state.waiting
+    pool = state.pool
     for row in preempted:
         after(Status.RUNNING, Change.PREEMPT)
         pool = release_row(state, pool, row)
-        queue = enqueue(queue, _back_in_queue(state, row))
+        state = enqueue(state, _back_in_queue(state, row))
     counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
-    return replace(state, pool=pool, waiting=queue, rows=without_rows(state.rows, preempted), counters=counters)
+    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters)
 
 
 def _back_in_queue(state: State, row: int) -> Waiting:
@@ -172,18 +172,30 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
     room = state.config.running_max - len(state.rows)
     require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
-    queue, starts = state.waiting, []
-    for place, tokens in admitted:
-        state, start = admit(state, queue[place], tokens)
+    entries = [state.waiting[place] for place in places]
+    state = _with_room(state, *_places_for(state, entries))
+    rows, starts = [], []
+    for entry, (_, tokens) in zip(entries, admitted):
+        state, row, start = admit(state, entry, tokens)
+        rows.append(row)
         starts.append(start)
-    gone = set(places)
-    rest = tuple(entry for place, entry in enumerate(queue) if place not in gone)
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
-    return replace(state, waiting=rest), np.array(starts, dtype=np.int64), counts
+    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows))
+    return state, np.array(starts, dtype=np.int64), counts
 
 
-def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
-    """One more row. Returns the state (the queue unchanged) and the first position that is computed."""
+def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:
+    """Places that the histories and the tables of these requests need."""
+    pairs = [(state.requests[entry.id], entry) for entry in entries]
+    histories = sum(tokens_size(request, entry) for request, entry in pairs)
+    return histories, sum(table_size(state.config, request) for request, _ in pairs)
+
+
+def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, int]:
+    """The state with a request's blocks, history and table, the row it becomes, and the first position computed.
+
+    Neither the rows nor the queue are changed yet.
+    """
     after(Status.WAITING, Change.ADMIT)
     config, request = state.config, state.requests[waiting.id]
     hits = prefix_hits(config, state.pool, waiting)
@@ -191,7 +203,6 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
     require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
     require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
     claimed = claim(config, state.pool, waiting, hits, tokens)
-    state = _with_room(state, tokens_size(request, waiting), table_size(config, request))
     histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
     tables, table_at = extents.reserve(state.tables, table_size(config, request))
     row = new_row(config, request, waiting, claimed, tokens, tokens_at, table_at)
@@ -200,9 +211,8 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
         pool=claimed.pool,
         tokens=write_history(histories, waiting, tokens_at),
         tables=write_table(tables, claimed, table_at),
-        rows=Rows(np.concatenate((state.rows.cells, row[:, None]), axis=1)),
         counters=_counted(state, waiting, request.prompt_length, start),
-    ), start
+    ), row, start
 
 
 def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int):

@@ -107,6 +107,14 @@ def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
     return Rows(np.compress(keep, rows.cells, axis=1))
 
 
+def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
+    """The rows and these columns (int64[FIELD_COUNT] each) behind them; contiguous too."""
+    cells = np.empty((FIELD_COUNT, len(rows) + len(added)), dtype=np.int64)
+    cells[:, : len(rows)] = rows.cells
+    cells[:, len(rows) :] = np.array(added).T
+    return Rows(cells)
+
+
 def find_rows(rows: Rows, ids: np.ndarray, epochs: np.ndarray) -> np.ndarray:
     """Row of each request of that epoch, -1 where it has gone (int64[n])."""
     count = len(ids)

@@ -97,7 +97,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events folded; steps [committed, planned) are in `flights`, oldest first; ids below `next_id` arrived.
 
-    `waiting` is in order of arrival (order.py). `token_digest` chains all committed tokens.
+    `waiting` is in order of arrival, `waiting_sum` stands for it in digests (order.py). `token_digest` chains all committed tokens.
     """
 
     config: SchedulerConfig
@@ -107,6 +107,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     rows: Rows
     waiting: tuple[Waiting, ...]
+    waiting_sum: int
     requests: VersionedMap[int, Request]
     tokens: Extents
     tables: Extents

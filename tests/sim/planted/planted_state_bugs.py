@@ -65,9 +65,9 @@ PLANNING = [
     bug("a key without its parent", "columns_numpy", "blake2b(parent + tokens[", "blake2b(tokens[", "P1", "reads other content"),
     bug("a salt that is ignored", "chain", "cache_salt.encode()", 'b""', "P1", "reads other content"),
     bug("a chain that stands still", "columns_numpy", "            cells[columns.CHAIN_0 :, row] = ", "            _ = ", "P1", "reads other content"),
-    bug("an admitted row goes to the front", "planning", "np.concatenate((state.rows.cells, row[:, None]), axis=1)",
-        "np.concatenate((row[:, None], state.rows.cells), axis=1)", "S2", "L2", "S6", "A2", "Y3", "Illegal", "Error"),
-    bug("the neighbour leaves the queue", "planning", "if place not in gone)", "if place + 1 not in gone)", "M5", "Y3"),
+    bug("an admitted row goes to the front", "rows", "cells[:, : len(rows)] = rows.cells\n    cells[:, len(rows) :] = np.array(added).T",
+        "cells[:, len(added) :] = rows.cells\n    cells[:, : len(added)] = np.array(added).T", "S2", "L2", "S6", "A2", "Y3", "Illegal", "Error"),
+    bug("the neighbour leaves the queue", "order", "if place not in places)", "if place + 1 not in places)", "M5", "Y3"),
     bug("a step starts one position late", "planning", "        starts.append(start)", "        starts.append(start + 1)", "S2", "Y3"),
     bug("prefix hits are not counted", "planning", "prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens",
         "prefix_hit_tokens=counters.prefix_hit_tokens", "Y3"),
@@ -128,7 +128,7 @@ COMMITS = [
 ]  # fmt: skip
 
 LIVES = [
-    bug("an aborted request stays in the queue", "reduce", "state = replace(state, waiting=rest, requests", "state = replace(state, requests",
+    bug("an aborted request stays in the queue", "reduce", "state = dequeue(state, {place", "_ = dequeue(state, {place",
         "Y3", "M5", "Error"),
     bug("aborts of several count as one", "reduce", "count_ended(state, len(queued), Change.ABORT)", "count_ended(state, 1, Change.ABORT)", "Y3"),
     bug("an abort is told twice", "outputs", "dict.fromkeys(event.ids)", "event.ids", "Y3"),
