@@ -54,7 +54,7 @@ DECISION = [
         "np.lexsort((rows.cells[columns.PRIORITY], rows.id))", "S4"),
     bug("a scheduler that gives up under pressure", "schedule", "return make_room(state)", "return None", "S6"),
     Bug(name="a request that gives way goes to the back of the line", found_by=("M5", "L2"), edits=(
-        Edit("state.order", "    if not queue or queue[-1].id < entry.id:\n", "    if True:\n"),
+        Edit("state.order", "len(queue) if not queue or queue[-1].id < entry.id else", "len(queue) if True else"),
     )),
 ]  # fmt: skip
 

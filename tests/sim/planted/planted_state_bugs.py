@@ -20,8 +20,10 @@ POOL = [
     bug("a revived block still counts as free", "pool", "free=pool.free - revived)", "free=pool.free)", "M1"),
     bug("a duplicate block takes over the name", "pool", "for key, block in fresh.items() if key not in known}",
         "for key, block in fresh.items()}", "P1"),
-    bug("a hit behind a missing block", "pool", "del blocks[blocks.index(None) :]", "blocks = [block for block in blocks if block is not None]",
-        "reads other content", "P1"),
+    Bug(name="a hit behind a missing block", found_by=("reads other content", "P1"), edits=(
+        Edit("state.pool", "if not wanted or wanted[0] not in pool.names:", "if not wanted:"),
+        Edit("state.pool", "del blocks[blocks.index(None) :]", "blocks = [block for block in blocks if block is not None]"),
+    )),
     bug("a reset forgets one side only", "pool", "_replace(pool, names=VersionedMap())",
         "_replace(pool, names=VersionedMap(named_blocks(pool)))", "P1"),
     bug("a tidied queue keeps its old head", "pool", "np.arange(len(blocks))), head=0)", "np.arange(len(blocks))))", "M1", "Error"),
@@ -67,7 +69,7 @@ PLANNING = [
     bug("a chain that stands still", "columns_numpy", "            cells[columns.CHAIN_0 :, row] = ", "            _ = ", "P1", "reads other content"),
     bug("an admitted row goes to the front", "rows", "cells[:, : len(rows)] = rows.cells\n    cells[:, len(rows) :] = np.array(added).T",
         "cells[:, len(added) :] = rows.cells\n    cells[:, : len(added)] = np.array(added).T", "S2", "L2", "S6", "A2", "Y3", "Illegal", "Error"),
-    bug("the neighbour leaves the queue", "order", "if place not in places)", "if place + 1 not in places)", "M5", "Y3"),
+    bug("the neighbour leaves the queue", "order", "if place not in places)", "if place + 1 not in places)", "Y1", "M5", "Y3"),
     bug("a step starts one position late", "planning", "        starts.append(start)", "        starts.append(start + 1)", "S2", "Y3"),
     bug("prefix hits are not counted", "planning", "prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens",
         "prefix_hit_tokens=counters.prefix_hit_tokens", "Y3"),
@@ -98,7 +100,7 @@ STEPS = [
     bug("a sum that forgets what was there before", "columns_numpy", " - mixed_one(places, before))", ")", "Y1"),
     bug("a new block is written over an old one in the table", "columns_numpy",
         "firsts = cells[columns.BLOCKS] - need",
-        "firsts = np.maximum(cells[columns.BLOCKS] - need - 1, 0)", "M2", "Error"),
+        "firsts = np.maximum(cells[columns.BLOCKS] - need - 1, 0)", "M2", "Y1", "Error"),
 ]  # fmt: skip
 
 COMMITS = [
