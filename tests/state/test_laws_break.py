@@ -127,6 +127,7 @@ Break = Callable[[State], State]
 BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, free=s.pool.free + 1)),
     ("M1", laws.free_and_held_are_all, queue_twice),
+    ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, kept=s.pool.kept + 1)),
     ("M1", laws.free_and_held_are_all, lambda s: with_pool(s, head=s.pool.head + 1, free=s.pool.free - 1)),
     ("M1", laws.free_and_held_are_all, lambda s: with_status(s, first_free(s), -1)),
     ("M2", laws.holders_are_counted, lambda s: with_status(s, first_held(s), -9)),

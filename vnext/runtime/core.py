@@ -15,8 +15,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from vnext.runtime.broadcast import encode_events
 from vnext.runtime.clients import Clients
 from vnext.runtime.executor import Executor
@@ -29,7 +27,6 @@ from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.log import RankDigest
-from vnext.state.pool import named_blocks
 from vnext.state.outputs import Output, outputs
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -181,14 +178,12 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         state, counters = self.state, self.state.counters
-        named = np.fromiter(named_blocks(state.pool).values(), dtype=np.int64)
-        kept = int(np.count_nonzero(state.pool.ref[named] == 0))
         return EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
             blocks_total=state.pool.block_count,
             blocks_held=state.pool.block_count - state.pool.free,
-            blocks_kept=kept,
+            blocks_kept=state.pool.kept,
             steps=state.planned,
             arrived=state.next_id,
             finished=counters.finished,

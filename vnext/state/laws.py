@@ -95,6 +95,8 @@ def free_and_held_are_all(state: State) -> None:
     held = int(np.count_nonzero(pool.ref > 0))
     _hold(len(queued) == pool.free, "M1", f"{len(queued)} blocks queued, {pool.free} counted as free")
     _hold(len(set(queued)) == len(queued), "M1", "a block is queued twice")
+    kept = pool.names.count(queued)
+    _hold(kept == pool.kept, "M1", f"{kept} free blocks have a name, {pool.kept} are counted as kept")
     _hold(held + len(queued) == total, "M1", f"{held} held and {len(queued)} free of {total}")
 
 
@@ -248,7 +250,7 @@ PARTS = tuple(
         (capacity_covers, "rows"),
         (steps_are_in_order, "flights planned committed"),
         (arrivals_are_accounted, "counters requests next_id"),
-        (free_and_held_are_all, "pool.status pool.queue pool.head pool.free"),
+        (free_and_held_are_all, "pool.status pool.queue pool.head pool.free pool.kept pool.names"),
         (holders_are_counted, "pool.status rows tables"),
         (sums_are_kept, "pool.status rows tables"),
         (writers_are_exclusive, "flights rows tables"),

@@ -22,7 +22,8 @@ HELD = -1
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """`status` int64[N] of each block: its place in the queue, or minus the number of its holders.
 
-    The queue is the range [head, queue.used) of an arena; `free` counts its valid places. `names` is the prefix table,
+    The queue is the range [head, queue.used) of an arena; `free` counts its valid places and `kept` those of them whose
+    content still has a name. `names` is the prefix table,
     both ways in one mapping: a chain key leads to the block with that content, a block to its key. A change costs what it
     changes, not what the pool holds.
     """
@@ -31,6 +32,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     queue: Extents
     head: int
     free: int
+    kept: int
     names: VersionedMap[bytes | int, int | bytes]
 
     @property
@@ -58,7 +60,7 @@ def new_pool(block_count: int) -> Pool:
     queue = extents.write(extents.empty(4 * block_count), slice(0, block_count), np.arange(block_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, block_count)
     return Pool(
-        status=VersionedArray(np.arange(block_count)), queue=queue, head=0, free=block_count, names=VersionedMap()
+        status=VersionedArray(np.arange(block_count)), queue=queue, head=0, free=block_count, kept=0, names=VersionedMap()
     )
 
 
@@ -74,8 +76,8 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
         return pool, np.empty(0, dtype=np.int32)
     blocks, head = _oldest(pool, count)
     status = pool.status.set(blocks, np.full(count, HELD))
-    names = _forgotten(pool.names, blocks.tolist()) if len(pool.names) else pool.names
-    return _replace(pool, status=status, head=head, free=pool.free - count, names=names), blocks
+    taken = _replace(pool, status=status, head=head, free=pool.free - count)
+    return _forget(taken, blocks.tolist()) if pool.kept else taken, blocks
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
@@ -91,7 +93,8 @@ def hold(pool: Pool, blocks: np.ndarray) -> Pool:
         return pool
     before = pool.status.at(blocks)
     revived = int(np.count_nonzero(before >= 0))
-    return _replace(pool, status=pool.status.set(blocks, np.minimum(before, 0) - 1), free=pool.free - revived)
+    status = pool.status.set(blocks, np.minimum(before, 0) - 1)
+    return _replace(pool, status=status, free=pool.free - revived, kept=pool.kept - revived)
 
 
 def release(pool: Pool, blocks: np.ndarray) -> Pool:
@@ -106,8 +109,12 @@ def release(pool: Pool, blocks: np.ndarray) -> Pool:
     blocks = np.ascontiguousarray(blocks)
     left, freed = np.empty(len(blocks), dtype=np.int64), np.empty(len(blocks), dtype=np.int32)
     count = columns.kernels.released(pool.status.values(), blocks, pool.queue.used, left, freed)
-    queue = extents.append(pool.queue, freed[:count]) if count else pool.queue
-    return _replace(pool, status=pool.status.set(blocks, left), queue=queue, free=pool.free + count)
+    status = pool.status.set(blocks, left)
+    if count == 0:
+        return _replace(pool, status=status)
+    kept = pool.kept + pool.names.count(freed[:count].tolist())
+    queue = extents.append(pool.queue, freed[:count])
+    return _replace(pool, status=status, queue=queue, free=pool.free + count, kept=kept)
 
 
 def _tidy_queue(pool: Pool) -> Pool:
@@ -134,15 +141,18 @@ def named_blocks(pool: Pool) -> dict[bytes, int]:
     return {key: block for key, block in pool.names.items() if isinstance(key, bytes)}
 
 
-def _forgotten(names: VersionedMap, blocks: list[int]) -> VersionedMap:
-    """The prefix table without these blocks."""
-    known = names.mapping()
+def _forget(pool: Pool, blocks: list[int]) -> Pool:
+    """These blocks, which have just been taken, lose the names they were kept under."""
+    known = pool.names.mapping()
     gone = [block for block in blocks if block in known]
-    return names.without([*gone, *(known[block] for block in gone)]) if gone else names
+    if not gone:
+        return pool
+    names = pool.names.without([*gone, *(known[block] for block in gone)])
+    return _replace(pool, names=names, kept=pool.kept - len(gone))
 
 
 def forget_all(pool: Pool) -> Pool:
-    return _replace(pool, names=VersionedMap())
+    return _replace(pool, names=VersionedMap(), kept=0)
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:

@@ -127,6 +127,10 @@ class VersionedMap(_Version, Generic[Key, Value]):
         """The value of each key, None for one that is not here."""
         return list(map(self._own().get, keys))
 
+    def count(self, keys: Iterable[Key]) -> int:
+        """How many of these keys are here."""
+        return sum(map(self._own().__contains__, keys))
+
     def mapping(self) -> Mapping[Key, Value]:
         """The whole mapping, read-only, to be read at once: valid until another version of it is read or made."""
         return MappingProxyType(self._own())
