@@ -45,7 +45,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1 but is 0"),
     ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0 but is -1"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported are silu"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; supported are default, linear"),
+    ({"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic' is not supported; supported are default, linear"),
     ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor'"),
     ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
     ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) are not supported"),
