@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from vnext.models.layers import Attention, GatedMlp, Linear
+from vnext.models.config import ModelConfig
+from vnext.models.layers import Attention, GatedMlp, Linear, SparseMlp
 
 
 class Source(Protocol):
@@ -58,4 +59,14 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:
     here = prefix + "mlp."
     return GatedMlp(
         linear(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
+    )
+
+
+def sparse_mlp(source: Source, config: ModelConfig, here: str, gate: str, up: str, down: str) -> SparseMlp:
+    """The experts at `here`, which ends with a dot, by their own names of gate, up and down."""
+    experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
+    return SparseMlp(
+        router=source.packed((here + "gate.weight",)),
+        gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts)),
+        down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts)),
     )

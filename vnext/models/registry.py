@@ -19,6 +19,16 @@ FAMILIES = MappingProxyType(
     {
         "LlamaForCausalLM": "llama",
         "MistralForCausalLM": "mistral",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "Gemma2ForCausalLM": "gemma2",
+        "Gemma3ForCausalLM": "gemma3",
+        "Gemma3ForConditionalGeneration": "gemma3",
+        "Phi3ForCausalLM": "phi3",
+        "GPT2LMHeadModel": "gpt2",
+        "Olmo2ForCausalLM": "olmo2",
     }
 )
 
