@@ -61,7 +61,11 @@ CASES: dict[str, Case] = {
         "Qwen2ForCausalLM", "Qwen2Config", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
     ),
     "qwen3": Case("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 24}),
-    "qwen3_bias": Case("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 16, "attention_bias": True}),
+    "qwen3_bias_yarn": Case(
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {"head_dim": 16, "attention_bias": True, "rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}},
+    ),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",
@@ -85,6 +89,7 @@ CASES: dict[str, Case] = {
             "rope_parameters": {"full_attention": KINDS["linear"], "sliding_attention": KINDS["own"]},
         },
     ),
+    "gemma3_short": Case("Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "sliding_window": 600}),
     "gemma3_caps": Case(
         "Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "final_logit_softcapping": 20.0, "sliding_window": 17}
     ),

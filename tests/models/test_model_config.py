@@ -101,6 +101,7 @@ def test_windows() -> None:
     assert parse_as("MistralForCausalLM", sliding_window=None).windows == ()
     assert parse_as("MistralForCausalLM", max_position_embeddings=8192).windows == (4096, 4096)
     assert parse_as("Qwen2ForCausalLM", sliding_window=40).windows == ()
+    assert parse_as("Gemma2ForCausalLM").windows == () and parse_as("Gemma3ForCausalLM").windows == (4096, 4096)
     upper = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
     assert parse_as("Qwen2ForCausalLM", **upper).windows == (0, 40)
     assert parse_as("Gemma2ForCausalLM", sliding_window=40, num_hidden_layers=4).windows == (40, 0, 40, 0)

@@ -117,8 +117,10 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
         eos_token_ids=token_ids(generation, "eos_token_id") or token_ids(raw, "eos_token_id"),
         activation=activation(raw, "hidden_act"),
     )
-    windows = tuple(window if window < longest else 0 for window in own.pop("windows", ()))
-    return ModelConfig(**{**fields, **own, "windows": windows if any(windows) else ()})
+    windows = own.pop("windows", ())
+    if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
+        windows = ()
+    return ModelConfig(**{**fields, **own, "windows": windows})
 
 
 def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:
