@@ -23,7 +23,7 @@ TIMEOUT_S = 10.0
 @pytest.fixture
 def round_trip() -> Iterator[Callable[[bytes], bytes | None]]:
     name = f"vnext-bench-{secrets.token_hex(4)}"
-    with RingWriter.create(f"{name}-there", reader_count=1) as writer:
+    with RingWriter.create(reader_count=1) as writer:
         command = [sys.executable, "-m", "perf.ring_echo", f"{name}-there", f"{name}-back"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as echo:
             assert echo.stdout.readline() == b"ready\n", "the echoing process did not start"
