@@ -55,6 +55,7 @@ def die_at(step: int, traced: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 and later look for this when tracing begins
     sys.settrace(trace)
 
 

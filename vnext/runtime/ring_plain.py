@@ -28,6 +28,9 @@ _STATE_BITS = 2
 _STATE_MASK = (1 << _STATE_BITS) - 1
 
 
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
 class Presence(enum.IntEnum):
     """Whether the owner of a line is there."""
 
@@ -96,7 +99,7 @@ class PlainMemory:
             if passed_ns >= spin_ns:
                 address = ctypes.addressof(self._signals[line])
                 return self._waits.wait(address, signal, (timeout_ns - passed_ns) * 1e-9)
-            os.sched_yield()
+            _give_way()
 
     def put(self, position: int, source: bytes | memoryview) -> None:
         """Copy `source`, at most the capacity, to the place of `position`."""
