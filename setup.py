@@ -33,8 +33,15 @@ COMMANDS = [
 ]
 
 
-# Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
-COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], depends=["vnext/state/blake2b.h"], extra_compile_args=["-O3"], optional=True)
+def compiled(name: str, source: str, *headers: str) -> Extension:
+    return Extension(name, [source], depends=list(headers), extra_compile_args=["-O3"], optional=True)
+
+
+# Where there is no compiler the plain forms serve; `vnext doctor` says which.
+COMPILED = [
+    compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h"),
+    compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
+]
 
 
 def version() -> str:
@@ -58,7 +65,7 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
-    ext_modules=[COLUMNS],
+    ext_modules=COMPILED,
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "ray": ["ray>=2.50"], "dev": DEV},
     entry_points={"console_scripts": COMMANDS},
