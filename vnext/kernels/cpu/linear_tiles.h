@@ -1,0 +1,149 @@
+/* bfloat16 matrix products on AMX tiles. Included by the AMX level only.
+
+   One arithmetic for any number of rows: a tile of results takes the steps over K in order, one tdpbf16ps each. Few
+   rows run with tiles of as many rows; many rows run in blocks of 32 x 32 results (two by two tiles), a panel at a
+   time, so that the panel stays in the caches while the rows pass by. Rows left over are copied to zero-padded scratch.
+ */
+#pragma once
+
+#include "linear_lanes.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+    void set(int tile, int row_count, int bytes) {
+        rows[tile] = uint8_t(row_count);
+        row_bytes[tile] = uint16_t(bytes);
+    }
+};
+
+/* The compiler's own intrinsic names 8 bytes of the shapes only and may drop the stores of the rest: hence the barrier.
+ */
+inline void load_shapes(const TileShapes &shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+
+struct TilesInUse {
+    ~TilesInUse() { _tile_release(); }
+};
+
+constexpr int64_t PREFETCH_BYTES = 8192;
+
+/* Rows of x as tiles see them: first 16 and last 16 of a block of up to 32, `stride` in bytes. */
+struct RowBlock {
+    const char *first, *second;
+    int64_t stride;
+    int64_t row;
+    int count;
+};
+
+inline void prefetch(const char *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64)
+        _mm_prefetch(p + i, _MM_HINT_T0);
+}
+
+inline void finish_block(const LinearCall &call, const RowBlock &block, int64_t panel, const float (*sums)[16][16]) {
+    for (int r = 0; r < block.count; ++r) {
+        const float (*half)[16][16] = sums + (r < 16 ? 0 : 2);
+        finish_row(call, block.row + r, panel, load(half[0][r % 16]), load(half[1][r % 16]));
+    }
+}
+
+/* Up to 16 rows: results in tiles 0 and 1. Reads the panel at the speed of memory, so it looks ahead. */
+inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
+                         int64_t steps) {
+    alignas(64) float sums[2][16][16];
+    const char *w = reinterpret_cast<const char *>(weights);
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int64_t step = 0; step < steps; ++step, w += 2048) {
+        _tile_loadd(4, block.first + step * 64, block.stride);
+        _tile_loadd(6, w, 64);
+        _tile_loadd(7, w + 1024, 64);
+        prefetch(w + PREFETCH_BYTES, 2048);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    finish_block(call, block, panel, sums);
+}
+
+/* 17 to 32 rows: results in tiles 0 to 3. */
+inline void wide_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
+                       int64_t steps) {
+    alignas(64) float sums[4][16][16];
+    const char *w = reinterpret_cast<const char *>(weights);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; ++step, w += 2048) {
+        _tile_loadd(6, w, 64);
+        _tile_loadd(4, block.first + step * 64, block.stride);
+        _tile_loadd(7, w + 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, block.second + step * 64, block.stride);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    finish_block(call, block, panel, sums);
+}
+
+/* `count` rows from `row` on in scratch, with rows of zeros up to `padded`. */
+inline RowBlock copied_block(const LinearCall &call, int64_t row, int count, int padded, int64_t steps) {
+    const int64_t bytes = steps * STEP * 2;
+    char *copy = static_cast<char *>(scratch(SLOT_ROWS, size_t(padded) * bytes));
+    for (int r = 0; r < count; ++r)
+        memcpy(copy + r * bytes, static_cast<const bf16 *>(call.x) + (row + r) * call.x_stride, size_t(bytes));
+    memset(copy + count * bytes, 0, size_t(padded - count) * bytes);
+    return {copy, copy + 16 * bytes, bytes, row, count};
+}
+
+inline RowBlock block_in_place(const LinearCall &call, int64_t row, int count) {
+    const int64_t stride = call.x_stride * 2;
+    const char *first = static_cast<const char *>(call.x) + row * stride;
+    return {first, first + 16 * stride, stride, row, count};
+}
+
+inline void shape_tiles(int rows) {
+    const int first = rows < 16 ? rows : 16, second = rows <= 16 ? 16 : rows - 16;
+    const int rows_of[8] = {first, first, second, second, first, second, 16, 16};
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile)
+        shapes.set(tile, rows_of[tile], 64);
+    load_shapes(shapes);
+}
+
+/* Rows [row0, row1) of x, whose rows are readable up to whole steps, times panels [panel0, panel1). */
+void linear_tiles(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
+    const Packed &w = *call.weight;
+    const int64_t steps = (w.in + STEP - 1) / STEP, rows = row1 - row0;
+    const int64_t whole = rows > 32 ? row0 + rows / 32 * 32 : row0;
+    const int left = int(row1 - whole);
+    RowBlock last{};
+    if (left > 0) last = rows > 32 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
+    const TilesInUse guard;
+    shape_tiles(rows > 32 ? 32 : left);
+    for (int64_t panel = panel0; panel < panel1; ++panel) {
+        const bf16 *weights = bf16_panel(w, panel);
+        for (int64_t row = row0; row < whole; row += 32)
+            wide_block(call, block_in_place(call, row, 32), panel, weights, steps);
+        if (left > 16)
+            wide_block(call, last, panel, weights, steps);
+        else if (left > 0)
+            narrow_block(call, last, panel, weights, steps);
+    }
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx
