@@ -98,7 +98,6 @@ struct Run {
     int kind;
     SplitState parts;
     std::atomic<int32_t> *open_splits;  // [kv_heads][rows]
-    Counter units;
 };
 
 Split split_of(const Run &run, const AttentionItem &item, int64_t kv_head, int64_t split) {
@@ -186,22 +185,15 @@ void run_short(Run &run, const AttentionItem &item, int64_t kv_head, const Split
     }
 }
 
-void run_units(Run &run) {
-    const int64_t count = int64_t(run.plan.items.size()) * run.plan.kv_heads;
-    for (int64_t unit = run.units.take(); unit < count;) {
-        const int64_t next = run.units.take(), kv_head = unit % run.plan.kv_heads;
-        const AttentionItem &item = run.plan.items[unit / run.plan.kv_heads];
-        if (item.split < 0) {
-            run_long(run, item, kv_head);
-        } else if (next < count) {
-            const AttentionItem &later = run.plan.items[next / run.plan.kv_heads];
-            const Split ahead = split_of(run, later, next % run.plan.kv_heads, std::max(0, later.split));
-            run_short(run, item, kv_head, run.call.window > 0 ? nullptr : &ahead);
-        } else {
-            run_short(run, item, kv_head, nullptr);
-        }
-        unit = next;
-    }
+/* One item for one key-value head; neighbouring units are neighbouring heads of the same blocks. */
+void run_unit(Run &run, int64_t unit, int64_t next) {
+    const AttentionItem &item = run.plan.items[unit / run.plan.kv_heads];
+    const int64_t kv_head = unit % run.plan.kv_heads;
+    if (item.split < 0) return run_long(run, item, kv_head);
+    if (next < 0 || run.call.window > 0) return run_short(run, item, kv_head, nullptr);
+    const AttentionItem &later = run.plan.items[next / run.plan.kv_heads];
+    const Split ahead = split_of(run, later, next % run.plan.kv_heads, std::max(0, later.split));
+    run_short(run, item, kv_head, &ahead);
 }
 
 constexpr int64_t ALONE_KEYS = 512;  // rows that read less together are done sooner than a team starts
@@ -261,17 +253,13 @@ void run_attention(int kind, const AttentionPlan &plan, AttentionCall call) {
                   open = rows * plan.kv_heads;
     char *memory =
         static_cast<char *>(scratch(SLOT_PARTIALS, size_t(parts) * (call.padded_dim + 2) * 4 + size_t(open) * 4 + 64));
-    Run run{plan,
-            call,
-            kind,
-            state_at(reinterpret_cast<float *>(memory + (open * 4 + 63) / 64 * 64), parts),
-            reinterpret_cast<std::atomic<int32_t> *>(memory),
-            {}};
+    Run run{plan, call, kind, state_at(reinterpret_cast<float *>(memory + (open * 4 + 63) / 64 * 64), parts),
+            reinterpret_cast<std::atomic<int32_t> *>(memory)};
     for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head)
         for (int64_t row = 0; row < rows; ++row)
             new (run.open_splits + kv_head * rows + row) std::atomic<int32_t>(plan.rows[row].split_count);
-    auto work = [&](int, int) { run_units(run); };
-    for_team(is_small(plan), work);
+    const int64_t units = int64_t(plan.items.size()) * plan.kv_heads;
+    for_units(units, is_small(plan), [&](int64_t unit, int64_t next) { run_unit(run, unit, next); });
 }
 
 }  // namespace vnx

@@ -81,6 +81,11 @@ float scale_of_row(const Source &source, int64_t row, int64_t in) {
     return largest > 0 ? largest / 127 : 1;
 }
 
+/* Where input k of the output at `place` lies in a panel of bfloat16 or int8. */
+int64_t place_in_panel(int64_t k, int64_t place) {
+    return k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2;
+}
+
 /* One output's weights into its place of a panel. */
 void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place, float scale, char *panel) {
     for (int64_t k = 0; k < p.in; ++k) {
@@ -88,7 +93,7 @@ void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place,
             reinterpret_cast<float *>(panel)[k * PANEL + place] = source.at(row, k);
             continue;
         }
-        const int64_t at = k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2;
+        const int64_t at = place_in_panel(k, place);
         if (p.kind == BFLOAT16)
             reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(source.at(row, k));
         else
@@ -122,13 +127,21 @@ void pad_rows(LinearCall &call) {
     call.x_stride = width;
 }
 
-constexpr int64_t CHUNK_BYTES = 768 * 1024;  // of x, so that it stays in a core's own cache while the panels pass
-constexpr int64_t ALONE_BYTES = 48 * 1024;   // less weight than this is done sooner than a team starts
+constexpr int64_t CHUNK_BYTES = 1024 * 1024;  // of x, so that it stays in a core's own cache while the panels pass
+constexpr int64_t UNIT_BYTES = 64 * 1024;     // of weight: less is done sooner than it is handed out
+constexpr int64_t UNITS_A_MEMBER = 8;
 
+/* Rows of x that one unit of work takes, in whole blocks of 32. */
 int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
     const int64_t largest = std::max<int64_t>(32, CHUNK_BYTES / row_bytes / 32 * 32);
     const int64_t count = (rows + largest - 1) / largest;
     return round_up((rows + count - 1) / count, 32);
+}
+
+/* Into how many groups of neighbouring panels the weight is cut. */
+int64_t group_count(const Packed &w, int64_t chunks) {
+    const int64_t wanted = std::max<int64_t>(1, UNITS_A_MEMBER * team_size() / chunks);
+    return std::max<int64_t>(1, std::min({wanted, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
 }
 
 }  // namespace
@@ -140,12 +153,7 @@ void pack_linear(const void *weight, int weight_kind, int64_t stride, const void
     Packed p = layout(out, in, kind, gate);
     const Source source{weight, weight_kind, stride}, bias_source{bias, weight_kind, 0};
     char *base = static_cast<char *>(buffer);
-    auto work = [&](int member, int members) {
-        const int64_t first = p.panel_count * member / members, last = p.panel_count * (member + 1) / members;
-        for (int64_t panel = first; panel < last; ++panel)
-            pack_panel(p, source, bias_source, panel, base);
-    };
-    for_team(false, work);
+    for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias_source, panel, base); });
     if (bias == nullptr) p.bias_at = 0;
     if (kind != INT8) p.scales_at = 0;
     std::memcpy(base, &p, sizeof p);
@@ -153,47 +161,43 @@ void pack_linear(const void *weight, int weight_kind, int64_t stride, const void
 
 void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
             int result_kind) {
+    if (rows == 0) return;
     LinearCall call{static_cast<const Packed *>(packed), x, x_stride, rows, result, result_stride, result_kind};
     const Packed &w = *call.weight;
     if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
+    const int64_t groups = group_count(w, chunks);
     const auto block = w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
-    const int64_t units = chunks * w.panel_count;
-    auto work = [&](int member, int members) {
-        const int64_t end = units * (member + 1) / members;
-        for (int64_t unit = units * member / members; unit < end;) {
-            const int64_t chunk = unit / w.panel_count, panel = unit % w.panel_count;
-            const int64_t last = std::min(w.panel_count, panel + end - unit);
-            block(call, chunk * height, std::min(rows, (chunk + 1) * height), panel, last);
-            unit += last - panel;
-        }
-    };
-    if (rows > 0) for_team(w.panel_count * w.panel_bytes * rows < ALONE_BYTES * 4, work);
+    for_units(chunks * groups, false, [&](int64_t unit, int64_t) {
+        const int64_t chunk = unit / groups, group = unit % groups;
+        block(call, chunk * height, std::min(rows, (chunk + 1) * height), w.panel_count * group / groups,
+              w.panel_count * (group + 1) / groups);
+    });
+}
+
+/* One row of a packed weight that is not gated. */
+template <typename T>
+void unpack_row(const Packed &w, int64_t row, T *to) {
+    const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
+    const T *from = reinterpret_cast<const T *>(panel);
+    const int64_t place = row % PANEL;
+    for (int64_t k = 0; k < w.in; ++k)
+        to[k] = w.kind == FLOAT32 ? from[k * PANEL + place] : from[place_in_panel(k, place)];
 }
 
 void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result) {
     const Packed &w = *static_cast<const Packed *>(packed);
-    const int64_t element = w.kind == FLOAT32 ? 4 : 2;
-    auto work = [&](int member, int members) {
-        for (int64_t i = count * member / members; i < count * (member + 1) / members; ++i) {
-            char *to = static_cast<char *>(result) + i * w.in * element;
-            const int64_t row = ids[i] - first;
-            if (row < 0 || row >= w.out) {
-                std::memset(to, 0, size_t(w.in * element));
-                continue;
-            }
-            const char *panel = static_cast<const char *>(packed) + w.panels_at + row / PANEL * w.panel_bytes;
-            const int64_t place = row % PANEL;
-            for (int64_t k = 0; k < w.in; ++k) {
-                if (w.kind == FLOAT32)
-                    reinterpret_cast<float *>(to)[k] = reinterpret_cast<const float *>(panel)[k * PANEL + place];
-                else
-                    reinterpret_cast<uint16_t *>(to)[k] = reinterpret_cast<const uint16_t *>(
-                        panel)[k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2];
-            }
-        }
-    };
-    for_team(count < 8, work);
+    const int64_t row_bytes = w.in * (w.kind == FLOAT32 ? 4 : 2);
+    for_units(count, count < 8, [&](int64_t i, int64_t) {
+        char *to = static_cast<char *>(result) + i * row_bytes;
+        const int64_t row = ids[i] - first;
+        if (row < 0 || row >= w.out)
+            std::memset(to, 0, size_t(row_bytes));
+        else if (w.kind == FLOAT32)
+            unpack_row(w, row, reinterpret_cast<float *>(to));
+        else
+            unpack_row(w, row, reinterpret_cast<uint16_t *>(to));
+    });
 }
 
 }  // namespace vnx

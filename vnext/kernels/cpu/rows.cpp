@@ -1,5 +1,6 @@
 #include "rows.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "team.h"
@@ -7,16 +8,13 @@
 namespace vnx {
 namespace {
 
-constexpr int64_t ALONE_ELEMENTS = 32 * 1024;  // less is done sooner than a team starts
+constexpr int64_t UNIT_ELEMENTS = 16 * 1024;  // less is done sooner than it is handed out
 
-/* Rows in equal shares, in order of the members. */
+/* `body(first, last)` for groups of neighbouring rows. */
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body &body) {
-    auto work = [&](int member, int members) {
-        const int64_t first = rows * member / members, last = rows * (member + 1) / members;
-        if (first < last) body(first, last);
-    };
-    for_team(rows < 2 || rows * elements_per_row < ALONE_ELEMENTS, work);
+    const int64_t units = std::max<int64_t>(1, std::min(rows, rows * elements_per_row / UNIT_ELEMENTS));
+    for_units(units, false, [&](int64_t unit, int64_t) { body(rows * unit / units, rows * (unit + 1) / units); });
 }
 
 }  // namespace

@@ -53,15 +53,25 @@ void wake_all(std::atomic<uint32_t> &) {
 }
 #endif
 
-/* `epoch` counts the calls: a change of it is the signal to start. `pending` counts the helpers still at work. Words
-   that one side spins on lie in cache lines of their own. */
+/* A member's share of the units: `next` is the first one that nobody took. */
+struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+};
+
+/* `gate`: OPEN while units may be left, plus the number of helpers inside. A helper enters only through an open gate; the
+   caller closes it when no unit is left and waits until nobody is inside, so that what lies behind the gate is never
+   looked at too late. `epoch` changes with each call and wakes those who sleep. Words that threads spin on lie apart. */
+constexpr uint32_t OPEN = 0x80000000u;
+
 struct Team {
+    alignas(64) std::atomic<uint32_t> gate{0};
     alignas(64) std::atomic<uint32_t> epoch{0};
-    alignas(64) std::atomic<uint32_t> pending{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
     std::atomic<uint32_t> caller_sleeps{0};
     Work work = nullptr;
     void *context = nullptr;
+    Share shares[MEMBERS_MAX];
     int size = 1;
     bool ending = false;
     std::chrono::nanoseconds spin{0};
@@ -94,13 +104,36 @@ uint32_t await_change(std::atomic<uint32_t> &word, uint32_t old, std::atomic<uin
     return now;
 }
 
+/* Do what is left of one share. */
+void take_from(Team &t, Share &share) {
+    for (;;) {
+        const int64_t unit = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (unit >= share.end) return;
+        t.work(t.context, unit, unit + 1 < share.end ? unit + 1 : -1);
+    }
+}
+
+/* Do one's own share, then what the others left. */
+void take_all(Team &t, int member) {
+    for (int i = 0; i < t.size; ++i)
+        take_from(t, t.shares[(member + i) % t.size]);
+}
+
+bool enter(Team &t) {
+    uint32_t gate = t.gate.load(std::memory_order_acquire);
+    while ((gate & OPEN) != 0)
+        if (t.gate.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) return true;
+    return false;
+}
+
 void help(int member, uint32_t seen) {
     Team &t = team();
     for (;;) {
         seen = await_change(t.epoch, seen, t.sleepers, t.spin);
         if (t.ending) return;
-        t.work(t.context, member, t.size);
-        if (t.pending.fetch_sub(1) == 1 && t.caller_sleeps.load() != 0) wake_all(t.pending);
+        if (!enter(t)) continue;
+        take_all(t, member);
+        if (t.gate.fetch_sub(1) == 1 && t.caller_sleeps.load() != 0) wake_all(t.gate);
     }
 }
 
@@ -126,6 +159,7 @@ void forget_helpers() {
     t.helpers.clear();
     t.size = 1;
     t.sleepers.store(0);
+    t.gate.store(0);
     new (&t.busy) std::mutex;
 }
 
@@ -148,21 +182,26 @@ void configure_team(int member_count, int spin_us) {
     t.size = member_count;
 }
 
-void run_team(Work work, void *context) {
+void run_team(Work work, void *context, int64_t count) {
     Team &t = team();
     std::unique_lock<std::mutex> guard(t.busy, std::try_to_lock);
     if (!guard.owns_lock() || t.size == 1) {
-        work(context, 0, 1);
+        for (int64_t unit = 0; unit < count; ++unit)
+            work(context, unit, unit + 1 < count ? unit + 1 : -1);
         return;
     }
     t.work = work;
     t.context = context;
-    t.pending.store(static_cast<uint32_t>(t.size - 1));
+    for (int member = 0; member < t.size; ++member) {
+        t.shares[member].next.store(count * member / t.size, std::memory_order_relaxed);
+        t.shares[member].end = count * (member + 1) / t.size;
+    }
+    t.gate.store(OPEN, std::memory_order_release);
     signal_start(t);
-    work(context, 0, t.size);
-    uint32_t left = t.pending.load(std::memory_order_acquire);
-    while (left != 0)
-        left = await_change(t.pending, left, t.caller_sleeps, t.spin);
+    take_all(t, 0);
+    uint32_t inside = t.gate.fetch_and(~OPEN) & ~OPEN;
+    while (inside != 0)
+        inside = await_change(t.gate, inside, t.caller_sleeps, t.spin);
 }
 
 void *scratch(Slot slot, size_t bytes) {

@@ -10,7 +10,8 @@
 
 namespace vnx {
 
-using Work = void (*)(void *context, int member, int member_count);
+/* Does one unit of work. `next` is the unit that this thread will likely be given afterwards, -1 where it is not known. */
+using Work = void (*)(void *context, int64_t unit, int64_t next);
 
 constexpr int MEMBERS_MAX = 256;
 
@@ -19,27 +20,27 @@ void configure_team(int member_count, int spin_us);
 
 int team_size();
 
-/* Run `work` once in every member; return when all are done. Called from two threads at once, the second runs alone. */
-void run_team(Work work, void *context);
+/* Do units 0 .. count - 1, each once, in any order and any thread; return when all are done. Each member has a share of
+   neighbouring units and takes from the others' when its own is done. A helper that comes late, or never, delays nothing:
+   the caller goes on alone. Called from two threads at once, the second works alone. */
+void run_team(Work work, void *context, int64_t count);
 
 /* Scratch of the calling thread: 64-byte aligned, kept for the thread's life, contents undefined. Slots are apart. */
 enum Slot { SLOT_ROWS, SLOT_TILES, SLOT_STATE, SLOT_PARTIALS, SLOT_COUNT };
 void *scratch(Slot slot, size_t bytes);
 
-/* Hands out 0, 1, 2, ... to whoever asks next. */
-struct Counter {
-    std::atomic<int64_t> next{0};
-    int64_t take(int64_t count = 1) { return next.fetch_add(count, std::memory_order_relaxed); }
-};
-
-/* Run `body(member, member_count)`, a callable, in every member; in the caller alone where `alone`. */
+/* run_team for a callable `body(unit, next)`; `alone`: too little work to share. */
 template <typename Body>
-void for_team(bool alone, Body &body) {
-    if (alone || team_size() == 1) {
-        body(0, 1);
+void for_units(int64_t count, bool alone, const Body &body) {
+    if (alone || count < 2 || team_size() == 1) {
+        for (int64_t unit = 0; unit < count; ++unit)
+            body(unit, unit + 1 < count ? unit + 1 : -1);
         return;
     }
-    run_team([](void *context, int member, int count) { (*static_cast<Body *>(context))(member, count); }, &body);
+    const Work work = [](void *context, int64_t unit, int64_t next) {
+        (*static_cast<const Body *>(context))(unit, next);
+    };
+    run_team(work, const_cast<Body *>(&body), count);
 }
 
 }  // namespace vnx
