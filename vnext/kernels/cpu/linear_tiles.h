@@ -40,22 +40,29 @@ struct RowBlock {
     int count;
 };
 
-inline void prefetch(const char *p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64)
-        _mm_prefetch(p + i, _MM_HINT_T0);
-}
+typedef float TileSums[16][16];
 
-inline void finish_block(const LinearCall &call, const RowBlock &block, int64_t panel, const float (*sums)[16][16]) {
-    for (int r = 0; r < block.count; ++r) {
-        const float (*half)[16][16] = sums + (r < 16 ? 0 : 2);
-        finish_row(call, block.row + r, panel, load(half[0][r % 16]), load(half[1][r % 16]));
+/* Sums of a block that wait for scale, bias, gate and rounding: done row by row while the tiles work on the next block. */
+struct Unfinished {
+    const TileSums *sums;
+    RowBlock block;
+    int64_t panel;
+    int done;
+};
+
+inline void finish_some(const LinearCall &call, Unfinished &last, int count) {
+    const int end = last.done + count < last.block.count ? last.done + count : last.block.count;
+    for (int r = last.done; r < end; ++r) {
+        const TileSums *half = last.sums + (r < 16 ? 0 : 2);
+        finish_row(call, last.block.row + r, last.panel, load(half[0][r % 16]), load(half[1][r % 16]));
     }
+    last.done = end;
 }
 
 /* Up to 16 rows: results in tiles 0 and 1. Reads the panel at the speed of memory, so it looks ahead. */
 inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
                          int64_t steps) {
-    alignas(64) float sums[2][16][16];
+    alignas(64) TileSums sums[2];
     const char *w = reinterpret_cast<const char *>(weights);
     _tile_zero(0);
     _tile_zero(1);
@@ -63,20 +70,23 @@ inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t 
         _tile_loadd(4, block.first + step * 64, block.stride);
         _tile_loadd(6, w, 64);
         _tile_loadd(7, w + 1024, 64);
-        prefetch(w + PREFETCH_BYTES, 2048);
+        for (int64_t i = 0; i < 2048; i += 64)
+            _mm_prefetch(w + PREFETCH_BYTES + i, _MM_HINT_T0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
     }
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
-    finish_block(call, block, panel, sums);
+    Unfinished own{sums, block, panel, 0};
+    finish_some(call, own, block.count);
 }
 
-/* 17 to 32 rows: results in tiles 0 to 3. */
-inline void wide_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
-                       int64_t steps) {
-    alignas(64) float sums[4][16][16];
+/* 17 to 32 rows: results in tiles 0 to 3, then in `sums`. Meanwhile finishes the last block, and fetches `lines` lines of
+   the next panel at each step. */
+inline void wide_block(const LinearCall &call, const RowBlock &block, const bf16 *weights, int64_t steps,
+                       Unfinished &last, const char *ahead, int lines, TileSums *sums) {
     const char *w = reinterpret_cast<const char *>(weights);
+    const int rows_a_step = int((31 + steps) / steps);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -86,6 +96,9 @@ inline void wide_block(const LinearCall &call, const RowBlock &block, int64_t pa
         _tile_loadd(4, block.first + step * 64, block.stride);
         _tile_loadd(7, w + 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
+        for (int i = 0; i < lines; ++i, ahead += 64)
+            _mm_prefetch(ahead, _MM_HINT_T1);
+        if (last.done < last.block.count) finish_some(call, last, rows_a_step);
         _tile_loadd(5, block.second + step * 64, block.stride);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
@@ -95,7 +108,6 @@ inline void wide_block(const LinearCall &call, const RowBlock &block, int64_t pa
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    finish_block(call, block, panel, sums);
 }
 
 /* `count` rows from `row` on in scratch, with rows of zeros up to `padded`. */
@@ -123,25 +135,41 @@ inline void shape_tiles(int rows) {
     load_shapes(shapes);
 }
 
+/* Blocks of 32 rows, then those left over, a panel at a time. */
+void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t steps) {
+    const Packed &w = *call.weight;
+    const int64_t whole = row1 - row0 > 32 ? row0 + (row1 - row0) / 32 * 32 : row0;
+    const int left = int(row1 - whole);
+    RowBlock tail{};
+    if (left > 0) tail = whole > row0 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
+    const int64_t block_count = (whole - row0) / 32 + (left > 0);
+    const int lines = int((31 + block_count) / block_count);
+    alignas(64) TileSums sums[2][4];
+    Unfinished last{};
+    int turn = 0;
+    for (int64_t panel = panel0; panel < panel1; ++panel) {
+        const bf16 *weights = bf16_panel(w, panel);
+        const char *ahead = panel_of(w, panel + 1);
+        for (int64_t i = 0; i < block_count; ++i, ahead += steps * lines * 64, turn ^= 1) {
+            const RowBlock block = row0 + i * 32 < whole ? block_in_place(call, row0 + i * 32, 32) : tail;
+            wide_block(call, block, weights, steps, last, ahead, lines, sums[turn]);
+            finish_some(call, last, 32);
+            last = {sums[turn], block, panel, 0};
+        }
+    }
+    finish_some(call, last, 32);
+}
+
 /* Rows [row0, row1) of x, whose rows are readable up to whole steps, times panels [panel0, panel1). */
 void linear_tiles(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
     const int64_t steps = (w.in + STEP - 1) / STEP, rows = row1 - row0;
-    const int64_t whole = rows > 32 ? row0 + rows / 32 * 32 : row0;
-    const int left = int(row1 - whole);
-    RowBlock last{};
-    if (left > 0) last = rows > 32 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
     const TilesInUse guard;
-    shape_tiles(rows > 32 ? 32 : left);
-    for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const bf16 *weights = bf16_panel(w, panel);
-        for (int64_t row = row0; row < whole; row += 32)
-            wide_block(call, block_in_place(call, row, 32), panel, weights, steps);
-        if (left > 16)
-            wide_block(call, last, panel, weights, steps);
-        else if (left > 0)
-            narrow_block(call, last, panel, weights, steps);
-    }
+    shape_tiles(rows > 32 ? 32 : int(rows));
+    if (rows > 16) return wide_panels(call, row0, row1, panel0, panel1, steps);
+    const RowBlock block = block_in_place(call, row0, int(rows));
+    for (int64_t panel = panel0; panel < panel1; ++panel)
+        narrow_block(call, block, panel, bf16_panel(w, panel), steps);
 }
 
 }  // namespace
