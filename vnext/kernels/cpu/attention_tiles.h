@@ -26,14 +26,15 @@ struct TileLanes {
 /* Where the pieces of one call keep their numbers. */
 struct PieceSpace {
     bf16 *values;             // [2][padded_dim / 16][16 pairs of keys][16][2]
-    bf16 *keys;               // [64][padded_dim]: only where blocks are no multiple of 16 keys
+    bf16 *rows;               // keys [64][padded_dim], then values: only where blocks are no multiple of 16
     float (*scores)[16];      // [64][16]
     bf16 (*weights)[16][32];  // [2][16 lanes][32 keys]
 };
 
-/* 2^x for x <= 0; 0 below -149. Degree 5: 2e-6, far below the rounding of a weight. */
+/* 2^x for x <= 0, exactly 0 below -125: numbers that underflow would cost an assist each. Degree 5: error 2e-6, far below
+   the rounding of a weight. */
 inline __m512 exp2_tile(__m512 x) {
-    const __m512 inside = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+    const __m512 low = _mm512_set1_ps(-125.0f), inside = _mm512_max_ps(x, low);
     const __m512 whole = _mm512_roundscale_ps(inside, 8), part = _mm512_sub_ps(inside, whole);
     __m512 p = _mm512_set1_ps(1.3333558e-3f);
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(9.6181291e-3f));
@@ -41,7 +42,7 @@ inline __m512 exp2_tile(__m512 x) {
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(2.4022651e-1f));
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(6.9314718e-1f));
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, whole);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, whole);
 }
 
 /* Tiles 0-3 sums; 4 and 6 whole steps (keys or weights, query or values); 5 and 7 the rest of a head that is no
@@ -76,59 +77,59 @@ inline void fill_lanes(const AttentionCall &call, const LaneSet &lanes, int firs
     tile.high_max = highest(lanes.high + first, count);
 }
 
-inline __m512i value_chunk(const bf16 *row, int64_t left) {
+/* A piece's rows of one cache in groups of 16 keys: as they lie there, or gathered where blocks are no multiple of 16.
+   Null where none of the group is in [first, last) of the keys. `stride` in bytes. */
+struct Groups {
+    const char *start[4];
+    int64_t stride;
+};
+
+inline Groups group_rows(const void *cache, const AttentionCall &call, const Split &split, int64_t piece, int64_t first,
+                         int64_t last, bf16 *space) {
+    Groups groups;
+    const bool whole = call.block_size % 16 == 0;
+    groups.stride = (whole ? call.head_dim : call.padded_dim) * 2;
+    for (int i = 0; i < 4; ++i) {
+        const int64_t key = piece + i * 16;
+        groups.start[i] = nullptr;
+        if (key >= last || key + 16 <= first) continue;
+        if (whole) {
+            groups.start[i] = reinterpret_cast<const char *>(cache_row<bf16>(cache, call, split, key));
+            continue;
+        }
+        bf16 *to = space + i * 16 * call.padded_dim;
+        groups.start[i] = reinterpret_cast<const char *>(to);
+        for (int64_t j = 0; j < 16; ++j, to += call.padded_dim) {
+            if (key + j < first || key + j >= last)
+                memset(to, 0, size_t(call.head_dim) * 2);
+            else
+                memcpy(to, cache_row<bf16>(cache, call, split, key + j), size_t(call.head_dim) * 2);
+        }
+    }
+    return groups;
+}
+
+inline __m512i value_chunk(const char *row, int64_t left) {
     if (row == nullptr) return _mm512_setzero_si512();
     return left >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << left) - 1, row);
 }
 
 /* Pair the values of keys [first, last) of the piece at `piece`; zeros in place of the others. */
-inline void pair_values(const AttentionCall &call, const Split &split, int64_t piece, int64_t first, int64_t last,
-                        const PieceSpace &space) {
-    const int64_t chunks = call.padded_dim / 32;
+inline void pair_values(const AttentionCall &call, const Groups &rows, int64_t piece, int64_t first, int64_t last,
+                        bf16 *values) {
     for (int pair = 0; pair < PIECE_KEYS / 2; ++pair) {
         const int64_t key = piece + 2 * pair;
-        const bf16 *even = key >= first && key < last ? cache_row<bf16>(call.value_cache, call, split, key) : nullptr;
-        const bf16 *odd =
-            key + 1 >= first && key + 1 < last ? cache_row<bf16>(call.value_cache, call, split, key + 1) : nullptr;
-        bf16 *to = space.values + pair / 16 * call.padded_dim * 32 + pair % 16 * 32;
-        for (int64_t chunk = 0; chunk < chunks; ++chunk, to += 1024) {
-            const __m512i a = value_chunk(even == nullptr ? even : even + chunk * 32, call.head_dim - chunk * 32);
-            const __m512i b = value_chunk(odd == nullptr ? odd : odd + chunk * 32, call.head_dim - chunk * 32);
+        const char *row = rows.start[pair / 8] + pair % 8 * 2 * rows.stride;
+        const char *even = key >= first && key < last ? row : nullptr;
+        const char *odd = key + 1 >= first && key + 1 < last ? row + rows.stride : nullptr;
+        bf16 *to = values + pair / 16 * call.padded_dim * 32 + pair % 16 * 32;
+        for (int64_t d = 0; d < call.head_dim; d += 32, to += 1024) {
+            const __m512i a = value_chunk(even == nullptr ? even : even + d * 2, call.head_dim - d);
+            const __m512i b = value_chunk(odd == nullptr ? odd : odd + d * 2, call.head_dim - d);
             _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
             _mm512_store_si512(to + 512, _mm512_unpackhi_epi16(a, b));
         }
     }
-}
-
-/* Start of each 16 keys of a piece: in the cache, or gathered. Null where none of them is in [first, last). */
-struct KeyTiles {
-    const char *start[4];
-    int64_t stride;
-};
-
-inline KeyTiles key_tiles(const AttentionCall &call, const Split &split, int64_t piece, int64_t first, int64_t last,
-                          const PieceSpace &space) {
-    KeyTiles tiles;
-    const bool whole = call.block_size % 16 == 0;
-    tiles.stride = (whole ? call.head_dim : call.padded_dim) * 2;
-    for (int i = 0; i < 4; ++i) {
-        const int64_t key = piece + i * 16;
-        tiles.start[i] = nullptr;
-        if (key >= last || key + 16 <= first) continue;
-        if (whole) {
-            tiles.start[i] = reinterpret_cast<const char *>(cache_row<bf16>(call.key_cache, call, split, key));
-            continue;
-        }
-        bf16 *to = space.keys + i * 16 * call.padded_dim;
-        for (int64_t j = 0; j < 16; ++j, to += call.padded_dim) {
-            if (key + j < first || key + j >= last)
-                memset(to, 0, size_t(call.head_dim) * 2);
-            else
-                memcpy(to, cache_row<bf16>(call.key_cache, call, split, key + j), size_t(call.head_dim) * 2);
-        }
-        tiles.start[i] = reinterpret_cast<const char *>(space.keys + i * 16 * call.padded_dim);
-    }
-    return tiles;
 }
 
 #define VNX_KEY_TILE(NUMBER)                                         \
@@ -142,7 +143,7 @@ inline KeyTiles key_tiles(const AttentionCall &call, const Split &split, int64_t
         _tile_dpbf16ps(NUMBER, 5, 7);                                 \
     }
 
-inline void score_keys(const AttentionCall &call, const TileLanes &tile, const KeyTiles &keys, float (*scores)[16]) {
+inline void score_keys(const AttentionCall &call, const TileLanes &tile, const Groups &keys, float (*scores)[16]) {
     const int64_t steps = call.head_dim / 32;
     _tile_zero(0);
     _tile_zero(1);
@@ -171,19 +172,23 @@ inline void score_keys(const AttentionCall &call, const TileLanes &tile, const K
 #undef VNX_KEY_TILE
 #undef VNX_KEY_REST
 
-/* Scale and mask in place; returns the highest score of each lane. */
+/* What turns a score, after `settle_scores`, into a power of two. */
+inline float score_factor(const AttentionCall &call) { return call.cap == 0 ? call.scale * 1.44269504f : 1.0f; }
+
+/* Cap and mask in place; returns the highest score of each lane. */
 inline __m512 settle_scores(const AttentionCall &call, const TileLanes &tile, int64_t piece, float (*scores)[16]) {
     const bool hidden = piece < tile.low_max || piece + PIECE_KEYS > tile.high_min;
     const __m512 never = _mm512_set1_ps(-__builtin_inff());
-    __m512 peaks[4] = {tile.peak, tile.peak, tile.peak, tile.peak};
+    __m512 peaks[4] = {never, never, never, never};
     for (int key = 0; key < PIECE_KEYS; ++key) {
-        __m512 score = final_score(call, load(scores[key])).v;
+        __m512 score = _mm512_load_ps(scores[key]);
+        if (call.cap != 0) score = final_score(call, {score}).v;
         if (hidden) {
             const __m512i place = _mm512_set1_epi32(int(piece + key));
             const __mmask16 seen = _mm512_cmplt_epi32_mask(place, tile.high) & _mm512_cmpge_epi32_mask(place, tile.low);
             score = _mm512_mask_blend_ps(seen, never, score);
         }
-        _mm512_store_ps(scores[key], score);
+        if (hidden || call.cap != 0) _mm512_store_ps(scores[key], score);
         peaks[key % 4] = _mm512_max_ps(peaks[key % 4], score);
     }
     return _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
@@ -217,7 +222,7 @@ inline void transpose(__m512i *r) {
 }
 
 /* Weights of a piece as the left operand of the second product; returns their sums. */
-inline __m512 weigh_scores(__m512 peak, const float (*scores)[16], bf16 (*weights)[16][32]) {
+inline __m512 weigh_scores(__m512 factor, __m512 peak, const float (*scores)[16], bf16 (*weights)[16][32]) {
     const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -225,8 +230,8 @@ inline __m512 weigh_scores(__m512 peak, const float (*scores)[16], bf16 (*weight
         __m512i pairs[16];
         for (int pair = 0; pair < 16; ++pair) {
             const int key = half * 32 + 2 * pair;
-            const __m512 a = exp2_tile(_mm512_sub_ps(_mm512_load_ps(scores[key]), peak));
-            const __m512 b = exp2_tile(_mm512_sub_ps(_mm512_load_ps(scores[key + 1]), peak));
+            const __m512 a = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key]), factor, peak));
+            const __m512 b = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores[key + 1]), factor, peak));
             sums[key % 4] = _mm512_add_ps(sums[key % 4], a);
             sums[key % 4 + 1] = _mm512_add_ps(sums[key % 4 + 1], b);
             pairs[pair] = _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(b, a));
@@ -307,11 +312,14 @@ inline void leave_lanes(const AttentionCall &call, const TileLanes &tile, int fi
     }
 }
 
-inline void walk_tiles(const AttentionCall &call, TileLanes &tile, const KeyTiles &keys, int64_t piece,
+inline void walk_tiles(const AttentionCall &call, TileLanes &tile, const Groups &keys, int64_t piece,
                        const PieceSpace &space) {
+    const __m512 factor = _mm512_set1_ps(score_factor(call));
     score_keys(call, tile, keys, space.scores);
-    rescale(call, tile, settle_scores(call, tile, piece, space.scores));
-    tile.weight_sum = _mm512_add_ps(tile.weight_sum, weigh_scores(tile.peak, space.scores, space.weights));
+    const __m512 highest = settle_scores(call, tile, piece, space.scores);
+    rescale(call, tile, _mm512_max_ps(tile.peak, _mm512_mul_ps(highest, factor)));
+    const __m512 sums = weigh_scores(factor, tile.peak, space.scores, space.weights);
+    tile.weight_sum = _mm512_add_ps(tile.weight_sum, sums);
     add_weighted(call, tile, space);
 }
 
@@ -319,14 +327,14 @@ void attend_tiles(const AttentionCall &call, const LaneSet &lanes, const Split &
                   const SplitState &state) {
     const int tile_count = (lanes.count + 15) / 16;
     const int64_t width = call.padded_dim;
-    char *memory = static_cast<char *>(scratch(SLOT_TILES, size_t(width) * (LANES_MAX * 6 + PIECE_KEYS * 4) + 8192));
+    char *memory = static_cast<char *>(scratch(SLOT_TILES, size_t(width) * (LANES_MAX * 6 + PIECE_KEYS * 6) + 8192));
     TileLanes tiles[LANES_MAX / 16];
     PieceSpace space;
     space.scores = reinterpret_cast<float (*)[16]>(memory);
     space.weights = reinterpret_cast<bf16(*)[16][32]>(memory + 4096);
     space.values = reinterpret_cast<bf16 *>(memory + 8192);
-    space.keys = space.values + PIECE_KEYS * width;
-    char *rest = memory + 8192 + PIECE_KEYS * width * 4;
+    space.rows = space.values + PIECE_KEYS * width;
+    char *rest = memory + 8192 + PIECE_KEYS * width * 6;
     for (int i = 0; i < tile_count; ++i, rest += width * 96) {
         tiles[i].query = reinterpret_cast<uint32_t *>(rest);
         tiles[i].total = reinterpret_cast<float *>(rest + width * 32);
@@ -343,8 +351,10 @@ void attend_tiles(const AttentionCall &call, const LaneSet &lanes, const Split &
             fetch_piece(call, *next, next->first_key, next->last_key);
         if (piece + PIECE_KEYS <= low) continue;
         const int64_t first = piece < low ? low : piece, last = piece + PIECE_KEYS < end ? piece + PIECE_KEYS : end;
-        const KeyTiles keys = key_tiles(call, split, piece, first, last, space);
-        pair_values(call, split, piece, first, last, space);
+        const Groups keys = group_rows(call.key_cache, call, split, piece, first, last, space.rows);
+        const Groups values =
+            group_rows(call.value_cache, call, split, piece, first, last, space.rows + PIECE_KEYS * width);
+        pair_values(call, values, piece, first, last, space.values);
         for (int i = 0; i < tile_count; ++i)
             if (piece < tiles[i].high_max) walk_tiles(call, tiles[i], keys, piece, space);
     }
