@@ -142,8 +142,7 @@ void run_long(Run &run, const AttentionItem &item, int64_t kv_head) {
     for (int64_t split = low / SPLIT_KEYS; split < last; ++split) {
         const Split here = split_of(run, item, kv_head, split), next = split_of(run, item, kv_head, split + 1);
         attend(run, lanes, here, split + 1 < last ? &next : nullptr, part);
-        for (int lane = 0; lane < lanes.count; ++lane)
-            kernels().join(sum, lane, part, lane, width);
+        kernels().join(sum, 0, part, 0, lanes.count, width);
     }
     for (int lane = 0; lane < lanes.count; ++lane)
         finish(run, sum, lane, lanes.query[lane]);
@@ -155,12 +154,11 @@ void join_row(const Run &run, const AttentionRow &row, int64_t kv_head) {
                   group = run.plan.heads / run.plan.kv_heads;
     const SplitState sum = states(width).second;
     clear(sum, row.lane_count, width);
-    for (int64_t split = 0; split < row.split_count; ++split)
-        for (int lane = 0; lane < row.lane_count; ++lane) {
-            const int64_t at = base + split * row.lane_count + lane;
-            kernels().join(sum, lane, {run.parts.peak + at, run.parts.weight_sum + at, run.parts.total + at * width}, 0,
-                           width);
-        }
+    for (int64_t split = 0; split < row.split_count; ++split) {
+        const int64_t at = base + split * row.lane_count;
+        const SplitState part{run.parts.peak + at, run.parts.weight_sum + at, run.parts.total + at * width};
+        kernels().join(sum, 0, part, 0, row.lane_count, width);
+    }
     for (int lane = 0; lane < row.lane_count; ++lane)
         finish(run, sum, lane, (row.query0 + lane / group) * run.plan.heads + kv_head * group + lane % group);
 }

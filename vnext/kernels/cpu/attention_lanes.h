@@ -209,16 +209,25 @@ void attend(const AttentionCall &call, const LaneSet &lanes, const Split &split,
         leave_tile(call, tiles[i], i * 16, lanes.count, state);
 }
 
-void join(const SplitState &into, int to, const SplitState &other, int from, int64_t width) {
-    const float peak = into.peak[to] > other.peak[from] ? into.peak[to] : other.peak[from];
-    const Lanes keep = exp2_lanes(all(into.peak[to] - peak)), take = exp2_lanes(all(other.peak[from] - peak));
-    const float *part = other.total + from * width;
-    float *total = into.total + to * width, joined[16];
-    for (int64_t d = 0; d < width; d += 16)
-        store(total + d, fused(load(part + d), take, load(total + d) * keep));
-    store(joined, fused(all(other.weight_sum[from]), take, all(into.weight_sum[to]) * keep));
-    into.peak[to] = peak;
-    into.weight_sum[to] = joined[0];
+void join(const SplitState &into, int to, const SplitState &other, int from, int count, int64_t width) {
+    for (int first = 0; first < count; first += 16, to += 16, from += 16) {
+        const int lanes = count - first < 16 ? count - first : 16;
+        const Lanes own = load_part(into.peak + to, lanes), added = load_part(other.peak + from, lanes);
+        const Lanes peak = larger(own, added), keep = exp2_lanes(own - peak), take = exp2_lanes(added - peak);
+        const Lanes sums = load_part(into.weight_sum + to, lanes), more = load_part(other.weight_sum + from, lanes);
+        store_part(into.peak + to, peak, lanes);
+        store_part(into.weight_sum + to, fused(more, take, sums * keep), lanes);
+        float keeps[16], takes[16];
+        store(keeps, keep);
+        store(takes, take);
+        for (int lane = 0; lane < lanes; ++lane) {
+            const Lanes by_keep = all(keeps[lane]), by_take = all(takes[lane]);
+            float *total = into.total + (to + lane) * width;
+            const float *part = other.total + (from + lane) * width;
+            for (int64_t d = 0; d < width; d += 16)
+                store(total + d, fused(load(part + d), by_take, load(total + d) * by_keep));
+        }
+    }
 }
 
 template <typename T>

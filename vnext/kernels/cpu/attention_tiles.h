@@ -31,18 +31,19 @@ struct PieceSpace {
     bf16 (*weights)[16][32];  // [2][16 lanes][32 keys]
 };
 
-/* 2^x for x <= 0, exactly 0 below -125: numbers that underflow would cost an assist each. Degree 5: error 2e-6, far below
-   the rounding of a weight. */
+/* 2^x for x <= 0, exactly 0 below -125: numbers that underflow would cost an assist each. scalef takes the whole part
+   of x itself; the rest goes through a minimax polynomial on [0, 1) that is exactly 1 at 0, since a peak that stays
+   must not change a sum. Error 3e-6, far below the rounding of a weight. */
 inline __m512 exp2_tile(__m512 x) {
+    constexpr int FRACTION_BY_FLOOR = 1;
     const __m512 low = _mm512_set1_ps(-125.0f), inside = _mm512_max_ps(x, low);
-    const __m512 whole = _mm512_roundscale_ps(inside, 8), part = _mm512_sub_ps(inside, whole);
-    __m512 p = _mm512_set1_ps(1.3333558e-3f);
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(9.6181291e-3f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(5.5504109e-2f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(2.4022651e-1f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(6.9314718e-1f));
+    const __m512 part = _mm512_reduce_ps(inside, FRACTION_BY_FLOOR);
+    __m512 p = _mm512_set1_ps(0.013426685f);
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.052242473f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.24128021f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.69304484f));
     p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, whole);
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, low, _CMP_GE_OQ), p, inside);
 }
 
 /* Tiles 0-3 sums; 4 and 6 whole steps (keys or weights, query or values); 5 and 7 the rest of a head that is no
@@ -58,14 +59,46 @@ inline void shape_attention(int64_t rest) {
     load_shapes(shapes);
 }
 
+/* Rows of sixteen 32-bit words -> columns. */
+inline void transpose(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
 inline void fill_lanes(const AttentionCall &call, const LaneSet &lanes, int first, TileLanes &tile) {
     const int count = lanes.count - first < 16 ? lanes.count - first : 16;
-    const int64_t pairs = call.head_dim / 2;
-    memset(tile.query, 0, size_t(call.padded_dim) * 32);
-    for (int i = 0; i < count; ++i) {
-        const char *query = static_cast<const char *>(call.query) + lanes.query[first + i] * call.head_dim * 2;
-        for (int64_t pair = 0; pair < pairs; ++pair)
-            memcpy(tile.query + pair * 16 + i, query + pair * 4, 4);
+    for (int64_t d = 0; d < call.head_dim; d += 32) {
+        const int64_t left = call.head_dim - d;
+        const __mmask32 valid = left >= 32 ? ~0u : (1u << left) - 1;
+        __m512i pairs[16];
+        for (int i = 0; i < 16; ++i) {
+            const bf16 *query = static_cast<const bf16 *>(call.query) + lanes.query[first + i] * call.head_dim + d;
+            pairs[i] = _mm512_maskz_loadu_epi16(i < count ? valid : 0, query);
+        }
+        transpose(pairs);
+        for (int i = 0; i < 16; ++i)
+            _mm512_store_si512(tile.query + (d / 2 + i) * 16, pairs[i]);
     }
     memset(tile.total, 0, size_t(call.padded_dim) * 64);
     tile.peak = _mm512_set1_ps(LOWEST);
@@ -192,33 +225,6 @@ inline __m512 settle_scores(const AttentionCall &call, const TileLanes &tile, in
         peaks[key % 4] = _mm512_max_ps(peaks[key % 4], score);
     }
     return _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
-}
-
-/* Rows of sixteen 32-bit words -> columns. */
-inline void transpose(__m512i *r) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; ++i) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
 }
 
 /* Weights of a piece as the left operand of the second product; returns their sums. */

@@ -107,8 +107,8 @@ struct Kernels {
     /* Fills the state; `next` is what this thread will ask for afterwards, to be fetched ahead, or null. */
     void (*attend_f32)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
     void (*attend_bf16)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
-    /* Lane `from` of a later split into lane `to`; width in floats, a multiple of 16. */
-    void (*join)(const SplitState &into, int to, const SplitState &other, int from, int64_t width);
+    /* Lanes from, from + 1, ... of a later split into lanes to, to + 1, ...; width in floats, a multiple of 16. */
+    void (*join)(const SplitState &into, int to, const SplitState &other, int from, int count, int64_t width);
     /* total / weight_sum of a lane as `kind`, zeros where it saw nothing. */
     void (*finish)(int kind, const SplitState &state, int lane, int64_t width, int64_t head_dim, void *result);
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);

@@ -1,6 +1,7 @@
 #define VNX_LEVEL level_amx
 #define VNX_AVX512
 #define VNX_BF16
+#define VNX_VBMI
 #include "attention_tiles.h"
 #include "linear_tiles.h"
 #include "rows_lanes.h"

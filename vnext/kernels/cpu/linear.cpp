@@ -86,6 +86,9 @@ int64_t place_in_panel(int64_t k, int64_t place) {
     return k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2;
 }
 
+/* Where an int8 panel holds what a bfloat16 panel has at `at`: see `expand` in linear_lanes.h. */
+int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
+
 /* One output's weights into its place of a panel. */
 void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place, float scale, char *panel) {
     for (int64_t k = 0; k < p.in; ++k) {
@@ -97,7 +100,7 @@ void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place,
         if (p.kind == BFLOAT16)
             reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(source.at(row, k));
         else
-            reinterpret_cast<uint8_t *>(panel)[at] = quantised(source.at(row, k), scale);
+            reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(source.at(row, k), scale);
     }
 }
 

@@ -1,7 +1,7 @@
 """Matrix products with packed weights.
 
-Owns packed weights: made once at loading, in the order in which the kernel reads them. A product accumulates each output
-over the inputs in one order, so a row's result does not depend on how many rows there are, nor on the threads.
+Owns packed weights: made once at loading, in the order in which the kernel reads them. A product accumulates each
+output over the inputs in one order, so a row's result does not depend on how many rows there are, nor on the threads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pack(
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 (for logits)."""
+    """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 for logits."""
     rows = x.shape[0]
     result = torch.empty((rows, packed.width), dtype=dtype or packed.dtype)
     module().linear(

@@ -67,15 +67,45 @@ inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes
     return finish_row<bf16>(call, row, panel, first, second);
 }
 
-/* `count` int8 weights in sign and magnitude -> bf16, exact. */
+/* int8 weights in sign and magnitude -> bf16, exact; `count` a multiple of 64. Of each 64 bytes, 16-byte lane i holds
+   the weights 8 i .. 8 i + 7, then 32 + 8 i .. 32 + 8 i + 7: the order that unpacking bytes to words puts right. */
+#if defined(VNX_VBMI)
 inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float magnitude = float(from[i] & 0x7f);
-        uint32_t bits;
-        memcpy(&bits, &magnitude, 4);
-        to[i] = bf16(bits >> 16 | uint32_t(from[i] & 0x80) << 8);
+    alignas(64) static const struct Table {
+        uint8_t low[128], high[128];
+        constexpr Table() : low(), high() {
+            for (int i = 1; i < 128; ++i) {
+                int exponent = 0;
+                while (i >> (exponent + 1))
+                    ++exponent;
+                low[i] = uint8_t(((127 + exponent) & 1) << 7 | ((i << (7 - exponent)) & 0x7f));
+                high[i] = uint8_t((127 + exponent) >> 1);
+            }
+        }
+    } table;
+    const __m512i low0 = _mm512_load_si512(table.low), low1 = _mm512_load_si512(table.low + 64);
+    const __m512i high0 = _mm512_load_si512(table.high), high1 = _mm512_load_si512(table.high + 64);
+    const __m512i sign = _mm512_set1_epi8(char(0x80));
+    for (int64_t i = 0; i < count; i += 64) {
+        const __m512i bytes = _mm512_loadu_si512(from + i);
+        const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
+        const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
+        const __m512i signed_high = _mm512_or_si512(high, _mm512_and_si512(bytes, sign));
+        _mm512_storeu_si512(to + i, _mm512_unpacklo_epi8(low, signed_high));
+        _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, signed_high));
     }
 }
+#else
+inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t byte = i / 64 * 64 + i % 32 / 8 * 16 + i % 64 / 32 * 8 + i % 8;
+        const float magnitude = float(from[byte] & 0x7f);
+        uint32_t bits;
+        memcpy(&bits, &magnitude, 4);
+        to[i] = bf16(bits >> 16 | uint32_t(from[byte] & 0x80) << 8);
+    }
+}
+#endif
 
 /* A panel's bf16 weights: in place, or expanded into scratch. */
 inline const bf16 *bf16_panel(const Packed &w, int64_t panel) {

@@ -42,7 +42,7 @@ struct RowBlock {
 
 typedef float TileSums[16][16];
 
-/* Sums of a block that wait for scale, bias, gate and rounding: done row by row while the tiles work on the next block. */
+/* Sums of a block that wait for scale, bias, gate, rounding: done row by row while tiles work on the next block. */
 struct Unfinished {
     const TileSums *sums;
     RowBlock block;
@@ -59,9 +59,9 @@ inline void finish_some(const LinearCall &call, Unfinished &last, int count) {
     last.done = end;
 }
 
-/* Up to 16 rows: results in tiles 0 and 1. Reads the panel at the speed of memory, so it looks ahead. */
+/* Up to 16 rows: results in tiles 0 and 1. Reads the weight at the speed of memory: looks ahead, `lines` a step. */
 inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
-                         int64_t steps) {
+                         int64_t steps, const char *ahead, int lines) {
     alignas(64) TileSums sums[2];
     const char *w = reinterpret_cast<const char *>(weights);
     _tile_zero(0);
@@ -70,8 +70,8 @@ inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t 
         _tile_loadd(4, block.first + step * 64, block.stride);
         _tile_loadd(6, w, 64);
         _tile_loadd(7, w + 1024, 64);
-        for (int64_t i = 0; i < 2048; i += 64)
-            _mm_prefetch(w + PREFETCH_BYTES + i, _MM_HINT_T0);
+        for (int i = 0; i < lines; ++i, ahead += 64)
+            _mm_prefetch(ahead, _MM_HINT_T0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
     }
@@ -81,8 +81,8 @@ inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t 
     finish_some(call, own, block.count);
 }
 
-/* 17 to 32 rows: results in tiles 0 to 3, then in `sums`. Meanwhile finishes the last block, and fetches `lines` lines of
-   the next panel at each step. */
+/* 17 to 32 rows: results in tiles 0 to 3, then in `sums`. Meanwhile finishes the last block, and fetches `lines` lines
+   of the next panel at each step. */
 inline void wide_block(const LinearCall &call, const RowBlock &block, const bf16 *weights, int64_t steps,
                        Unfinished &last, const char *ahead, int lines, TileSums *sums) {
     const char *w = reinterpret_cast<const char *>(weights);
@@ -135,6 +135,9 @@ inline void shape_tiles(int rows) {
     load_shapes(shapes);
 }
 
+/* Cache lines of weight that one step of a panel takes. */
+inline int64_t step_lines(const Packed &w) { return w.kind == BFLOAT16 ? 32 : 16; }
+
 /* Blocks of 32 rows, then those left over, a panel at a time. */
 void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t steps) {
     const Packed &w = *call.weight;
@@ -143,7 +146,7 @@ void wide_panels(const LinearCall &call, int64_t row0, int64_t row1, int64_t pan
     RowBlock tail{};
     if (left > 0) tail = whole > row0 ? copied_block(call, whole, left, 32, steps) : block_in_place(call, whole, left);
     const int64_t block_count = (whole - row0) / 32 + (left > 0);
-    const int lines = int((31 + block_count) / block_count);
+    const int lines = int((step_lines(w) + block_count - 1) / block_count);
     alignas(64) TileSums sums[2][4];
     Unfinished last{};
     int turn = 0;
@@ -168,8 +171,11 @@ void linear_tiles(const LinearCall &call, int64_t row0, int64_t row1, int64_t pa
     shape_tiles(rows > 32 ? 32 : int(rows));
     if (rows > 16) return wide_panels(call, row0, row1, panel0, panel1, steps);
     const RowBlock block = block_in_place(call, row0, int(rows));
-    for (int64_t panel = panel0; panel < panel1; ++panel)
-        narrow_block(call, block, panel, bf16_panel(w, panel), steps);
+    const bool in_place = w.kind == BFLOAT16;
+    for (int64_t panel = panel0; panel < panel1; ++panel) {
+        const char *ahead = in_place ? panel_of(w, panel) + PREFETCH_BYTES : panel_of(w, panel + 1);
+        narrow_block(call, block, panel, bf16_panel(w, panel), steps, ahead, int(step_lines(w)));
+    }
 }
 
 }  // namespace

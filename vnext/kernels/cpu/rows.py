@@ -65,7 +65,7 @@ def rotary_kv_write(
     slots: torch.Tensor,
     weight_offset: float = 0.0,
 ) -> torch.Tensor:
-    """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm and turn; write; -> query [T, heads, D].
+    """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm, turn, write -> query [T, heads, D].
 
     Norm weights [D] or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of a head turns; None:
     no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count, kv_heads, block_size, D] of
@@ -85,7 +85,7 @@ def rotary_kv_write(
 
 
 def table_rows(table: torch.Tensor, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """[N, H]: rows `ids` int64 [N] of table [V, H], dense, of any dtype, counted from `first`; zeros for ids outside."""
+    """[N, H]: rows `ids` int64 [N], counted from `first`, of table [V, H], dense, of any dtype; zeros outside it."""
     result = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype)
     row_bytes = table.shape[1] * table.element_size()
     module().gather_rows(

@@ -59,9 +59,9 @@ struct alignas(64) Share {
     int64_t end = 0;
 };
 
-/* `gate`: OPEN while units may be left, plus the number of helpers inside. A helper enters only through an open gate; the
-   caller closes it when no unit is left and waits until nobody is inside, so that what lies behind the gate is never
-   looked at too late. `epoch` changes with each call and wakes those who sleep. Words that threads spin on lie apart. */
+/* `gate`: OPEN while units may be left, plus the number of helpers inside. A helper enters only through an open gate;
+   the caller closes it when no unit is left and waits until nobody is inside, so that nobody looks at a call that is
+   over. `epoch` changes with each call and wakes who sleeps. Words that threads spin on lie apart. */
 constexpr uint32_t OPEN = 0x80000000u;
 
 struct Team {

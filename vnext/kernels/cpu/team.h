@@ -10,7 +10,7 @@
 
 namespace vnx {
 
-/* Does one unit of work. `next` is the unit that this thread will likely be given afterwards, -1 where it is not known. */
+/* Does one unit of work. `next` is the unit that this thread will likely be given afterwards, -1 where not known. */
 using Work = void (*)(void *context, int64_t unit, int64_t next);
 
 constexpr int MEMBERS_MAX = 256;
@@ -21,8 +21,8 @@ void configure_team(int member_count, int spin_us);
 int team_size();
 
 /* Do units 0 .. count - 1, each once, in any order and any thread; return when all are done. Each member has a share of
-   neighbouring units and takes from the others' when its own is done. A helper that comes late, or never, delays nothing:
-   the caller goes on alone. Called from two threads at once, the second works alone. */
+   neighbouring units and takes from the others' when its own is done. A helper that comes late, or never, delays
+   nothing: the caller goes on alone. Called from two threads at once, the second works alone. */
 void run_team(Work work, void *context, int64_t count);
 
 /* Scratch of the calling thread: 64-byte aligned, kept for the thread's life, contents undefined. Slots are apart. */
