@@ -59,21 +59,40 @@ inline void finish_some(const LinearCall &call, Unfinished &last, int count) {
     last.done = end;
 }
 
-/* Up to 16 rows: results in tiles 0 and 1. Reads the weight at the speed of memory: looks ahead, `lines` a step. */
-inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, const bf16 *weights,
-                         int64_t steps, const char *ahead, int lines) {
-    alignas(64) TileSums sums[2];
-    const char *w = reinterpret_cast<const char *>(weights);
-    _tile_zero(0);
-    _tile_zero(1);
+/* Some steps of a block of up to 16 rows, added to tiles 0 and 1; fetches `lines` lines from `ahead` on at each. */
+inline void narrow_steps(const char *x, int64_t stride, const char *w, int64_t steps, const char *ahead, int lines) {
     for (int64_t step = 0; step < steps; ++step, w += 2048) {
-        _tile_loadd(4, block.first + step * 64, block.stride);
+        _tile_loadd(4, x + step * 64, stride);
         _tile_loadd(6, w, 64);
         _tile_loadd(7, w + 1024, 64);
         for (int i = 0; i < lines; ++i, ahead += 64)
             _mm_prefetch(ahead, _MM_HINT_T0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
+    }
+}
+
+/* Up to 16 rows. The weight is read at the speed of memory; int8 is expanded a few steps at a time, within the nearest
+   cache. */
+inline void narrow_block(const LinearCall &call, const RowBlock &block, int64_t panel, int64_t steps) {
+    constexpr int64_t STEPS_AT_ONCE = 4;
+    const Packed &w = *call.weight;
+    const char *weights = panel_of(w, panel);
+    alignas(64) TileSums sums[2];
+    alignas(64) bf16 expanded[2][STEPS_AT_ONCE * 1024];
+    _tile_zero(0);
+    _tile_zero(1);
+    if (w.kind == BFLOAT16) {
+        narrow_steps(block.first, block.stride, weights, steps, weights + PREFETCH_BYTES, 32);
+    } else {
+        for (int64_t step = 0; step < steps; step += STEPS_AT_ONCE) {
+            const int64_t count = steps - step < STEPS_AT_ONCE ? steps - step : STEPS_AT_ONCE;
+            const char *from = weights + step * 1024;
+            bf16 *to = expanded[step / STEPS_AT_ONCE % 2];
+            expand(reinterpret_cast<const uint8_t *>(from), to, count * 1024);
+            narrow_steps(block.first + step * 64, block.stride, reinterpret_cast<const char *>(to), count,
+                         from + PREFETCH_BYTES, 16);
+        }
     }
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
@@ -171,11 +190,8 @@ void linear_tiles(const LinearCall &call, int64_t row0, int64_t row1, int64_t pa
     shape_tiles(rows > 32 ? 32 : int(rows));
     if (rows > 16) return wide_panels(call, row0, row1, panel0, panel1, steps);
     const RowBlock block = block_in_place(call, row0, int(rows));
-    const bool in_place = w.kind == BFLOAT16;
-    for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const char *ahead = in_place ? panel_of(w, panel) + PREFETCH_BYTES : panel_of(w, panel + 1);
-        narrow_block(call, block, panel, bf16_panel(w, panel), steps, ahead, int(step_lines(w)));
-    }
+    for (int64_t panel = panel0; panel < panel1; ++panel)
+        narrow_block(call, block, panel, steps);
 }
 
 }  // namespace
