@@ -60,11 +60,11 @@ def qwen3(**sizes: object) -> Shape:
 SHAPES = {
     "llama-tiny": llama(
         hidden_size=64, layer_count=2, head_count=4, kv_head_count=2, head_dim=16, intermediate_size=160,
-        vocab_size=3200, position_count_max=512, tied=False,
+        vocab_size=3200, position_count_max=2048, tied=False,
     ),
     "qwen3-tiny": qwen3(
         hidden_size=64, layer_count=2, head_count=4, kv_head_count=2, head_dim=32, intermediate_size=160,
-        vocab_size=3200, position_count_max=512, tied=True,
+        vocab_size=3200, position_count_max=2048, tied=True,
     ),
     "llama-135m": llama(  # SmolLM-135M
         hidden_size=576, layer_count=30, head_count=9, kv_head_count=3, head_dim=64, intermediate_size=1536,
@@ -130,8 +130,7 @@ def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: i
     encoded += b" " * (-len(encoded) % 8)
     stream.write(len(encoded).to_bytes(8, "little") + encoded)
     for index, sizes in enumerate(tensors.values()):
-        for piece in tensor_pieces(sizes, np.random.default_rng([seed, index])):
-            stream.write(piece.tobytes())
+        stream.writelines(piece.tobytes() for piece in tensor_pieces(sizes, np.random.default_rng([seed, index])))
 
 
 def tensor_pieces(sizes: tuple[int, ...], rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights: the shapes they claim, the same bytes for the same seed, and one model to all who load it."""
+"""Checkpoints of random weights: the shapes they claim, the same bytes for a seed, one model to all who load it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_vocabulary_below_the_tokenizers_is_refused(maker: ModuleType) -> None:
         maker.filled_tokenizer(1000)
 
 
-def test_transformers_and_vnext_give_the_same_greedy_tokens(checkpoint: Path, reference: object, tmp_path: Path) -> None:
+def test_transformers_and_vnext_give_the_same_tokens(checkpoint: Path, reference: object, tmp_path: Path) -> None:
     architecture = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
     if architecture not in FAMILIES:
         pytest.skip(f"vnext does not know {architecture}")
