@@ -100,9 +100,13 @@ struct Run {
     std::atomic<int32_t> *open_splits;  // [kv_heads][rows]
 };
 
+/* The keys of an item: up to the longest context of its members, whose lanes end where theirs do. */
 Split split_of(const Run &run, const AttentionItem &item, int64_t kv_head, int64_t split) {
     const AttentionRow &row = run.plan.rows[run.plan.members[item.first_member]];
-    const int64_t last = std::min<int64_t>(row.context, (split + 1) * SPLIT_KEYS);
+    int64_t context = 0;
+    for (int32_t m = 0; m < item.member_count; ++m)
+        context = std::max<int64_t>(context, run.plan.rows[run.plan.members[item.first_member + m]].context);
+    const int64_t last = std::min<int64_t>(context, (split + 1) * SPLIT_KEYS);
     return {run.plan.blocks.data() + row.blocks_at, kv_head, int32_t(split * SPLIT_KEYS), int32_t(last)};
 }
 
