@@ -19,7 +19,7 @@ from vnext.kernels.cpu.memory import Arena
 
 HEAD_DIM_MAX = 256
 PACKED_TYPES = (torch.float32, torch.bfloat16)
-SUMMARY = "C++, instruction set chosen at run time"
+SUMMARY = "vnext/kernels/cpu"
 
 
 # ---- products ----------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ FUNCTIONS = (
 
 
 def describe() -> str:
-    """The instruction set and the threads, for the table's rows."""
+    """Where the code is and which instruction set serves, for the table's rows."""
     return f"{SUMMARY}: {native.level().name.lower()}"
 
 
