@@ -1,4 +1,4 @@
-"""Kills one end of a ring at a chosen step and tells what the others saw: `python ring_killing.py MODE FORM`, JSON lines.
+"""Kills one end of a ring at a chosen step; what the others saw, as JSON lines: `python ring_killing.py MODE FORM`.
 
 A program of its own, because it forks: one fork a kill, in a process without threads. A step is an opcode of the ring's
 Python code, a change of the shared memory while single machine instructions are stepped through, or a random moment.
@@ -27,7 +27,7 @@ from vnext.runtime.ring_plain import Presence
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
 CAPACITY_BYTES = 512
-MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third goes in two parts
+MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third in two parts
 BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
 TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring_plain.py"}  # what the two forms do not share
 HANG_S = 20.0
@@ -155,7 +155,7 @@ def kill_reader(step: int, form: str) -> Account:
 
 
 def write_to_the_end(writer: RingWriter, other: RingReader) -> str:
-    """The writer's error once it would have to wait for the reader that is gone; the other must get what was written."""
+    """The writer's error once it would have to wait for the reader that is gone; the other must get all of it."""
     for count in range(2 * CAPACITY_BYTES // 8):
         try:
             writer.write(count.to_bytes(2, "little"), timeout_s=HANG_S)
@@ -205,7 +205,7 @@ class Stepper:
 
 
 def step_through_writing(change: int, waits: futex.WaitMethod | None, message: bytes) -> Account:
-    """The writer of a fork is the victim; its parent drops its own copy of the writer's lock without closing the ring."""
+    """The writer of a fork is the victim; its parent drops its copy of the writer's lock without closing the ring."""
     writer = RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=1, waits=waits)
     reader = RingReader.attach(writer.name, 0, spin_us=0, waits=waits)
     victim = partial(writer.write, message, HANG_S)

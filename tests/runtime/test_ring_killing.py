@@ -1,4 +1,4 @@
-"""Whoever is killed, at whatever instruction: the others see each message wholly or not at all, and then the documented end.
+"""Whoever is killed, at whatever instruction: the others see whole messages or none, and then the documented end.
 
 ring_killing.py kills, this file says what must have come of it.
 """
@@ -111,7 +111,7 @@ def test_a_busy_reader_killed_at_random_moments(form: str) -> None:
     for account in told:
         assert not account["finished"] and account["orderly"] == [True]
         assert account["end"] == "RingAbandoned"
-        assert account["ends"] == [[account["written"], "RingClosed"]]  # the other reader lost nothing and ended in order
+        assert account["ends"] == [[account["written"], "RingClosed"]]  # the other lost nothing
         assert account["seconds"] < NOTICED_S
 
 
