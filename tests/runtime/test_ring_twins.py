@@ -136,6 +136,7 @@ def test_memory_is_not_released_under_a_waiting_thread() -> None:
 FENCED = """
 import ctypes, mmap, random, sys
 from vnext.runtime import _ring
+from vnext.runtime.ring_plain import head_of
 PAGE, NONE = mmap.PAGESIZE, 0
 system = ctypes.CDLL(None, use_errno=True)
 system.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -156,6 +157,10 @@ for seed in range(int(sys.argv[1])):
     for _ in range(60):
         edge = lambda: chance.choice(edges + [chance.randrange(capacity) & ~7] * 5)
         number, line = chance.choice([0, 1, 2**32 - 1]), chance.choice([0, 1, 2, 3, 4, 2**32 - 1])
+        if chance.random() < 0.5:  # a head with the right check, whatever its size
+            place, said = edge() % capacity & ~7, chance.choice([0, capacity // 2, capacity, 2**31, 2**32 - 1])
+            buffer[size - capacity + place : size - capacity + place + 8] = head_of(number, said)
+            memory.publish(0, place + chance.choice([8, 16, capacity]), 1)
         name, arguments = chance.choice([
             ("look", (line,)), ("publish", (line, edge(), number & 1)), ("receive", (line, edge(), number, 0, 0)),
             ("take", (edge(), chance.choice([-1, -2**63, 0, 1, 64, 600, 2**62]))),
