@@ -1,4 +1,4 @@
-"""Kills one end of a ring at a chosen step and tells what the others saw: `python ring_killing.py MODE FORM`, JSON lines.
+"""Kills one end of a ring at a chosen step; what the others saw, as JSON lines: `python ring_killing.py MODE FORM`.
 
 A program of its own, because it forks: one fork a kill, in a process without threads. A step is an opcode of the ring's
 Python code, a change of the shared memory while single machine instructions are stepped through, or a random moment.
@@ -23,11 +23,11 @@ from vnext.runtime import futex, ring_reader, ring_writer
 from vnext.runtime.ring import RingClosed, RingReader, RingWriter
 from vnext.runtime.ring_ends import look
 from vnext.runtime.ring_memory import Segment
-from vnext.runtime.ring_plain import Presence
+from vnext.runtime.ring_plain import LINE_BYTES, Presence, padded
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
 CAPACITY_BYTES = 512
-MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third goes in two parts
+MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third in two parts
 BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
 TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring_plain.py"}  # what the two forms do not share
 HANG_S = 20.0
@@ -155,7 +155,7 @@ def kill_reader(step: int, form: str) -> Account:
 
 
 def write_to_the_end(writer: RingWriter, other: RingReader) -> str:
-    """The writer's error once it would have to wait for the reader that is gone; the other must get what was written."""
+    """The writer's error once it would have to wait for the reader that is gone; the other must get all of it."""
     for count in range(2 * CAPACITY_BYTES // 8):
         try:
             writer.write(count.to_bytes(2, "little"), timeout_s=HANG_S)
@@ -177,23 +177,23 @@ class Stepper:
         self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
         self._ptrace.restype = ctypes.c_long
 
-    def kill_at(self, change: int, work: Callable[[], None], mapping: Any) -> tuple[bool, int]:
-        """(whether the work came to its end before that change, instructions stepped)."""
+    def kill_at(self, change: int, work: Callable[[], None], mapping: Any) -> Account:
+        """Whether the work came to its end before that change, and where the last change was."""
         pid = fork(partial(self._run_stopped, work))
-        before, changes, instructions = mapping[:], 0, 0
+        before, changes, changed = mapping[:], 0, ""
         _, status = os.waitpid(pid, 0)
         while os.WIFSTOPPED(status):
             if self._ptrace(PTRACE_SINGLESTEP, pid, None, None) < 0:
                 raise OSError(ctypes.get_errno(), "no single steps")
             _, status = os.waitpid(pid, 0)
-            instructions += 1
             if (now := mapping[:]) != before:
+                changed = place_name(next(at for at, pair in enumerate(zip(before, now)) if pair[0] != pair[1]), len(now))
                 before, changes = now, changes + 1
             is_done = os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGSTOP
             if changes == change or is_done:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                return is_done, instructions
+                return {"step": change, "finished": is_done, "changed": changed}
         raise RuntimeError(f"the victim ended by itself with {status}")
 
     def _run_stopped(self, work: Callable[[], None]) -> None:
@@ -204,17 +204,24 @@ class Stepper:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def place_name(offset_bytes: int, size_bytes: int) -> str:
+    """What stands there in a ring's memory."""
+    if offset_bytes >= size_bytes - CAPACITY_BYTES:
+        return "data"
+    return "position" if offset_bytes % LINE_BYTES < 8 else "signal"
+
+
 def step_through_writing(change: int, waits: futex.WaitMethod | None, message: bytes) -> Account:
-    """The writer of a fork is the victim; its parent drops its own copy of the writer's lock without closing the ring."""
+    """The writer of a fork is the victim; its parent drops its copy of the writer's lock without closing the ring."""
     writer = RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=1, waits=waits)
     reader = RingReader.attach(writer.name, 0, spin_us=0, waits=waits)
     victim = partial(writer.write, message, HANG_S)
-    is_finished, instructions = Stepper().kill_at(change, victim, reader._segment._mapping)
+    account = Stepper().kill_at(change, victim, reader._segment._mapping)
     writer._segment.unlink()
     writer._segment.close()
     end = read_to_the_end(reader, [message])
     reader.close()
-    return {"step": change, "finished": is_finished, "ends": [end], "instructions": instructions}
+    return account | {"end": end, "size": len(message)}
 
 
 def step_through_reading(change: int, waits: futex.WaitMethod | None, message: bytes) -> Account:
@@ -222,13 +229,12 @@ def step_through_reading(change: int, waits: futex.WaitMethod | None, message: b
         with RingReader.attach(writer.name, 1, spin_us=0, waits=waits) as other:
             victim = RingReader.attach(writer.name, 0, spin_us=0, waits=waits)
             writer.write(message)
-            is_finished, instructions = Stepper().kill_at(change, partial(victim.read, HANG_S), other._segment._mapping)
+            account = Stepper().kill_at(change, partial(victim.read, HANG_S), other._segment._mapping)
             position = look(writer._memory, 1)[1]
             victim._segment.close()
             seen = other.read(timeout_s=HANG_S) == message
             end = write_to_the_end(writer, other)
-    account = {"step": change, "finished": is_finished, "other": seen, "end": end, "instructions": instructions}
-    return account | {"is_boundary": position in (0, 8 + -(-len(message) // 8) * 8)}
+    return account | {"other": seen, "end": end, "is_read": {0: False, 8 + padded(len(message)): True}[position]}
 
 
 # ---- random moments ----------------------------------------------------------------------------------------------

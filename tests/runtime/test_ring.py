@@ -130,7 +130,10 @@ def test_every_reader_process_gets_every_message_in_order(reader_count: int, met
     assert results == [(expected, "")] * reader_count  # nothing on stderr either: no tracker complains
 
 
-@given(st.sampled_from(["chosen", "plain"]), st.integers(64, 300), st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60))
+ACTIONS = st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60)
+
+
+@given(st.sampled_from(["chosen", "plain"]), st.integers(64, 300), ACTIONS)
 @settings(deadline=None, max_examples=150)
 def test_ring_behaves_like_a_queue(form: str, capacity_bytes: int, actions: list[int | None]) -> None:
     """None reads, a number writes so many bytes; the ring may only refuse what does not fit beside what is unread."""

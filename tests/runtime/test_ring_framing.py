@@ -1,4 +1,4 @@
-"""Framing: any sizes through any ring, and broken memory is one clear error: no hang, no torn message, no huge allocation."""
+"""Framing: any sizes through any ring, broken memory is one clear error: no hang, nothing torn, no huge allocation."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ def test_a_part_shorter_than_it_must_be_is_an_error(broken: Broken) -> None:
     ("offset", "value"),
     [
         (0, b"x"), (8, b"\x01"), (8, b"\x03"), (12, b"\x00"), (12, b"\x02"), (12, b"\xff\xff\xff\xff"), (16, b"\x08"),
-        (16, u64(0)), (16, u64(2**63)), (16, u64(2**64 - 1)), (16, u64(CAPACITY_BYTES + 16)), (16, u64(CAPACITY_BYTES - 128)),
+        (16, u64(0)), (16, u64(2**63)), (16, u64(2**64 - 1)), (16, u64(CAPACITY_BYTES + 16)),
+        (16, u64(CAPACITY_BYTES - 128)),
     ],
 )  # fmt: skip
 def test_a_broken_header_is_refused_at_attach(waits: futex.WaitMethod | None, offset: int, value: bytes) -> None:

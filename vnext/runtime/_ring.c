@@ -1,8 +1,9 @@
 /* The operations on a ring's memory, compiled: the fast twin of PlainMemory in ring_plain.py, method by method.
 
    Owns nothing but the buffer that it was given. Nothing read from the memory is trusted: sizes are read once, compared
-   with the ring's bounds, and whatever does not fit is left alone for ring.py to name. Memory order: data before position,
-   position before signal, by release stores and acquire loads. No lock is held while it spins or sleeps. */
+   with the ring's bounds, and whatever does not fit is left alone for ring.py to name. Memory order: data before
+   position, position before signal, by release stores and acquire loads. Python's lock is not held while it spins or
+   sleeps. */
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN

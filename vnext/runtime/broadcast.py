@@ -49,8 +49,8 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
 def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent, ...]:
     """The events of a ring message, in order; `next_id` is the id that the replica gives to the next arrival.
 
-    An arrival gets the id nearest to the one that is due: the reducer sees that it is this very one. A commit's tokens are
-    empty, as are an arrival's name and time.
+    An arrival gets the id nearest to the one that is due: the reducer sees that it is this very one. A commit's tokens
+    are empty, as are an arrival's name and time.
     """
     events = []
     for wire in _decoder.decode(message):

@@ -1,9 +1,9 @@
-"""Who lives: a lock on a ring's file for each of its ends, which the kernel drops when the process ends, however it ends.
+"""Who lives: each end of a ring locks a byte of its file; the kernel drops a process's locks however it ends.
 
-Owns the locks; knows no messages. They are open file description locks (Linux, fcntl(2)): each end opens the file itself,
-so two ends in one process have two locks, a reused process number cannot deceive, and a process that was killed but not
-yet waited for counts as dead. A fork shares its parent's locks until it ends or runs another program. Where the system
-has no such locks everybody counts as alive, and only a caller's own hook can tell.
+Owns the locks; knows no messages. They are open file description locks (Linux, fcntl(2)): each end opens the file
+itself, so two ends in one process have two locks, a reused process number cannot deceive, and a process that was killed
+but not yet waited for counts as dead. A fork shares its parent's locks until it ends or runs another program. Where the
+system has no such locks everybody counts as alive, and only a caller's own hook can tell.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The shared memory of one ring: its file, its layout, who may map it. Knows positions and bytes, no messages.
 
     header line: magic, version, reader count, capacity | the writer's line | a line for each reader | data
-A line is written by one process alone: a position, which counts bytes since the start and never wraps, and a signal word,
-which changes with every publish and has the owner's presence in its low bits. The file has no name in any folder: readers
-open it through the writer's /proc entry, so that whoever is killed, whenever, nothing is left behind. On systems without
-that it is a file for temporary things, removed by `Segment.unlink`.
+A line is written by one process alone: a position, which counts bytes since the start and never wraps, and a signal
+word, which changes with every publish and has the owner's presence in its low bits. The file has no name in any folder:
+readers open it through the writer's /proc entry, so that whoever is killed, whenever, nothing is left behind. On
+systems without that it is a file for temporary things, removed by `Segment.unlink`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Segment:
     """
 
     def __init__(self, name: str, handle: int, door: int | None, waits: WaitMethod | None) -> None:
-        """Takes over both file descriptors; `door` is the one that the name stands for. ValueError for what is no ring."""
+        """Takes over both file descriptors; the name stands for `door`. ValueError for what is no ring."""
         self.name = name
         self._handle, self._door = handle, door
         try:
@@ -67,8 +67,9 @@ class Segment:
         except OSError as error:
             os.close(handle)
             _unlink(name, door)
+            said = f"no room for a ring of {capacity_bytes} bytes: {error.strerror}"
             remedy = f"enlarge {_folder()} (docker: --shm-size) or make the ring smaller"
-            raise OSError(error.errno, f"no room for a ring of {capacity_bytes} bytes: {error.strerror}; {remedy}") from error
+            raise OSError(error.errno, f"{said}; {remedy}") from error
         segment = cls(name, handle, door, waits)
         segment.lives.claim(WRITER)
         return segment
@@ -130,8 +131,8 @@ def _read_header(handle: int) -> tuple[int, int]:
     magic, version, reader_count, capacity_bytes = _HEADER.unpack(head)
     if (magic, version) != (_MAGIC, _VERSION):
         raise ValueError(f"not a ring of version {_VERSION}; start every process from one vnext release")
-    has_bounds = reader_count >= 1 and capacity_bytes >= CAPACITY_BYTES_MIN and not capacity_bytes % CAPACITY_MULTIPLE_BYTES
-    if not has_bounds or status.st_size != _size_bytes(reader_count, capacity_bytes):
+    is_capacity = capacity_bytes >= CAPACITY_BYTES_MIN and capacity_bytes % CAPACITY_MULTIPLE_BYTES == 0
+    if reader_count < 1 or not is_capacity or status.st_size != _size_bytes(reader_count, capacity_bytes):
         said = f"its header says {reader_count} readers and {capacity_bytes} bytes"
         raise ValueError(f"a broken ring: {said}, its file has {status.st_size} bytes")
     return reader_count, capacity_bytes

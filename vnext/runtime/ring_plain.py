@@ -1,7 +1,7 @@
 """The operations on a ring's memory in plain Python: the oracle of _ring.c, and what serves where that was not built.
 
-Owns the words of the cursors and the copying; knows no files, and of messages only how one begins. Nothing read from the
-memory is trusted: whatever does not fit the ring's bounds is left alone, and ring.py says what is wrong with it.
+Owns the words of the cursors and the copying; knows no files, and of messages only how one begins. Nothing read from
+the memory is trusted: whatever does not fit the ring's bounds is left alone, and ring.py says what is wrong with it.
 Memory order: data before position, position before signal. x86 keeps this by itself given aligned stores; elsewhere a
 fence stands between (futex.choose_fence). A wake follows every publish: there is no "I sleep" flag, so no race on it.
 """
@@ -66,7 +66,7 @@ class PlainMemory:
         self._fence = fence
 
     def look(self, line: int) -> tuple[int, int]:
-        """(signal, position) of a line, read in this order: a change after the look ends a wait on its signal at once."""
+        """(signal, position) of a line, read in this order: a change after the look ends a wait on its signal."""
         signal = self._line(self._signals, line).value
         self._fence()
         position = self._positions[line].value

@@ -1,4 +1,4 @@
-"""A reading end of a ring: waits by spinning and sleeping, gives whole messages in order, notices a writer that is gone."""
+"""A reading end of a ring: spins and sleeps, gives whole messages in order, notices a writer that is gone."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class RingReader:
     ) -> Self:
         """Take one of the reader's places. The first `read` gives the first message ever written.
 
-        `spin_us` is how long a `read` looks again before it sleeps (None: default_spin_us); it gives way to whoever wants
-        the core, yet pays only with a core to spare. `waits`: see RingWriter.create. Raises FileNotFoundError for an
-        unknown name, ValueError for what is no ring or for a place taken, used before or not there.
+        `spin_us` is how long a `read` looks again before it sleeps (None: default_spin_us); it gives way to whoever
+        wants the core, yet pays only with a core to spare. `waits`: see RingWriter.create. Raises FileNotFoundError for
+        an unknown name, ValueError for what is no ring or for a place taken, used before or not there.
         """
         segment = Segment.open(name, waits)
         reader_count = segment.reader_count
@@ -64,8 +64,9 @@ class RingReader:
     def read(self, timeout_s: float | None = None) -> bytes | None:
         """The next message, or None when `timeout_s` is over (None: no limit); a message begun stays for the next call.
 
-        Raises, once every whole message was read, RingClosed when the writer has closed the ring and RingAbandoned, within
-        WRITER_POLL_S, when its process has ended. Raises RingCorrupt for memory that no writer of ours has written.
+        Raises, once every whole message was read, RingClosed when the writer has closed the ring and RingAbandoned,
+        within WRITER_POLL_S, when its process has ended. Raises RingCorrupt for memory that no writer of ours has
+        written.
         """
         require_open(self._segment)
         end_s = deadline_s(timeout_s)

@@ -80,9 +80,9 @@ class RingWriter:
         """Send `message` to every reader; blocks while the ring is full (None: without limit).
 
         While blocked, `is_alive` is called every 50 ms, and its error passes through. Raises TimeoutError when time is
-        over; when the ring is full, RingClosed if a reader has left and RingAbandoned if its process has ended (one that
-        has not attached yet is waited for); ValueError over MESSAGE_BYTES_MAX. A message of at most half the capacity is
-        sent wholly or not at all; after an error inside a longer one the ring can only be closed.
+        over; when the ring is full, RingClosed if a reader has left and RingAbandoned if its process has ended (one
+        that has not attached yet is waited for); ValueError over MESSAGE_BYTES_MAX. A message of at most half the
+        capacity is sent wholly or not at all; after an error inside a longer one the ring can only be closed.
         """
         require_open(self._segment)
         if self._is_torn:
