@@ -17,7 +17,7 @@ POOL = [
     bug("an evicted block keeps its key on one side", "pool", "names=names, named=pool.named.without(gone))", "names=names)", "P1"),
     bug("a revived block stays in the queue", "pool",
         "places = pool.places.set(revived, HELD) if len(revived) else pool.places", "places = pool.places", "M1"),
-    bug("a revived block still counts as free", "pool", "free=pool.free - len(revived))", "free=pool.free)", "M1"),
+    bug("a revived block still counts as free", "pool", "free=pool.free - len(revived))", "free=pool.free)", "M1", "Error"),
     bug("a duplicate block takes over the name", "pool", "for key, block in reversed(pairs) if key not in known}",
         "for key, block in reversed(pairs)}", "P1"),
     bug("a hit behind a missing block", "pool", "if block is None:\n            break", "if block is None:\n            continue",
@@ -95,7 +95,7 @@ STEPS = [
     bug("a placeholder underflow", "columns_numpy", "out_cells[columns.PENDING, rows] -= 1", "out_cells[columns.PENDING, rows] -= 2", "A2"),
     bug("a new block is written over an old one in the table", "columns_numpy",
         "firsts = cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need",
-        "firsts = np.maximum(cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need - 1, 0)", "M2", "Error"),
+        "firsts = np.maximum(cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need - 1, 0)", "M2", "reads", "Error"),
 ]  # fmt: skip
 
 COMMITS = [
