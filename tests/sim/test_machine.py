@@ -7,44 +7,66 @@ from collections import deque
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core_drive import Engine, arrival_of, started_with
+from core_drive import arrival_of, config_of, started_with
+from vnext.sched.sim.chance import Chance
+from vnext.sched.sim.contents import contents
+from vnext.sched.sim.core import Core
+from vnext.sched.sim.house import POLICIES
+from vnext.sched.sim.mischief import illegal_event, strange_plan
 from vnext.sched.sim.rank import Rank
+from vnext.sched.sim.snapshot import Snapshot
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, StepCommitted
 from vnext.state.refusal import refusal
 
+SEEDS = st.integers(0, 2**32)
+
 
 class EngineMachine(RuleBasedStateMachine):
-    """An engine core with one rank that holds a shadow cache; every law after every event."""
+    """An engine core with one rank that folds for itself and holds a shadow cache; every law after every event."""
 
     @initialize(
-        block_size=st.integers(1, 3), block_count=st.integers(2, 8), budget=st.integers(1, 9), depth=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "priority"]), caching=st.booleans(), running_max=st.integers(1, 3),
+        block_size=st.integers(1, 3), block_count=st.integers(1, 8), budget=st.integers(1, 9), depth=st.integers(1, 3),
+        policy=st.sampled_from(["fcfs", "priority", *POLICIES]), caching=st.booleans(), running_max=st.integers(1, 3),
+        threshold=st.sampled_from([0, 0, 1, 2]), chunked=st.booleans(),
     )  # fmt: skip
-    def begin(self, block_size, block_count, budget, depth, policy, caching, running_max) -> None:
-        self.engine = Engine(
+    def begin(self, block_size, block_count, budget, depth, policy, caching, running_max, threshold, chunked) -> None:
+        config = config_of(
             block_size=block_size, block_count=block_count, batch_tokens_max=budget, pipeline_depth=depth, policy=policy,
-            prefix_caching=caching, running_max=running_max, vocab_size=5, eos_token_ids=(0,),
+            prefix_caching=caching, running_max=running_max, prefill_threshold=threshold if chunked else 0,
+            chunked_prefill=chunked, vocab_size=5, eos_token_ids=(0,),
         )  # fmt: skip
-        self.rank = Rank(started_with(self.engine.state.config))
+        self.core = Core(started_with(config), whole_check_events=8)
+        self.rank = Rank(started_with(config))
         self.results: deque = deque()
+        self.whims = chunked and policy != "fcfs"
 
     def fold(self, event: AnyEvent) -> None:
-        self.engine.fold(event)
-        result = self.rank.fold(event)
+        self.core.fold(event)
+        self.show_rank()
+
+    def show_rank(self) -> None:
+        result = self.rank.fold(self.core.events[-1])
         if result is not None:
             self.results.append(result)
 
-    @rule(prompt=st.lists(st.integers(1, 2), min_size=1, max_size=7), max_tokens=st.integers(1, 5), priority=st.integers(0, 1))
-    def arrive(self, prompt: list[int], max_tokens: int, priority: int) -> None:
-        arrival = arrival_of(self.engine.state.next_id, prompt, max_tokens, priority=priority)
-        if refusal(self.engine.state.config, arrival) is None:
+    @rule(
+        prompt=st.lists(st.integers(1, 2), max_size=7), max_tokens=st.integers(0, 5), priority=st.integers(0, 1),
+        salt=st.sampled_from(["", "a"]), min_tokens=st.integers(0, 2), stops=st.sampled_from([(), (3,)]),
+    )  # fmt: skip
+    def arrive(self, prompt, max_tokens, priority, salt, min_tokens, stops) -> None:
+        wishes = dict(cache_salt=salt, priority=priority, min_tokens=min_tokens, stop_token_ids=stops)
+        arrival = arrival_of(self.core.state.next_id, prompt, max_tokens, **wishes)
+        if refusal(self.core.state.config, arrival) is None:
             self.fold(arrival)
+        else:
+            self.core.require_refused(arrival)
 
-    @rule(which=st.integers(0, 30))
-    def abort(self, which: int) -> None:
-        if self.engine.state.next_id:
-            self.fold(RequestAborted(ids=(which % self.engine.state.next_id,), reason="client"))
+    @rule(which=st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    def abort(self, which: list[int]) -> None:
+        if self.core.state.next_id:
+            ids = tuple(each % self.core.state.next_id for each in which)
+            self.fold(RequestAborted(ids=ids, reason="client"))
 
     @rule()
     def reset(self) -> None:
@@ -52,9 +74,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        plan = self.engine.decide()
-        if plan is not None:
-            self.fold(plan)
+        if self.core.decide() is not None:
+            self.show_rank()
+
+    @rule(seed=SEEDS)
+    def plan_on_a_whim(self, seed: int) -> None:
+        plan = strange_plan(Chance(seed), self.core.seen) if self.whims else None
+        if plan is not None and self.core.try_to_fold(plan):
+            self.show_rank()
+
+    @rule(seed=SEEDS)
+    def do_what_may_not_be_done(self, seed: int) -> None:
+        self.core.require_refused(illegal_event(Chance(seed), self.core.seen))
 
     @precondition(lambda self: self.results)
     @rule()
@@ -64,22 +95,23 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def replicas_agree(self) -> None:
-        if hasattr(self, "engine"):
-            assert digest(self.engine.state) == digest(self.rank.state)
+        if hasattr(self, "core"):
+            assert digest(self.core.state) == digest(self.rank.state)
+            assert contents(self.core.seen) == contents(Snapshot(self.rank.state))
 
     def teardown(self) -> None:
         """Once nobody arrives any more, everything ends and the engine is idle and clean."""
-        if not hasattr(self, "engine"):
+        if not hasattr(self, "core"):
             return
         for _ in range(2_000):
             self.plan()
             if self.results:
                 self.commit()
-            elif not self.engine.state.requests:
+            elif not self.core.state.requests:
                 break
-        assert not self.engine.state.requests and not self.engine.state.flights
-        assert self.engine.free == self.engine.state.config.block_count
+        state = self.core.state
+        assert not state.requests and not state.flights and state.pool.free == state.config.block_count
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

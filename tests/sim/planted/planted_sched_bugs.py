@@ -58,4 +58,19 @@ DECISION = [
     )),
 ]  # fmt: skip
 
-SCHED_BUGS = [*ADMISSION, *PREEMPTION, *DECISION]
+OWN_POLICIES = [
+    bug("all live requests of a tenant count as running", "ranking", "tenant_running=running[request.root]",
+        "tenant_running=live[request.root]", "S3", "S4"),
+    bug("a tenant's share leaves out who waits", "ranking", "Counter(state.requests[id_].root for id_ in progress)",
+        "Counter(state.requests[id_].root for id_ in columns_read[0])", "S3", "S4", "Error"),
+    bug("what waits counts as computed", "ranking", "(entry.known, 0, entry.epoch, False)", "(entry.known, entry.known, entry.epoch, False)",
+        "S3", "S4"),
+    bug("an own policy without patience", "ranking", "if candidate.preemptions >= PATIENCE else", "if candidate.preemptions > 999 else",
+        "S3", "S4", "L1"),
+    bug("the worst waiting request first", "ranking", "key=lambda place: ranked[waiting[place].id])[:count]",
+        "key=lambda place: ranked[waiting[place].id])[::-1][:count]", "S3"),
+    bug("the best running request gives way", "ranking", "sorted(range(len(rows)), key=lambda row: ranked[ids[row]])",
+        "sorted(range(len(rows)), key=lambda row: ranked[ids[row]])[::-1]", "S4"),
+]  # fmt: skip
+
+SCHED_BUGS = [*ADMISSION, *PREEMPTION, *DECISION, *OWN_POLICIES]

@@ -17,7 +17,7 @@ POOL = [
     bug("an evicted block keeps its key on one side", "pool", "names.without([*gone, *(known[block] for block in gone)])",
         "names.without(gone)", "P1", "Y1"),
     bug("a revived block has nobody", "pool", "np.minimum(before, 0) - 1)", "before - 1)", "M1", "M2"),
-    bug("a revived block still counts as free", "pool", "free=pool.free - revived,", "free=pool.free,", "M1"),
+    bug("a revived block still counts as free", "pool", "free=pool.free - revived,", "free=pool.free,", "M1", "Error"),
     bug("a duplicate block takes over the name", "pool", "for key, block in fresh.items() if key not in known}",
         "for key, block in fresh.items()}", "P1"),
     Bug(name="a hit behind a missing block", found_by=("reads other content", "P1"), edits=(
@@ -101,7 +101,7 @@ STEPS = [
     bug("a sum that forgets what was there before", "columns_numpy", " - mixed_one(places, before))", ")", "Y1"),
     bug("a new block is written over an old one in the table", "columns_numpy",
         "firsts = cells[columns.BLOCKS] - need",
-        "firsts = np.maximum(cells[columns.BLOCKS] - need - 1, 0)", "M2", "Y1", "Error"),
+        "firsts = np.maximum(cells[columns.BLOCKS] - need - 1, 0)", "M2", "Y1", "reads", "Error"),
 ]  # fmt: skip
 
 COMMITS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from planted_edge_bugs import EDGE_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas, swapped, swaps
@@ -12,7 +13,7 @@ from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
-BUGS = [*STATE_BUGS, *SCHED_BUGS]
+BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS]
 
 
 class Find(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from vnext.state.reduce import reduce, start
 
 CODE_VERSION = "simulated"
 TORN_BYTES_MAX = 200
+TORN_PERCENT = 3
 CRASHES_PERCENT = 10
 """Of the probability in Faults: a rank that comes back folds the whole run again."""
 
@@ -87,15 +88,19 @@ class Fleet:
         size = max(len(data) - self._chance.below(TORN_BYTES_MAX), tape.ends[0][0])
         found, kind = events_of(data[:size])
         whole, count = max(end for end in tape.ends if end[0] <= size)
-        if len(found) != count or (kind == "complete") != (whole == size) or found != self.core.events[:count]:
+        right = "complete" if whole == size else "torn"
+        if kind != right or len(found) != count or found != self.core.events[:count]:
             raise Divergence(f"X2: {len(found)} events were read, {kind}, where {count} are whole in {size} bytes")
         return found
 
     def end_of_iteration(self) -> None:
         """What the engine core did since the last time becomes one frame of its log."""
-        if self._tape is not None and self._written < len(self.core.events):
-            self._tape.write(self.core.events[self._written :], self.core.state)
-            self._written = len(self.core.events)
+        if self._tape is None or self._written == len(self.core.events):
+            return
+        self._tape.write(self.core.events[self._written :], self.core.state)
+        self._written = len(self.core.events)
+        if self._chance.happens(TORN_PERCENT):
+            self._torn_log(self._tape)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,11 @@ takes must be as lawful as any decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
+from vnext.sched.schedule import schedule
 from vnext.sched.sim.chance import Chance
 from vnext.sched.sim.laws import wanted
 from vnext.sched.sim.snapshot import Snapshot
@@ -74,42 +77,52 @@ def committed_with_other_tokens(chance: Chance, seen: Snapshot) -> AnyEvent:
 
 
 def planned_at_another_time(chance: Chance, seen: Snapshot) -> AnyEvent:
-    step = seen.state.planned + chance.choose((-1, 1, 7))
-    return StepPlanned(step=step, admitted=((0, 1),) if seen.state.waiting else ())
+    """Another step than the next one, or one more than the pipeline holds."""
+    full = len(seen.flights) >= seen.state.config.pipeline_depth
+    step = seen.state.planned + (0 if full else chance.choose((-1, 1, 7)))
+    return StepPlanned(step=step, admitted=((0, 1),) if seen.state.waiting and chance.happens(50) else ())
 
 
-def planned_with_rows_that_are_not(chance: Chance, seen: Snapshot) -> AnyEvent:
-    rows = len(seen)
-    return chance.choose(
-        (
-            StepPlanned(step=seen.state.planned, preempted=(rows,)),
-            StepPlanned(step=seen.state.planned, preempted=(-1,)),
-            StepPlanned(step=seen.state.planned, preempted=(0, 0)),
-            StepPlanned(step=seen.state.planned, changed=((rows, 1),)),
-            StepPlanned(step=seen.state.planned, changed=((-1, 1),)),
-        )
-    )
+def decided_and_spoilt(chance: Chance, seen: Snapshot) -> AnyEvent:
+    """The right plan with one thing wrong: nothing else can be the reason why it is refused."""
+    plan = schedule(seen.state)
+    if plan is None:
+        return planned_at_another_time(chance, seen)
+    ways = [list(wrong(plan, seen)) for wrong in (_wrong_rows, _wrong_tokens, _wrong_admissions, _wrong_admissions)]
+    return replace(plan, **chance.choose(chance.choose(ways)))
 
 
-def planned_with_wrong_tokens(chance: Chance, seen: Snapshot) -> AnyEvent:
+def _wrong_rows(plan: StepPlanned, seen: Snapshot) -> Iterator[dict[str, tuple]]:
+    """Rows that are not there, or twice."""
+    gone = plan.preempted or (0,)
+    yield from (dict(preempted=(*plan.preempted, row), admitted=()) for row in (len(seen), -1))
+    yield dict(preempted=(*gone, gone[0]), admitted=())
+    yield from (dict(changed=(*plan.changed, (row, 1))) for row in (len(seen), -1))
+
+
+def _wrong_tokens(plan: StepPlanned, seen: Snapshot) -> Iterator[dict[str, tuple]]:
     """A row takes more than it wants or less than nothing, or nobody takes anything."""
-    state, row = seen.state, chance.below(len(seen) + 1)
-    if row == len(seen):
-        return StepPlanned(step=state.planned, changed=tuple((each, 0) for each in range(len(seen))))
-    most = min(seen.known[row] + seen.pending[row], seen.limit[row] - 1) - seen.computed[row]
-    return StepPlanned(step=state.planned, changed=((row, chance.choose((-1, most + 1))),))
+    rest = [row for row in range(len(seen)) if row not in plan.preempted]
+    yield dict(changed=tuple((row, 0) for row in range(len(rest))), admitted=())
+    for place, row in enumerate(rest[:2]):
+        most = min(seen.known[row] + seen.pending[row], seen.limit[row] - 1) - seen.computed[row]
+        yield dict(changed=(*plan.changed, (place, -1)))
+        yield dict(changed=(*plan.changed, (place, most + 1)))
 
 
-def planned_with_wrong_admissions(chance: Chance, seen: Snapshot) -> AnyEvent:
-    state, count = seen.state, len(seen.state.waiting)
-    plans = [((count, 1),), ((-1, 1),)]
-    if count:
-        plans += [((0, 0),), ((0, -1),), ((0, state.waiting[0].known + 1),), ((0, 1), (0, 1))]
-        plans.append(((0, state.config.batch_tokens_max + 1),))
-    room = state.config.running_max - len(seen)
+def _wrong_admissions(plan: StepPlanned, seen: Snapshot) -> Iterator[dict[str, tuple]]:
+    """Places that are not there or twice, no tokens or too many, more requests than the batch has room for."""
+    count, room = len(seen.state.waiting), seen.state.config.running_max - len(seen)
+    yield from (dict(admitted=(*plan.admitted, (place, 1))) for place in (count, -1))
+    if plan.preempted or not count:
+        return
+    place = plan.admitted[0][0] if plan.admitted else 0
+    yield dict(admitted=((place, 1), (place, 1)))
+    others = [other for other in range(count) if other != place]
     if count > room:
-        plans.append(tuple((place, 1) for place in range(room + 1)))
-    return StepPlanned(step=state.planned, admitted=chance.choose(plans))
+        yield dict(admitted=tuple((each, 1) for each in (place, *others)[: room + 1]))
+    for wrong in (0, -1, seen.state.waiting[place].known + 1, seen.state.config.batch_tokens_max + 1):
+        yield dict(admitted=((place, wrong), *plan.admitted[1:]))
 
 
 def arrived_wrongly(chance: Chance, seen: Snapshot) -> AnyEvent:
@@ -118,7 +131,7 @@ def arrived_wrongly(chance: Chance, seen: Snapshot) -> AnyEvent:
     id_, prompt, wanted_tokens = chance.choose(
         ((due + 1, 1, 1), (due - 1, 1, 1), (due, 0, 1), (due, 1, 0), (due, far, 1), (due, 1, far), (due, -1, 1))
     )
-    data = pack_tokens([1] * prompt) if prompt >= 0 else b"\x01\x00\x00"
+    data = pack_tokens([1] * prompt) if prompt >= 0 else b"\x01\x00\x00\x00\x00"
     return RequestArrived(
         id=id_, name="nobody", prompt=data, sampling=Sampling(seed=0, max_tokens=wanted_tokens), priority=0, arrival_ns=0
     )
@@ -137,7 +150,7 @@ def started_again(chance: Chance, seen: Snapshot) -> AnyEvent:
 
 
 ILLEGAL: tuple[Callable[[Chance, Snapshot], AnyEvent], ...] = (
-    committed_at_another_time, committed_with_other_tokens, planned_at_another_time, planned_with_rows_that_are_not,
-    planned_with_wrong_tokens, planned_with_wrong_admissions, arrived_wrongly, aborted_before_it_came, started_again,
+    decided_and_spoilt, decided_and_spoilt, decided_and_spoilt, planned_at_another_time, committed_at_another_time,
+    committed_with_other_tokens, arrived_wrongly, aborted_before_it_came, started_again,
 )  # fmt: skip
-"""Each gives events that are illegal in every state."""
+"""Each gives events that are illegal in every state; what is more likely stands here more often."""

@@ -49,9 +49,9 @@ def draw_config(chance: Chance) -> SchedulerConfig:
         prefix_caching=chance.happens(80),
         chunked_prefill=chunked,
         pipeline_depth=chance.choose((1, 2, 2, 3, 4, chance.between(5, 8))),
-        policy=chance.choose(("fcfs", "priority")) if chance.happens(80) else chance.choose(POLICIES),
+        policy=chance.choose(("fcfs", "fcfs", "priority", chance.choose(POLICIES))),
         eos_token_ids=chance.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
-        vocab_size=VOCAB_SIZE if chance.happens(85) else chance.choose((300, 70_000)),
+        vocab_size=VOCAB_SIZE if chance.happens(85) else chance.choose((300, 70_000, 70_000)),
     )
 
 
@@ -59,7 +59,7 @@ def draw_faults(chance: Chance, config: SchedulerConfig) -> Faults:
     def class_of(percent: int, on: int = 40) -> int:
         return chance.between(1, percent) if chance.happens(on) else 0
 
-    logged = chance.happens(12)
+    logged = chance.happens(60 if config.vocab_size > VOCAB_SIZE else 8)  # logs pack large tokens otherwise
     return Faults(
         duplicate_result=class_of(40),
         late_result=class_of(40),
@@ -69,7 +69,7 @@ def draw_faults(chance: Chance, config: SchedulerConfig) -> Faults:
         crash=class_of(1, 80 if logged else 40),
         logged=logged,
         hesitation=class_of(50),
-        illegal=class_of(8, 25),
+        illegal=class_of(30, 30),
         # Nobody is out of order where first come is first served, and no prompt is cut where prompts stay whole.
         whim=class_of(40, 30) if config.policy != "fcfs" and config.chunked_prefill else 0,
         clock_jump_us=10**9 if chance.happens(40) else 0,
@@ -80,7 +80,7 @@ def draw_clients(chance: Chance, config: SchedulerConfig, count: int) -> tuple[C
     """Bursts and gaps; conversations that continue; requests at the very size of the pool."""
     gap_us = chance.choose((0, 30, 300))
     aborts_percent = chance.choose((0, 0, 10, 50))
-    salts, priorities = chance.choose(SALTS), chance.choose(PRIORITIES)
+    salts, priorities = chance.choose(SALTS[2:] if config.policy in POLICIES else SALTS), chance.choose(PRIORITIES)
     clock_us = chance.choose((1, 500))  # many clients leave at once where the clock is coarse
     own_salts = chance.happens(5)
     now_us, clients, histories = 0, [], [(1,)]
@@ -132,7 +132,7 @@ def draw_sampling(chance: Chance, config: SchedulerConfig, prompt_length: int) -
     return Sampling(
         seed=chance.below(5),
         max_tokens=wanted,
-        min_tokens=chance.choose((0, 0, 0, 1, 4, wanted)),
+        min_tokens=chance.choose((0, 0, 0, 1, 4, wanted, chance.between(0, wanted))),
         stop_token_ids=chance.choose(((), (), (5,), (END_TOKEN, 6))),
         ignore_eos=chance.happens(30),
     )
