@@ -35,6 +35,20 @@ COMMANDS = [
 
 # Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
 COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], extra_compile_args=["-O3"], optional=True)
+LOG = Extension(
+    "vnext.state._log",
+    ["vnext/state/_log.c"],
+    depends=["vnext/state/steady_frame.h"],
+    extra_compile_args=["-O3"],
+    optional=True,
+)
+TAILS = Extension(
+    "vnext.state._tails",
+    ["vnext/state/_tails.c"],
+    depends=["vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"],
+    extra_compile_args=["-O3"],
+    optional=True,
+)
 
 
 def version() -> str:
@@ -58,7 +72,7 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
-    ext_modules=[COLUMNS],
+    ext_modules=[COLUMNS, LOG, TAILS],
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "ray": ["ray>=2.50"], "dev": DEV},
     entry_points={"console_scripts": COMMANDS},

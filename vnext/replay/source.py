@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.state.log import SEGMENT_SUFFIX, Frame, LogEnd, SegmentHeader, SegmentStart
+from vnext.state.log import SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart
 from vnext.state.log_read import Item, read
 
 
@@ -29,8 +29,9 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.paths)
 
-    def items(self) -> Iterator[Frame | SegmentStart | LogEnd]:
-        return read(_contents(self.paths))
+    def items(self, skim: bool = False) -> Iterator[Item]:
+        """A reading of the log; with `skim` as in log_read.read."""
+        return read(_contents(self.paths), skim)
 
     @property
     def whole(self) -> bool:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
-from vnext.state import log, pseudonym
+from vnext.state import log, log_forms, pseudonym
+from vnext.state.committing import Settled
 from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.log import RankDigest, SegmentHeader
 from vnext.state.shape import Shaper
@@ -39,6 +41,7 @@ class Recorder:
         self._shaper = shaper
         self._next_event = log.FIRST_FRAME_EVENT
         self._lost_now = 0
+        self._frame = bytearray()
         self.frames_lost = 0
         self.failure = ""
 
@@ -72,22 +75,46 @@ class Recorder:
         befores: Sequence[State],
         state_digest: int,
         rank_digests: Sequence[RankDigest] = (),
+        settled: Sequence[Settled | None] = (),
     ) -> None:
-        """Write one iteration: its events, the state before each, and the digest of the state after the last."""
-        if self._files is None:
+        """Write one iteration: its events, the state before each, and the digest of the state after the last.
+
+        `settled` has for each event what `settle(before, event)` gave, or None; empty where nobody has asked.
+        """
+        files = self._files
+        if files is None:
             return
-        if self._shaper is not None:
-            events = [self._shaper.shape(before, event) for before, event in zip(befores, events, strict=True)]
-        body = log.encode_body(self._next_event, events, rank_digests, self._lost_now, self._width)
+        frame = self._frame
+        if rank_digests or self._lost_now or not self._put_steady(events, befores, settled):
+            if self._shaper is not None:
+                events = list(map(self._shaper.shape, befores, events, settled or repeat(None)))
+            log.put_frame(
+                frame, log.encode_body(self._next_event, events, rank_digests, self._lost_now, self._width)
+            )
         self._next_event += len(events)
         try:
-            self._files.write(state_digest, body, self._next_event)
+            files.write(frame, state_digest, self._next_event)
         except OSError as error:
             self._lost_now += 1
             self.frames_lost += 1
             self.failure = str(error)
         else:
             self._lost_now = 0
+
+    def _put_steady(
+        self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]
+    ) -> bool:
+        """The usual iteration's frame, made in one go. False, nothing done, if this is another."""
+        if not log.is_steady(events):
+            return False
+        frame, first_event, width = self._frame, self._next_event, self._width
+        if self._shaper is None:
+            committed, planned = events
+            put_steady = log_forms.kernels.put_steady
+            return put_steady(frame, first_event, committed.step, committed.tokens, planned.step, width)
+        if not settled or settled[0] is None:
+            return False
+        return self._shaper.put_steady(frame, first_event, befores[0], events, settled[0], width)
 
     def close(self) -> None:
         """Let go of the file. What was written stays; nothing can be appended any more."""
@@ -120,14 +147,14 @@ class _Segments:
         self.bytes_written = 0
         self._start(header, FIRST_FLAGS)
 
-    def write(self, state_digest: int, body: bytes, next_event: int) -> None:
-        """Append a frame; OSError if it could not be written whole. It is as if nothing had been written then."""
+    def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
+        """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
         if self._torn:
             self._cut()
-        if self._has_frames and self._size + len(body) > self._size_max:
+        if self._size + len(frame) > self._size_max and self._has_frames:
             self._roll()
-        digest = log.chained(self._chain, state_digest, body)
-        self._append(log.encode_frame(digest, body))
+        digest = log.seal_frame(frame, self._chain, state_digest)
+        self._append(frame)
         self._chain, self._written_event, self._has_frames = digest, next_event, True
 
     def close(self) -> None:
@@ -153,7 +180,7 @@ class _Segments:
         self._size, self._has_frames = len(data), False
         self.bytes_written += len(data)
 
-    def _append(self, record: bytes) -> None:
+    def _append(self, record: bytearray) -> None:
         try:
             _write_whole(self._fd, record)
         except OSError:
@@ -169,7 +196,7 @@ class _Segments:
         self._torn = False
 
 
-def _write_whole(fd: int, data: bytes) -> None:
+def _write_whole(fd: int, data: bytes | bytearray) -> None:
     """One os.write; a short one is an error, because the rest could not follow at once."""
     written = os.write(fd, data)
     if written != len(data):
