@@ -34,21 +34,23 @@ COMMANDS = [
 
 
 # Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
-COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], extra_compile_args=["-O3"], optional=True)
-LOG = Extension(
-    "vnext.state._log",
-    ["vnext/state/_log.c"],
-    depends=["vnext/state/steady_frame.h"],
-    extra_compile_args=["-O3"],
-    optional=True,
-)
-TAILS = Extension(
-    "vnext.state._tails",
-    ["vnext/state/_tails.c"],
-    depends=["vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"],
-    extra_compile_args=["-O3"],
-    optional=True,
-)
+def compiled(name: str, *headers: str) -> Extension:
+    """One C file of vnext/state, and the headers it reads."""
+    folder = "vnext/state"
+    return Extension(
+        f"vnext.state.{name}",
+        [f"{folder}/{name}.c"],
+        depends=[f"{folder}/{header}" for header in headers],
+        extra_compile_args=["-O3"],
+        optional=True,
+    )
+
+
+COMPILED = [
+    compiled("_columns", "blake2b.h"),
+    compiled("_log", "steady_frame.h"),
+    compiled("_tails", "blake2b.h", "blake2b_keyed.h", "steady_frame.h"),
+]
 
 
 def version() -> str:
@@ -72,7 +74,7 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
-    ext_modules=[COLUMNS, LOG, TAILS],
+    ext_modules=COMPILED,
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "ray": ["ray>=2.50"], "dev": DEV},
     entry_points={"console_scripts": COMMANDS},

@@ -155,6 +155,7 @@ def test_a_range_that_starts_elsewhere_is_found() -> None:
         rank.fold(event)
         if isinstance(event, StepPlanned):
             check_decision(before, event, rank.state)
-            flight = replace(rank.state.flights[-1], starts=rank.state.flights[-1].starts + 1)
+            entries = rank.state.flights[-1].entries + np.array([[0], [0], [1], [0]])
+            flight = replace(rank.state.flights[-1], entries=entries)
             with pytest.raises(LawBroken, match="law S2"):
                 sim_laws.ranges_continue(before, event, replace(rank.state, flights=(*rank.state.flights[:-1], flight)))

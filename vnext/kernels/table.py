@@ -7,11 +7,11 @@ References run on every device torch knows, so each operation has a row for each
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.kernels import contracts, paged_attention, references
+from vnext.kernels import contracts, paged_attention, products, references
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -37,11 +37,18 @@ class Operations(NamedTuple):
 
     attention_metadata: Callable[..., Any]
     paged_attention: Callable[..., Any]
-    kv_write: Callable[..., Any]
+    rotary_kv_write: Callable[..., Any]
     rms_norm: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
-    rotary: Callable[..., Any]
-    silu_and_mul: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    gelu_tanh: Callable[..., Any]
+    pack_weight: Callable[..., Any]
+    linear: Callable[..., Any]
+    gated_linear: Callable[..., Any]
+    logits: Callable[..., Any]
+    pack_experts: Callable[..., Any]
+    route: Callable[..., Any]
+    experts: Callable[..., Any]
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,11 +67,18 @@ def reference_entries() -> list[Entry]:
     pairs = (
         (contracts.check_attention_metadata, paged_attention.attention_metadata),
         (contracts.check_paged_attention, paged_attention.paged_attention),
-        (contracts.check_kv_write, references.kv_write),
+        (contracts.check_rotary_kv_write, references.rotary_kv_write),
         (contracts.check_rms_norm, references.rms_norm),
         (contracts.check_add_rms_norm, references.add_rms_norm),
-        (contracts.check_rotary, references.rotary),
-        (contracts.check_silu_and_mul, references.silu_and_mul),
+        (contracts.check_layer_norm, references.layer_norm),
+        (contracts.check_gelu_tanh, references.gelu_tanh),
+        (contracts.check_pack_weight, products.pack_weight),
+        (contracts.check_linear, products.linear),
+        (contracts.check_gated_linear, products.gated_linear),
+        (contracts.check_logits, products.logits),
+        (contracts.check_pack_experts, products.pack_experts),
+        (contracts.check_route, products.route),
+        (contracts.check_experts, products.experts),
     )
     return [
         Entry(Row(function.__name__, device_type, "reference", "plain torch"), checked(check, function))
@@ -85,6 +99,7 @@ def choose(operation: str, device_type: str) -> Callable[..., Any]:
     return entry.function
 
 
+@cache
 def operations(device_type: str) -> Operations:
     """Every operation for one kind of device."""
     return Operations(*(choose(name, device_type) for name in Operations._fields))

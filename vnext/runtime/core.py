@@ -179,13 +179,12 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         state, counters = self.state, self.state.counters
-        named_and_held = sum(1 for block, _ in state.pool.named.items() if state.pool.ref[block])
         return EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
-            blocks_total=len(state.pool.ref),
-            blocks_held=len(state.pool.ref) - state.pool.free,
-            blocks_kept=len(state.pool.named) - named_and_held,
+            blocks_total=state.pool.block_count,
+            blocks_held=state.pool.block_count - state.pool.free,
+            blocks_kept=state.pool.kept,
             steps=state.planned,
             arrived=state.next_id,
             finished=counters.finished,

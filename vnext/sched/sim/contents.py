@@ -37,8 +37,8 @@ def contents(state: State) -> dict[str, object]:
 
 def _flight(flight) -> Iterator[int | bytes]:
     yield flight.step
-    for column in (flight.ids, flight.epochs, flight.starts, flight.counts, flight.samples):
-        yield column.tobytes()
+    yield flight.entries.tobytes()
+    yield flight.samples.tobytes()
 
 
 def differences(left: dict[str, object], right: dict[str, object]) -> list[str]:

@@ -150,7 +150,7 @@ def victims_are_needed(before: State, plan: StepPlanned) -> None:
     """
     if not plan.preempted:
         return
-    gone, ref = plan.preempted[:-1], before.pool.ref.copy()
+    gone, ref = plan.preempted[:-1], before.pool.ref
     free = before.pool.free
     for row in gone:
         blocks = row_blocks(before, row)
@@ -211,11 +211,11 @@ def tails_leave_first(before: State, gone: list[int], after: State) -> None:
 
 def endings_have_no_name(before: State, gone: list[int], after: State) -> None:
     """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline."""
-    if len(after.pool.named) == 0:
+    if len(after.pool.names) == 0:
         return
     rows, size = before.rows, before.config.block_size
     for row in gone:
         full = min(int(rows.computed[row]), int(rows.known[row])) // size
         for block in row_blocks(before, row)[full:].tolist():
-            if after.pool.ref[block] == 0 and block in after.pool.named:
+            if after.pool.ref[block] == 0 and block in after.pool.names:
                 raise LawBroken("P1", f"request {int(rows.id[row])} has left, and its unfinished block {block} has a name")

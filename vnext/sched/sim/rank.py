@@ -164,7 +164,7 @@ class Rank:
 
     def _compare_name(self, block: int, chain: int) -> None:
         """P1: a name stands for one content, and a content has one name."""
-        key = self.state.pool.named.get(block)
+        key = self.state.pool.names.get(block)
         if key is None:
             return
         if self._chain_of.setdefault(key, chain) != chain or self._key_of.setdefault(chain, key) != key:
