@@ -22,10 +22,12 @@ PERCENTILES = (50, 90, 99, 100)
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes are in tokens or bytes as named; percentiles are at 50, 90, 99 and 100. `batch` is samples per step.
 
-    `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
+    The header comes without its keyframe, which takes `keyframe_bytes`; `header.first_event` is more than 1 where older
+    segments are not here. `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
     """
 
     header: SegmentHeader
+    keyframe_bytes: int
     schema_is_ours: bool
     segments: int
     size_bytes: int
@@ -113,7 +115,8 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
     batches, prompts, times = map(_joined, (counts.batches, counts.prompts, counts.arrivals_ns))
     sampled, size_bytes = int(batches.sum()), log.size_bytes
     return Info(
-        header=log.header,
+        header=msgspec.structs.replace(log.header, keyframe=b""),
+        keyframe_bytes=len(log.header.keyframe),
         schema_is_ours=log.header.schema == schema_digest(),
         segments=segments,
         size_bytes=size_bytes,

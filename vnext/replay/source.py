@@ -33,10 +33,6 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
         """A reading of the log; with `skim` as in log_read.read."""
         return read(_contents(self.paths), skim)
 
-    @property
-    def whole(self) -> bool:
-        """True if it begins with the engine's start, so that it can be folded."""
-        return self.header.index == 0
 
 
 def open_log(path: Path) -> Log:
@@ -46,15 +42,6 @@ def open_log(path: Path) -> Log:
     if not isinstance(first, SegmentStart):
         raise UnusableLog(f"{paths[0]} cannot be read: {_message(first)}")
     return Log(paths=paths, header=first.header, chain=first.chain)
-
-
-def require_whole(log: Log) -> None:
-    """Folding needs the first event."""
-    if not log.whole:
-        raise UnusableLog(
-            f"{log.paths[0]} starts at event {log.header.first_event}, not at the engine's start: "
-            "give the directory that holds all its segments"
-        )
 
 
 def _message(item: Item) -> str:

@@ -48,8 +48,8 @@ class Keyframe(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `lives` are the rows' requests in running order, then the queue's; `waits` (epoch, cached) of the latter. `fields`
     names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' blocks, one table after the other.
-    `flights` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY where
-    one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names.
+    `flights` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
+    where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names.
     """
 
     sequence: int
@@ -143,18 +143,22 @@ def encode(frame: Keyframe, width: int) -> bytes:
     packed = [log_forms.kernels.narrow(life.tokens, width) for life in frame.lives]
     if None in packed:
         return encode(frame, WIDTH_MAX)
-    lives = tuple(msgspec.structs.replace(life, tokens=tokens) for life, tokens in zip(frame.lives, packed))
-    return msgspec.msgpack.encode(msgspec.structs.replace(frame, lives=lives, width=width))
+    return msgspec.msgpack.encode(_with_tokens(frame, packed, width))
 
 
 def decode(data: bytes) -> Keyframe:
     """The inverse of `encode`. BadKeyframe for other bytes."""
     try:
         frame = _decoder.decode(data)
-        lives = [msgspec.structs.replace(life, tokens=log_forms.kernels.widen(life.tokens, frame.width)) for life in frame.lives]
+        wide = [log_forms.kernels.widen(life.tokens, frame.width) for life in frame.lives]
     except (msgspec.MsgspecError, ValueError) as error:
         raise BadKeyframe(f"it has another form ({error})") from error
-    return msgspec.structs.replace(frame, lives=tuple(lives), width=WIDTH_MAX)
+    return _with_tokens(frame, wide, WIDTH_MAX)
+
+
+def _with_tokens(frame: Keyframe, tokens: list[bytes], width: int) -> Keyframe:
+    lives = tuple(msgspec.structs.replace(life, tokens=each) for life, each in zip(frame.lives, tokens))
+    return msgspec.structs.replace(frame, lives=lives, width=width)
 
 
 # ---- a state again -----------------------------------------------------------------------------------------------
@@ -171,13 +175,15 @@ def load(frame: Keyframe, config: SchedulerConfig) -> State:
 
 
 def _state(frame: Keyframe, config: SchedulerConfig) -> State:
+    _require(frame.planned - frame.committed == len(frame.flights), "other steps are in flight")
     _require(frame.fields == tuple(columns.FIELD_NAMES[field] for field in KEPT_FIELDS), "its rows have other fields")
     kept = np.frombuffer(frame.cells, dtype=np.int64).reshape(len(KEPT_FIELDS), -1)
     count = kept.shape[1]
     running, queued = frame.lives[:count], frame.lives[count:]
     _require([life.id for life in running] == kept[columns.ID].tolist(), "its rows are of other requests")
     limits = [life.prompt_length + life.sampling.max_tokens for life in running]
-    _require(kept[columns.LIMIT].tolist() == limits and max(limits, default=0) <= config.model_len_max, "a row is too long")
+    longest = max(limits, default=0)
+    _require(kept[columns.LIMIT].tolist() == limits and longest <= config.model_len_max, "a row is too long")
     tables = np.frombuffer(frame.tables, dtype=np.int32)
     cells = np.zeros((columns.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
@@ -261,6 +267,7 @@ def _pool(frame: Keyframe, block_count: int, tables: np.ndarray) -> Pool:
     status[places[valid]] = frame.head + valid
     used = frame.head + len(places)
     _require(len(status) == block_count and min(blocks, default=0) >= 0, "a block that does not exist")
+    _require(len(frame.keys) == KEY_SIZE * len(blocks), "a name of another length")
     _require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * block_count, "another queue of blocks")
     queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
     names = dict(zip(keys, blocks, strict=True))

@@ -49,7 +49,8 @@ class RankDigest(msgspec.Struct, frozen=True, array_like=True):
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`previous` is the last chained digest of the segment before (0 in the first); `first_event` numbers the first
-    event of this segment's frames; `token_width` is the bytes of a packed token."""
+    event of this segment's frames; `token_width` is the bytes of a packed token; `keyframe` is the state in which the
+    segment begins (keyframe.py), empty in the first."""
 
     format_version: int
     schema: int
@@ -60,6 +61,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     index: int
     previous: int
     first_event: int
+    keyframe: bytes = b""
 
 
 class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,9 +133,11 @@ def segment_name(index: int) -> str:
     return f"segment-{index:06d}{SEGMENT_SUFFIX}"
 
 
-def next_header(header: SegmentHeader, chain: int, first_event: int) -> SegmentHeader:
+def next_header(header: SegmentHeader, chain: int, first_event: int, keyframe: bytes = b"") -> SegmentHeader:
     """The header of the segment after one that ended with this chained digest."""
-    return msgspec.structs.replace(header, index=header.index + 1, previous=chain, first_event=first_event)
+    return msgspec.structs.replace(
+        header, index=header.index + 1, previous=chain, first_event=first_event, keyframe=keyframe
+    )
 
 
 def token_bound(config: SchedulerConfig, privacy: Privacy) -> int:

@@ -70,7 +70,13 @@ class Shaper:
                 assert_never(event)
 
     def put_steady(
-        self, frame: bytearray, first_event: int, before: State, events: Sequence[AnyEvent], settled: Settled, width: int
+        self,
+        frame: bytearray,
+        first_event: int,
+        before: State,
+        events: Sequence[AnyEvent],
+        settled: Settled,
+        width: int,
     ) -> bool:
         """Make `frame` that of the shapes of two steady events (log.is_steady), all in one.
 

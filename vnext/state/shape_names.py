@@ -1,8 +1,8 @@
 """Names of kept blocks in a log without texts: what the chain keys of real tokens are called there.
 
 A block that outlives its request keeps its name, and a keyframe must say which name that is in the log. Owns what is
-remembered for it: of a request that leaves, its history and its blocks; names are made only when a keyframe asks, and only
-for blocks that still have one. A step without a request that leaves costs nothing here.
+remembered for it: of a request that leaves, its history and its blocks; names are made only when a keyframe asks, and
+only for blocks that still have one. A step without a request that leaves costs nothing here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tails in numpy: the plain form, which says what each method means. `_tails.c` is the compiled twin, compared by tests.
+"""Tails in numpy: the plain form, which says what each method means. Tests compare it with `_tails.c`, its twin.
 
 Owns the unfinished block of each live request: its secret, the running sum over it, its tokens. Mutable: a commit's
 tokens are appended in order. The arithmetic is pseudonym.py's.
