@@ -48,7 +48,7 @@ def compiled(name: str, *headers: str) -> Extension:
 
 COMPILED = [
     compiled("_columns", "blake2b.h"),
-    compiled("_log", "steady_frame.h"),
+    compiled("_log", "crc32.h", "steady_frame.h"),
     compiled("_tails", "blake2b.h", "blake2b_keyed.h", "steady_frame.h"),
 ]
 

@@ -121,7 +121,14 @@ class Segments:
         if self._torn:
             self._cut()
         digest = log.seal_frame(frame, self._chain, state_digest)
-        self._append(frame)
+        try:
+            _write_whole(self._fd, frame)
+        except OSError as error:
+            self._torn, self.failure = True, str(error)
+            self._cut()
+            raise
+        self._size += len(frame)
+        self.bytes_written += len(frame)
         self._chain, self._written_event, self._has_frames = digest, next_event, True
 
     def close(self) -> None:
@@ -161,16 +168,6 @@ class Segments:
             return True
         newest = self._full_at + self._full_at // RETRY_SHARE  # it ends with the frame that fills it
         return bool(bounds.max_bytes) and sum(each.size for each in self._closed) + newest > bounds.max_bytes
-
-    def _append(self, record: bytearray) -> None:
-        try:
-            _write_whole(self._fd, record)
-        except OSError as error:
-            self._torn, self.failure = True, str(error)
-            self._cut()
-            raise
-        self._size += len(record)
-        self.bytes_written += len(record)
 
     def _cut(self) -> None:
         """Take a half-written frame off again; as long as that fails nothing may follow it."""

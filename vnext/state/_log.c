@@ -3,40 +3,10 @@
    Pure but for the buffers that a caller hands in. Knows one kind of frame only, the plain one: commits and plans, no
    frame lost before it. Whatever else it meets it leaves to msgspec: it says so and has changed nothing. */
 
+#include "crc32.h"
 #include "steady_frame.h"
 
 enum { RECORD_HEAD = 8 };
-
-/* ---- CRC32 (IEEE 802.3, reflected), eight bytes at a time: "slicing-by-8", Kounavis and Berry, 2008 ---- */
-
-static uint32_t crc_table[8][256];
-
-static void fill_crc_table(void) {
-    for (uint32_t byte = 0; byte < 256; ++byte) {
-        uint32_t sum = byte;
-        for (int bit = 0; bit < 8; ++bit) sum = sum & 1 ? sum >> 1 ^ 0xEDB88320u : sum >> 1;
-        crc_table[0][byte] = sum;
-    }
-    for (int slice = 1; slice < 8; ++slice)
-        for (int byte = 0; byte < 256; ++byte) {
-            uint32_t sum = crc_table[slice - 1][byte];
-            crc_table[slice][byte] = sum >> 8 ^ crc_table[0][sum & 0xff];
-        }
-}
-
-static uint32_t crc32_of(uint32_t sum, const uint8_t *data, size_t size) {
-    sum = ~sum;
-    for (; size >= 8; data += 8, size -= 8) {
-        uint64_t word;
-        memcpy(&word, data, sizeof word);
-        word ^= sum;
-        sum = crc_table[7][word & 0xff] ^ crc_table[6][word >> 8 & 0xff] ^ crc_table[5][word >> 16 & 0xff] ^
-              crc_table[4][word >> 24 & 0xff] ^ crc_table[3][word >> 32 & 0xff] ^ crc_table[2][word >> 40 & 0xff] ^
-              crc_table[1][word >> 48 & 0xff] ^ crc_table[0][word >> 56];
-    }
-    for (; size; ++data, --size) sum = sum >> 8 ^ crc_table[0][(sum ^ *data) & 0xff];
-    return ~sum;
-}
 
 /* A record's checksum: over the four bytes of the payload's length, then the payload. */
 static uint32_t checksum(const uint8_t *payload, uint32_t size) {
@@ -361,6 +331,6 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_log", "Compiled twin of log_plain.", -1, functions};
 
 PyMODINIT_FUNC PyInit__log(void) {
-    fill_crc_table();
+    crc32_begin();
     return PyModule_Create(&module);
 }

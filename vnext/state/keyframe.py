@@ -19,7 +19,7 @@ from vnext.state.laws import check
 from vnext.state.log_plain import WIDTH_MAX
 from vnext.state.order import sum_of
 from vnext.state.params import Sampling
-from vnext.state.pool import Pool, free_blocks, named_blocks
+from vnext.state.pool import Pool, free_blocks
 from vnext.state.rows import Rows
 from vnext.state.state import Counters, Flight, Request, State, Waiting
 from vnext.state.versions import VersionedArray, VersionedMap
@@ -85,7 +85,7 @@ _decoder = msgspec.msgpack.Decoder(Keyframe)
 def keyframe(state: State) -> Keyframe:
     """What there is to keep of a state."""
     rows, pool = state.rows, state.pool
-    named = sorted((block, key) for key, block in named_blocks(pool).items())
+    names = pool.names.get_all(range(pool.block_count))
     return Keyframe(
         sequence=state.sequence,
         next_id=state.next_id,
@@ -102,9 +102,14 @@ def keyframe(state: State) -> Keyframe:
         head=pool.head,
         queue_capacity=pool.queue.capacity,
         queue=_queue(pool).tobytes(),
-        named=np.array([block for block, _ in named], dtype=np.int32).tobytes(),
-        keys=b"".join(key for _, key in named),
+        named=blocks_with_names(names).tobytes(),
+        keys=b"".join(filter(None, names)),
     )
+
+
+def blocks_with_names(names: list[bytes | None]) -> np.ndarray:
+    """Blocks that have a name, in rising order (int32[n]), from the names of all blocks."""
+    return np.array([block for block, name in enumerate(names) if name is not None], dtype=np.int32)
 
 
 def _lives(state: State) -> list[Life]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from vnext.state.chain import KEY_SIZE, chain_keys
 from vnext.state.config import SchedulerConfig
+from vnext.state.keyframe import blocks_with_names
 from vnext.state.planning import row_blocks, row_tokens
-from vnext.state.pool import Pool, named_blocks
 from vnext.state.state import State
 from vnext.state.tails import Tails
 
@@ -59,7 +59,8 @@ class Names:
         self._left_count += 1
         self._left_tokens += len(left.tokens) // 4
         if self._left_tokens > LEFT_TOKENS_MAX:
-            self._name_left(state.pool)
+            pool = state.pool
+            self._name_left(blocks_with_names(pool.names.get_all(range(pool.block_count))))
 
     def chain(self, roots: Roots, tokens: bytes) -> tuple[bytes, tuple[bytes, ...]]:
         """A history (int32 bytes) as the log has it: pseudonyms, and the names of its full blocks."""
@@ -67,16 +68,15 @@ class Names:
         return shaped, chain_keys(roots.key, shaped, self._size) if self._naming else ()
 
     def of(self, state: State, blocks: np.ndarray, chains: list[tuple[bytes, ...]]) -> bytes:
-        """The names of these blocks (16 bytes each); `chains` are those of the state's rows."""
-        self._name_left(state.pool)
+        """The names of these blocks, all that have one (16 bytes each); `chains` are those of the state's rows."""
+        self._name_left(blocks)
         keys = self._keys.copy()
         for row, chain in enumerate(chains):
             _write(keys, row_blocks(state, row), chain)
         return keys[blocks].tobytes()
 
-    def _name_left(self, pool: Pool) -> None:
-        """Name what left requests own and the pool still has; forget the requests."""
-        named = np.fromiter(named_blocks(pool).values(), dtype=np.int64)
+    def _name_left(self, named: np.ndarray) -> None:
+        """Name what left requests own of the blocks that have a name; forget the requests."""
         for number in np.unique(self._owner[named]).tolist():
             if number != NOBODY:
                 left = self._left[number]

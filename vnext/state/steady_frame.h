@@ -26,10 +26,16 @@ static int fits(const uint8_t *tokens, Py_ssize_t count, int width) {
     return width >= WIDTH_MAX || all >> 8 * width == 0;
 }
 
+/* Tokens that fit `width` bytes, as so many each. Three bytes go two tokens at a time, the next two over the surplus. */
 static void pack(uint8_t *out, const uint8_t *tokens, Py_ssize_t count, int width) {
+    Py_ssize_t i = 0;
     if (width == WIDTH_MAX) memcpy(out, tokens, 4 * count);
-    else if (width == 3) for (Py_ssize_t i = 0; i < count; ++i) memcpy(out + 3 * i, tokens + 4 * i, 3);
-    else for (Py_ssize_t i = 0; i < count; ++i) memcpy(out + 2 * i, tokens + 4 * i, 2);
+    for (uint64_t two; width == 3 && i + 3 <= count; i += 2) {
+        memcpy(&two, tokens + 4 * i, sizeof two);
+        two = (two & 0xffffff) | two >> 32 << 24;
+        memcpy(out + 3 * i, &two, sizeof two);
+    }
+    for (; width < WIDTH_MAX && i < count; ++i) memcpy(out + width * i, tokens + 4 * i, width == 3 ? 3 : 2);
 }
 
 static int known_width(int width) {
