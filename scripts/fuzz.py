@@ -1,100 +1,201 @@
 """Fuzz: simulate scenario after scenario until stopped; a failure is shrunk, printed and written as a log.
 
-    python scripts/fuzz.py --seconds 600 --jobs 2
+    python scripts/fuzz.py --seconds 3600 --jobs 2 --record perf/records/2026-11-20-fuzz.json
+    python scripts/fuzz.py --first-seed 4711 --seeds 1              that seed again
 
-Each seed is a whole engine's life (see vnext/sched/sim/simulator.py); `simulate(scenario(seed))` runs a failure again, and
-`vnext-replay` opens the written logs. Ends with status 1 if a scenario failed. Stopping it with Ctrl-C is a normal end.
+Each seed is a whole engine's life (see vnext/sched/sim); `run_seed(seed)` runs one in a debugger, and `vnext-replay`
+opens the written logs. Without --first-seed every run has seeds of its own, and says which. Ends with status 1 if a
+scenario failed. Stopping it with Ctrl-C is a normal end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import queue
+import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT_S = 10.0
+SEEDS_A_SECOND = 1000
+"""Seeds are counted from the clock on: two runs meet other ones, as long as none checks so many."""
 
 
 def main() -> int:
     options = parsed()
     sys.path.insert(0, str(ROOT))
-    if options.jobs > 1:
-        return run_jobs(options)
-    try:
-        return run(options)
-    except KeyboardInterrupt:
-        return 0
+    return job(options) if options.job else Fuzzing(options).run()
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Simulate seeded scenarios until stopped; print the seed of a failure.")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long (default: never)")
+    parser.add_argument("--seeds", type=int, default=0, help="stop after so many (default: never)")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with seeds of its own (default 1)")
-    parser.add_argument("--first-seed", type=int, default=0, help="where to begin (default 0)")
-    parser.add_argument("--stride", type=int, default=1, help="distance between two seeds (default 1)")
-    parser.add_argument("--out", type=Path, default=Path("fuzz-failures"), help="where logs go (default ./fuzz-failures)")
+    parser.add_argument("--first-seed", type=int, help="where to begin (default: seeds that no run had before)")
     parser.add_argument("--clients", type=int, default=60, help="requests of one scenario (default 60)")
-    return parser.parse_args()
+    parser.add_argument("--failures-max", type=int, default=1, help="failures after which it stops (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("fuzz-failures"), help="where logs go (default ./fuzz-failures)")
+    parser.add_argument("--record", type=Path, help="write what was checked, and on which machine, into this file")
+    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.first_seed is None:
+        options.first_seed = int(time.time()) * SEEDS_A_SECOND
+    return options
 
 
-def run_jobs(options: argparse.Namespace) -> int:
-    """The same program, `jobs` times over, with interleaved seeds."""
-    children = []
-    for job in range(options.jobs):
-        command = [sys.executable, __file__, "--first-seed", str(options.first_seed + job), "--stride", str(options.jobs)]
-        command += ["--seconds", str(options.seconds), "--clients", str(options.clients), "--out", str(options.out)]
-        children.append(subprocess.Popen(command))
-    try:
-        return max(child.wait() for child in children)
-    except KeyboardInterrupt:
-        return max(child.wait() for child in children)
+# ---- the run -----------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> int:
-    """Seeds in order. Returns 1 at the first failure."""
-    from vnext.sched.sim.scenario import scenario
-    from vnext.sched.sim.simulator import Simulation
+class Fuzzing:
+    """One run: its jobs, and what they have told so far. Mutable."""
 
-    started_s = reported_s = time.monotonic()
-    seed, events = options.first_seed, 0
-    while (now_s := time.monotonic()) - started_s < options.seconds:
-        simulation = Simulation(scenario(seed, options.clients))
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.events = self.seeds = 0
+        self.last_seed = options.first_seed
+        self.failed: list[int] = []
+        self.memory_bytes = [0] * options.jobs
+        self.started_s = time.monotonic()
+        self.told: queue.Queue[dict | None] = queue.Queue()
+
+    def run(self) -> int:
+        """Until the time is over, enough has failed, or somebody stops it. 1 if a scenario failed."""
+        print(f"seeds from {self.options.first_seed}", flush=True)
+        before = self._machine() if self.options.record else None
+        jobs = [self._start(number) for number in range(1, self.options.jobs + 1)]
         try:
-            simulation.run_and_require_all()
-        except Exception as error:  # any failure of any kind is a finding: its seed is what matters
-            traceback.print_exc()
-            print(f"seed {seed} fails: simulate(scenario({seed}, {options.clients})) runs it again", flush=True)
-            explain(simulation, error, options.out / f"seed-{seed}")
-            return 1
-        events += len(simulation.events)
-        if now_s - reported_s > REPORT_S:
-            reported_s = now_s
-            print(f"seeds {options.first_seed}..{seed} by {options.stride}: {events} events, no failure", flush=True)
-        seed += options.stride
-    print(f"seeds {options.first_seed}..{seed - options.stride} by {options.stride}: {events} events, no failure", flush=True)
+            self._listen(len(jobs))
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the record is still to be written
+            print("stopped", flush=True)
+        finally:
+            for process in jobs:
+                process.terminate()
+            broken = [process.wait() for process in jobs]
+        self._report()
+        if before is not None:
+            self._write_record(before)
+        return int(bool(self.failed) or any(code > 0 for code in broken))
+
+    def _start(self, number: int) -> subprocess.Popen:
+        """A job in a process, and a thread that reads what it says."""
+        given = [arg for name in ("seconds", "seeds", "jobs", "first_seed", "clients", "out") for arg in self._as_option(name)]
+        command = [sys.executable, __file__, "--job", str(number), *given]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        return process
+
+    def _as_option(self, name: str) -> list[str]:
+        return [f"--{name.replace('_', '-')}", str(getattr(self.options, name))]
+
+    def _read(self, process: subprocess.Popen) -> None:
+        for line in process.stdout:
+            self.told.put(json.loads(line))
+        self.told.put(None)
+
+    def _listen(self, running: int) -> None:
+        reported_s = time.monotonic()
+        while running and len(self.failed) < self.options.failures_max:
+            told = self.told.get()
+            if told is None:
+                running -= 1
+                continue
+            self.events += told["events"]
+            self.seeds += 1
+            self.last_seed = max(self.last_seed, told["seed"])
+            self.memory_bytes[told["job"] - 1] = told["memory_bytes"]
+            self.failed += [told["seed"]] if told["failed"] else []
+            if time.monotonic() - reported_s > REPORT_S:
+                reported_s = time.monotonic()
+                self._report()
+
+    def _report(self) -> None:
+        seconds = time.monotonic() - self.started_s
+        failures = f"seeds {self.failed} failed" if self.failed else "no failure"
+        print(
+            f"{seconds:6.0f} s: {self.events} events of {self.seeds} seeds up to {self.last_seed} "
+            f"({self.events / max(seconds, 1e-9):.0f}/s), {max(self.memory_bytes) / 2**20:.0f} MiB a job, {failures}",
+            flush=True,
+        )
+
+    # ---- the record --------------------------------------------------------------------------------------------------
+
+    def _machine(self):
+        from vnext.machine import machine
+
+        return machine()
+
+    def _write_record(self, before) -> None:
+        import msgspec
+
+        from vnext.version import __version__
+
+        record = {
+            "command": " ".join(["python", "scripts/fuzz.py", *sys.argv[1:]]),
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "vnext": __version__,
+            "machine": msgspec.to_builtins(before),
+            "load_after": self._machine().load,
+            "seconds": round(time.monotonic() - self.started_s, 1),
+            "events": self.events,
+            "seeds": self.seeds,
+            "first_seed": self.options.first_seed,
+            "last_seed": self.last_seed,
+            "memory_bytes_max": max(self.memory_bytes),
+            "failures": len(self.failed),
+            "failed_seeds": self.failed,
+        }
+        self.options.record.parent.mkdir(parents=True, exist_ok=True)
+        self.options.record.write_text(json.dumps(record, indent=2) + "\n")
+        print(f"written: {self.options.record}", flush=True)
+
+
+# ---- one job -----------------------------------------------------------------------------------------------------
+
+
+def job(options: argparse.Namespace) -> int:
+    """Every `jobs`-th seed, in order, a line of JSON after each. Ends when nobody listens any more."""
+    end_s, count = time.monotonic() + options.seconds, 0
+    try:
+        from vnext.sched.sim.seeds import SeedFailed, run_seed
+
+        while time.monotonic() < end_s and (not options.seeds or options.job + count * options.jobs <= options.seeds):
+            seed = options.first_seed + options.job - 1 + count * options.jobs
+            failed = False
+            try:
+                simulation = run_seed(seed, options.clients)
+            except SeedFailed as failure:
+                failed, simulation = True, failure.simulation
+                explain(failure, options.out / f"seed-{seed}")
+            memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            told = dict(job=options.job, seed=seed, events=len(simulation.events), failed=failed, memory_bytes=memory_bytes)
+            print(json.dumps(told), flush=True)
+            count += 1
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.stderr.close()  # what Python says when it cannot flush what nobody reads
     return 0
 
 
-def explain(simulation, error: Exception, folder: Path) -> None:
-    """Write the log of the failure, shrink it, print and write what is left."""
-    from vnext.sched.sim.shrink import shrink
-    from vnext.sched.sim.judge import failing_like, fewer_clients, judge, kind_of, told, toy_voice
+def explain(failure, folder: Path) -> None:
+    """Write the log of the failure, shrink it, print and write what is left. Standard output belongs to the parent."""
+    from vnext.sched.sim.seeds import explained
 
-    write_log(simulation.events, folder / "whole")
-    finding = judge(simulation.events)
-    if finding is not None:
-        small = shrink(simulation.events, failing_like(finding.kind), toy_voice(simulation.scenario.config.vocab_size))
-    else:  # only clocks, transport or a second rank show it: what is made smaller is the scenario
-        kind = kind_of(error)
-        small = fewer_clients(simulation, lambda caught: kind_of(caught) == kind)
-    write_log(small, folder / "smallest")
-    print(f"smallest failing events ({len(small)} of {len(simulation.events)}), logs in {folder}:")
-    print("\n".join(told(small)))
-    print((judge(small) or finding or error), flush=True)
+    traceback.print_exception(failure.error)
+    print(failure, file=sys.stderr, flush=True)
+    write_log(failure.simulation.events, folder / "whole")
+    small = explained(failure)
+    write_log(small.events, folder / "smallest")
+    whole = len(failure.simulation.events)
+    print(f"smallest failing events ({len(small.events)} of {whole}), logs in {folder}:", file=sys.stderr)
+    print(*small.lines, small.message, sep="\n", file=sys.stderr, flush=True)
 
 
 def write_log(events, folder: Path) -> None:

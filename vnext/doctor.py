@@ -18,6 +18,7 @@ from vnext.machine import Machine, compilers, machine
 from vnext.state.columns import implementation
 from vnext.options import DoctorCommand
 from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
+from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -45,6 +46,7 @@ def examine() -> dict[str, Any]:
         "gpus": found,
         "compilers": compilers(),
         "columns": implementation(),
+        "ring": ring_implementation(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
     }
@@ -120,6 +122,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
+        ("ring", f"{report['ring']} operations"),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

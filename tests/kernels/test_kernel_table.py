@@ -66,7 +66,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("layer_norm", (zeros(3, 8), zeros(8), zeros(7), 1e-5), r"bias must have the shape \[8\]"),
     ("gelu_tanh", (zeros(8),), r"x must have the shape \[any, any\]"),
     ("pack_weight", (zeros(8, 3).t(),), "weight must be contiguous"),
-    ("pack_experts", (zeros(8, 3),), r"weights must have the shape \[any, any, any\]"),
+    ("pack_experts", (zeros(8, 3), ""), r"weights must have the shape \[any, any, any\]"),
     ("linear", (zeros(3, 8), zeros(5, 7), None), r"weight must have the shape \[any, 8\] but has \[5, 7\]"),
     ("linear", (zeros(3, 8), zeros(5, 8).bfloat16(), None), "weight must be torch.float32 but is torch.bfloat16"),
     ("linear", (zeros(3, 8), zeros(5, 8), zeros(4)), r"bias must have the shape \[5\]"),

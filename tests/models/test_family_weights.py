@@ -47,7 +47,7 @@ def test_gemma3_beside_a_vision_tower(tmp_path: Path, root: str) -> None:
     assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
 
 
-def test_a_rank_takes_its_rows_of_each_joined_part(tmp_path: Path) -> None:
+def test_a_rank_takes_its_rows_of_each_joined_part(tmp_path: Path, plain_weights: None) -> None:
     save_case(tmp_path, "phi3")
     tensors = load_file(tmp_path / "model.safetensors")
     params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")
@@ -57,7 +57,7 @@ def test_a_rank_takes_its_rows_of_each_joined_part(tmp_path: Path) -> None:
     assert torch.equal(params.layers[1].mlp.gate_up.weight, torch.cat((gate[60:], up[60:])))
 
 
-def test_a_rank_takes_its_columns_of_flipped_weights(tmp_path: Path) -> None:
+def test_a_rank_takes_its_columns_of_flipped_weights(tmp_path: Path, plain_weights: None) -> None:
     save_case(tmp_path, "gpt2")
     tensors = load_file(tmp_path / "model.safetensors")
     params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")
@@ -69,7 +69,7 @@ def test_a_rank_takes_its_columns_of_flipped_weights(tmp_path: Path) -> None:
     assert torch.equal(params.layers[2].narrow.weight, narrow.t()[:, 128:])
 
 
-def test_a_rank_takes_a_part_of_each_expert(tmp_path: Path) -> None:
+def test_a_rank_takes_a_part_of_each_expert(tmp_path: Path, plain_weights: None) -> None:
     save_case(tmp_path, "qwen3_moe")
     tensors = load_file(tmp_path / "model.safetensors")
     params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")

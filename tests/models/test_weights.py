@@ -23,7 +23,7 @@ def load(path: Path, parallel: Parallel | None = None, dtype: torch.dtype = torc
     return load_params(path, load_config(path), parallel or alone(), dtype, "cpu")
 
 
-def test_parts_are_fused_and_cut(tmp_path: Path) -> None:
+def test_parts_are_fused_and_cut(tmp_path: Path, plain_weights: None) -> None:
     tensors = random_tensors(PLAIN)
     params = load(save_checkpoint(tmp_path, tensors), HALF)
     prefix = "model.layers.1.self_attn."
@@ -148,7 +148,7 @@ def test_fingerprint_of_a_truncated_file_is_an_error(tmp_path: Path) -> None:
         fingerprint(tmp_path)
 
 
-def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
+def test_a_checkpoint_in_several_files(tmp_path: Path, plain_weights: None) -> None:
     tensors = random_tensors(PLAIN)
     expected = load(save_checkpoint(tmp_path / "one", tensors))
     path = save_checkpoint(tmp_path / "two", tensors)

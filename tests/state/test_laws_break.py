@@ -63,10 +63,17 @@ def queue_twice(state: State) -> State:
 
 def other_block(state: State) -> State:
     """Row 2's table names a block of row 0."""
+    return with_first_block(state, extents.read(state.tables, int(state.rows.table_at[0]) + 2, 1).copy())
+
+
+def no_block(state: State) -> State:
+    """Row 2's table names a block that does not exist."""
+    return with_first_block(state, np.array([state.config.block_count], dtype=np.int32))
+
+
+def with_first_block(state: State, block: np.ndarray) -> State:
     at = int(state.rows.table_at[2])
-    first = extents.read(state.tables, int(state.rows.table_at[0]) + 2, 1).copy()
-    tables = extents.write(state.tables, slice(at, at + 1), first)
-    return replace(state, tables=tables)
+    return replace(state, tables=extents.write(state.tables, slice(at, at + 1), block))
 
 
 def first_held(state: State) -> int:
@@ -134,6 +141,7 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("M2", laws.holders_are_counted, lambda s: with_status(s, first_free(s), -1)),
     ("M2", laws.holders_are_counted, lambda s: with_status(s, first_held(s), 3)),
     ("M2", laws.holders_are_counted, other_block),
+    ("M2", laws.holders_are_counted, no_block),
     ("M3", laws.writers_are_exclusive, shared_write),
     ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) + 1)),
     ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) - 1)),

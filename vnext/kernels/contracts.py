@@ -111,9 +111,23 @@ def check_pack_weight(weight: torch.Tensor) -> None:
     expect("weight", weight, (None, None), FLOATS, contiguous=True)
 
 
-def check_pack_experts(weights: torch.Tensor) -> None:
-    """weights [E, out, in] float."""
+def check_pack_gated_weight(weight: torch.Tensor, activation: str) -> None:
+    """weight [2 * I, in] float: gate, then up."""
+    check_pack_weight(weight)
+    expect_gate(weight.shape[0], activation)
+
+
+def check_pack_experts(weights: torch.Tensor, activation: str) -> None:
+    """weights [E, out, in] float; with an activation they hold gate, then up."""
     expect("weights", weights, (None, None, None), FLOATS, contiguous=True)
+    if activation:
+        expect_gate(weights.shape[1], activation)
+
+
+def check_embedding_rows(table: Any, ids: torch.Tensor, first: int) -> None:
+    """table [V, H] float, plain or packed, ids int64 [N]."""
+    expect_weight("table", table, (None, None), table.dtype)
+    expect("ids", ids, (None,), INDICES)
 
 
 def expect_weight(name: str, weight: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:

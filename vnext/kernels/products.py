@@ -8,6 +8,7 @@ is the same alone and in a batch as far as the product of one matrix is (see det
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
@@ -24,8 +25,16 @@ def pack_weight(weight: torch.Tensor) -> Any:
     return weight
 
 
-def pack_experts(weights: torch.Tensor) -> Any:
-    """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor."""
+def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
+    """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
+    return weight
+
+
+def pack_experts(weights: torch.Tensor, activation: str) -> Any:
+    """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
+
+    `activation` is that of weights that hold gate and up, "" for others.
+    """
     return weights
 
 
@@ -66,6 +75,20 @@ def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tens
 def experts(
     x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
 ) -> torch.Tensor:
+    """See `experts_by`, with the products of this file."""
+    return experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+
+
+def experts_by(
+    multiply: Callable[..., torch.Tensor],
+    multiply_gated: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+) -> torch.Tensor:
     """The sum over a token's k experts of share * down(activation(gate(x)) * up(x)), for x [T, H] -> [T, H].
 
     shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I]. Tokens are sorted by expert, and each
@@ -80,8 +103,8 @@ def experts(
     start = 0
     for expert, size in enumerate(torch.bincount(chosen, minlength=gate_up.shape[0]).tolist()):
         if size:
-            widened = gated_linear(sorted_x[start : start + size], gate_up[expert], None, activation)
-            products[start : start + size] = functional.linear(widened, down[expert])
+            widened = multiply_gated(sorted_x[start : start + size], gate_up[expert], None, activation)
+            products[start : start + size] = multiply(widened, down[expert], None)
             start += size
     parts = torch.empty(products.shape, dtype=torch.float32, device=x.device).index_copy_(0, order, products.float())
     parts = parts.view(tokens, count, x.shape[1]).mul_(shares.unsqueeze(-1))

@@ -139,3 +139,10 @@ def kv_write(
     offsets = slots - blocks * block_size
     key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """[N, H]: rows `ids` int64 [N], counted from `first`, of a table [V, H]; zeros for ids outside it."""
+    local = ids - first
+    outside = (local < 0) | (local >= table.shape[0])
+    return table.index_select(0, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)

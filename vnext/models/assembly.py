@@ -25,11 +25,11 @@ class Source(Protocol):
     def packed(self, names: tuple[str, ...]) -> Any:
         """`fused`, packed for the products."""
 
-    def pack(self, weight: torch.Tensor) -> Any:
-        """A weight [out, in], packed."""
+    def packed_gated(self, names: tuple[str, ...]) -> Any:
+        """`fused` gate and up, packed for the product that applies the model's activation."""
 
-    def stacked(self, groups: tuple[tuple[str, ...], ...]) -> Any:
-        """The fused weights of each expert, packed."""
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        """The fused weights of each expert, packed; `gated`: gate and up."""
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor, moved to the device with its dtype kept."""
@@ -39,6 +39,21 @@ def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Li
     """The modules' weights, fused, with their biases if they have any; `prefix` ends with a dot."""
     weight = source.packed(tuple(f"{prefix}{module}.weight" for module in modules))
     return Linear(weight, source.fused(tuple(f"{prefix}{module}.bias" for module in modules)) if bias else None)
+
+
+def gated(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:
+    """As `linear`, of gate and up. A bias comes between product and activation, so it keeps the two apart."""
+    if bias:
+        return linear(source, prefix, *modules, bias=True)
+    return Linear(source.packed_gated(tuple(f"{prefix}{module}.weight" for module in modules)), None)
+
+
+def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_head.weight") -> tuple[Any, Any]:
+    """The embedding and the head; tied, they are one packed weight."""
+    if config.tie_embeddings:
+        packed = source.packed((name,))
+        return packed, packed
+    return source.fused((name,)), source.packed((head,))
 
 
 def attention(
@@ -58,7 +73,7 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:
     """The gated MLP of the layer at `prefix`."""
     here = prefix + "mlp."
     return GatedMlp(
-        linear(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
+        gated(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
     )
 
 
@@ -67,6 +82,6 @@ def sparse_mlp(source: Source, config: ModelConfig, here: str, gate: str, up: st
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
     return SparseMlp(
         router=source.packed((here + "gate.weight",)),
-        gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts)),
-        down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts)),
+        gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts), True),
+        down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts), False),
     )

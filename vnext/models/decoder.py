@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.models.assembly import Source
+from vnext.models.assembly import Source, embeddings
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
 from vnext.models.kv_cache import KvCache
@@ -31,12 +31,9 @@ class LayerParams(NamedTuple):
 
 
 class Params(NamedTuple):
-    """One rank's weights. `head` is the same tensor as `embedding` when they are tied and nothing is packed.
+    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2]."""
 
-    `frequencies` are float32 [R / 2].
-    """
-
-    embedding: torch.Tensor
+    embedding: Any
     layers: tuple[LayerParams, ...]
     norm: torch.Tensor
     head: Any
@@ -58,12 +55,12 @@ def assemble_decoder(
             mlp=widening,
         )
 
-    embedding = source.fused(("model.embed_tokens.weight",))
+    embedding, head = embeddings(source, config, "model.embed_tokens.weight")
     return Params(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.layer_count)),
         norm=source.fused(("model.norm.weight",)),
-        head=source.pack(embedding) if config.tie_embeddings else source.packed(("lm_head.weight",)),
+        head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
     )
 

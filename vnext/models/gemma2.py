@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.models.assembly import Source, attention, gated_mlp
+from vnext.models.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig, common_config, layer_windows
 from vnext.models.json_keys import number, positive, refuse
@@ -62,7 +62,7 @@ class LayerParams(NamedTuple):
 class Params(NamedTuple):
     """One rank's weights; `embedding_scale` [] of the model's dtype, `local_frequencies` for layers with a window."""
 
-    embedding: torch.Tensor
+    embedding: Any
     embedding_scale: torch.Tensor
     layers: tuple[LayerParams, ...]
     norm: torch.Tensor
@@ -120,14 +120,14 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
             after_mlp_norm=norm(prefix + "post_feedforward_layernorm"),
         )
 
-    embedding = source.fused((root + "embed_tokens.weight",))
+    embedding, head = embeddings(source, config, root + "embed_tokens.weight")
     local = config.local_rope
     return Params(
         embedding=embedding,
         embedding_scale=source.place(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype)),
         layers=tuple(layer(f"{root}layers.{index}.") for index in range(config.layer_count)),
         norm=norm(root + "norm"),
-        head=source.pack(embedding) if config.tie_embeddings else source.packed(("lm_head.weight",)),
+        head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
         local_frequencies=source.place(inverse_frequencies(local, config.head_dim)) if local else None,
     )

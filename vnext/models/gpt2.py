@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.models.assembly import Source, linear
+from vnext.models.assembly import Source, embeddings, linear
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
@@ -68,7 +68,7 @@ class LayerParams(NamedTuple):
 class Params(NamedTuple):
     """One rank's weights; `positions` [position_count_max, hidden] is whole on every rank."""
 
-    embedding: torch.Tensor
+    embedding: Any
     positions: torch.Tensor
     layers: tuple[LayerParams, ...]
     norm: Norm
@@ -115,13 +115,13 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             narrow=linear(source, prefix, "mlp.c_proj", bias=True),
         )
 
-    embedding = source.fused((root + "wte.weight",))
+    embedding, head = embeddings(source, config, root + "wte.weight")
     return Params(
         embedding=embedding,
         positions=source.fused((root + "wpe.weight",)),
         layers=tuple(layer(f"{root}h.{index}.") for index in range(config.layer_count)),
         norm=norm(root + "ln_f"),
-        head=source.pack(embedding) if config.tie_embeddings else source.packed(("lm_head.weight",)),
+        head=head,
     )
 
 

@@ -135,14 +135,10 @@ def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:
     return product if linear.bias is None else product + linear.bias
 
 
-def embed(embedding: torch.Tensor, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """Rows of the vocabulary-parallel embedding [V_local, hidden]: ids held elsewhere give zeros, summed over ranks."""
-    if parallel.world_size == 1:
-        return embedding.index_select(0, token_ids)
-    local = token_ids - parallel.rank * embedding.shape[0]
-    elsewhere = (local < 0) | (local >= embedding.shape[0])
-    rows = embedding.index_select(0, local.masked_fill(elsewhere, 0))
-    return parallel.all_reduce(rows.masked_fill_(elsewhere[:, None], 0.0))
+def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+    """Rows of the vocabulary-parallel embedding [V_local, hidden], plain or packed: ids held elsewhere give zeros, summed."""
+    rows = operations(token_ids.device.type).embedding_rows(embedding, token_ids, parallel.rank * embedding.shape[0])
+    return rows if parallel.world_size == 1 else parallel.all_reduce(rows)
 
 
 def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.models.assembly import Source, attention, gated_mlp
+from vnext.models.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig, common_config
 from vnext.models.kv_cache import KvCache
@@ -47,7 +47,7 @@ class LayerParams(NamedTuple):
 class Params(NamedTuple):
     """One rank's weights."""
 
-    embedding: torch.Tensor
+    embedding: Any
     layers: tuple[LayerParams, ...]
     norm: torch.Tensor
     head: Any
@@ -73,12 +73,12 @@ def assemble(source: Source, config: ModelConfig) -> Params:
             after_mlp_norm=source.wide(prefix + "post_feedforward_layernorm.weight"),
         )
 
-    embedding = source.fused(("model.embed_tokens.weight",))
+    embedding, head = embeddings(source, config, "model.embed_tokens.weight")
     return Params(
         embedding=embedding,
         layers=tuple(layer(f"model.layers.{index}.") for index in range(config.layer_count)),
         norm=source.wide("model.norm.weight"),
-        head=source.pack(embedding) if config.tie_embeddings else source.packed(("lm_head.weight",)),
+        head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
     )
 

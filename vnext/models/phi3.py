@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from vnext.models.assembly import Source, linear
+from vnext.models.assembly import Source, gated, linear
 from vnext.models.config import ModelConfig, common_config, same_window
 from vnext.models.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.json_keys import positive
@@ -50,6 +50,6 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         config,
         lambda prefix, index: (
             Attention(linear(source, prefix, "self_attn.qkv_proj"), linear(source, prefix, "self_attn.o_proj")),
-            GatedMlp(linear(source, prefix, "mlp.gate_up_proj"), linear(source, prefix, "mlp.down_proj")),
+            GatedMlp(gated(source, prefix, "mlp.gate_up_proj"), linear(source, prefix, "mlp.down_proj")),
         ),
     )

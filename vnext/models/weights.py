@@ -104,19 +104,19 @@ class Loader:
 
     def packed(self, names: tuple[str, ...]) -> Any:
         """`fused`, packed for the operations that multiply by it."""
-        return self.pack(self.fused(names))
+        return self._operations.pack_weight(self.fused(names))
 
-    def pack(self, weight: torch.Tensor) -> Any:
-        """A weight [out, in], packed."""
-        return self._operations.pack_weight(weight)
+    def packed_gated(self, names: tuple[str, ...]) -> Any:
+        """`fused` gate and up, packed for the product that applies the model's activation."""
+        return self._operations.pack_gated_weight(self.fused(names), self._config.activation)
 
-    def stacked(self, groups: tuple[tuple[str, ...], ...]) -> Any:
-        """The fused weights of each expert [E, out, in], packed. Groups are of one shape."""
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
         shape = (len(groups), *self._local_shape(groups[0]))
         target = torch.zeros(shape, dtype=self._dtype, device=self._device)
         for place, names in zip(target, groups):
             self._fill(place, names)
-        return self._operations.pack_experts(target)
+        return self._operations.pack_experts(target, self._config.activation if gated else "")
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor on the device, its dtype kept."""

@@ -14,7 +14,7 @@ ADMISSION = [
     bug("one that does not fit hides all", "admission", "not fits(config, pool, hits, tokens):\n            break",
         "not fits(config, pool, hits, tokens):\n            return ()", "S3", "S6"),
     bug("one that does not fit is overtaken", "admission", "not fits(config, pool, hits, tokens):\n            break",
-        "not fits(config, pool, hits, tokens):\n            continue", "S3"),
+        "not fits(config, pool, hits, tokens):\n            continue", "S3", "L2"),
     bug("one that does not fit is admitted", "admission", "if tokens == 0 or not fits(config, pool, hits, tokens):", "if tokens == 0:",
         "Illegal", "Error"),
     bug("blocks of running rows are thought free", "admission", "pools.take(state.pool, running_blocks)", "pools.take(state.pool, 0)", "Illegal"),
@@ -23,11 +23,11 @@ ADMISSION = [
     bug("one request too few in the batch", "admission", "room = config.running_max - len(state.rows)",
         "room = config.running_max - 1 - len(state.rows)", "S3", "S6"),
     bug("a part of a prompt without chunked prefill", "admission", "return rest if rest <= budget else 0", "return min(rest, budget)", "S1"),
-    bug("a first chunk over the threshold", "admission", "min(rest, config.prefill_threshold or rest, budget)", "min(rest, budget)", "S1"),
+    bug("a first chunk over the threshold", "admission", "min(rest, config.prefill_threshold or rest, budget)", "min(rest, budget)", "S1", "S3"),
     bug("a chunk one token too small", "admission", "if not config.chunked_prefill:\n        return rest",
         "budget -= budget > 1\n    if not config.chunked_prefill:\n        return rest", "S3", "S6"),
     bug("a trial that claims nothing", "admission", "pool = claim(config, pool, waiting, hits, tokens).pool", "pool = pool", "Illegal", "S3"),
-    bug("the head of the line is stuck", "admission", "    for place in places:", "    for place in places[1:]:", "S3", "S6", "Error"),
+    bug("the head of the line is stuck", "admission", "    for place in places:", "    for place in places[1:]:", "S3", "S6", "L2", "Error"),
     bug("admission stops after one", "admission", "if budget == 0 or place == places[-1]:", "if True:", "S3"),
 ]  # fmt: skip
 
@@ -36,10 +36,10 @@ PREEMPTION = [
     bug("a victim's blocks stay held", "preemption", "self.ref[blocks] -= 1", "self.ref[blocks] -= 0", "S4", "S6"),
     bug("a victim goes on running", "preemption", "self.runs[row], self.tokens[row], self.taken[row] = False, 0, 0",
         "self.tokens[row], self.taken[row] = 0, 0", "Illegal", "Error", "S4", "S2"),
-    bug("the best gives way", "preemption", "row = self.best_first.pop()", "row = self.best_first.pop(0)", "S4"),
+    bug("the best gives way", "preemption", "row = self.best_first.pop()", "row = self.best_first.pop(0)", "S4", "L2"),
     bug("everybody behind the first gives way", "preemption", "while need > self.free and self.runs[row]:",
         "while (need > self.free or (self.victims and len(self.best_first) > 1)) and self.runs[row]:", "S4"),
-    bug("the victim's row is named wrongly", "preemption", "self.victims.append(row)", "self.victims.append(row - 1)", "S4", "Illegal"),
+    bug("the victim's row is named wrongly", "preemption", "self.victims.append(row)", "self.victims.append(row - 1)", "S4", "L2", "Illegal"),
 ]  # fmt: skip
 
 DECISION = [

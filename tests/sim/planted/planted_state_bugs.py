@@ -168,7 +168,7 @@ ONE_RANK = [
     Bug(name="a digest without the holders' scalars, one rank that miscounts", found_by=("Y1",),
         edits=(Edit("state.digest", "counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens", "counters.finished"),),
         one_rank=(Edit("state.planning", "+ prompt_length * first", "+ prompt_length"),)),
-    Bug(name="a digest without the rows, one rank with another limit", found_by=("Y1", "did not sample"),
+    Bug(name="a digest without the rows, one rank with another limit", found_by=("Y1", "did not sample", "Illegal"),
         edits=(Edit("state.digest", "hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])", "0"),),
         one_rank=(Edit("state.admitting", "row[columns.MIN_KNOWN] = request.prompt_length + ", "row[columns.MIN_KNOWN] = waiting.known + "),)),
     Bug(name="one rank names blocks by other keys", found_by=("Y1",),

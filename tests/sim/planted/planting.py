@@ -17,7 +17,8 @@ from types import CodeType, FunctionType, ModuleType
 import msgspec
 import pytest
 
-from vnext.sched.sim.simulator import Simulation
+from vnext.sched.sim.fleet import Fleet
+from vnext.sched.sim.rank import StepResult
 from vnext.state import admitting, columns_numpy, reduce as reducer
 
 
@@ -114,17 +115,17 @@ def planted(bug: Bug) -> Iterator[None]:
 
 @contextmanager
 def on_rank_1(changes: list[Swap]) -> Iterator[None]:
-    right = Simulation._catch_up
+    right = Fleet.catch_up
 
-    def catch_up(self: Simulation, rank: int) -> None:
+    def catch_up(self: Fleet, rank: int) -> StepResult | None:
         with swapped(changes if rank == 1 else []):
-            right(self, rank)
+            return right(self, rank)
 
-    Simulation._catch_up = catch_up
+    Fleet.catch_up = catch_up
     try:
         yield
     finally:
-        Simulation._catch_up = right
+        Fleet.catch_up = right
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from __future__ import annotations
 import xxhash
 
 from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.snapshot import Snapshot
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.outputs import Output
-from vnext.state.state import Counters, State
+from vnext.state.state import Counters
 
 
 class Entry:
@@ -34,7 +35,7 @@ class Books:
         self.counts = dict.fromkeys(Counters.__struct_fields__, 0)
         self.token_digest = 0
 
-    def write(self, before: State, event: AnyEvent, after: State, news: tuple[Output, ...]) -> None:
+    def write(self, before: Snapshot, event: AnyEvent, after: Snapshot, news: tuple[Output, ...]) -> None:
         """Raises Divergence where news or counters are not what happened."""
         match event:
             case RequestArrived():
@@ -44,29 +45,28 @@ class Books:
             case StepCommitted():
                 self._told(event, news)
                 self.token_digest = xxhash.xxh3_64_intdigest(event.tokens, seed=self.token_digest)
-                if after.token_digest != self.token_digest:
+                if after.state.token_digest != self.token_digest:
                     raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
             case RequestAborted():
                 self._aborted(event, news)
-        if before.counters is not after.counters:
-            self._compare(after.counters)
+        if before.state.counters is not after.state.counters:
+            self._compare(after.state.counters)
 
-    def _planned(self, before: State, plan: StepPlanned, after: State) -> None:
+    def _planned(self, before: Snapshot, plan: StepPlanned, after: Snapshot) -> None:
         self.counts["preempted"] += len(plan.preempted)
         for row in plan.preempted:
-            self.entries[int(before.rows.id[row])].preemptions += 1
+            self.entries[before.id[row]].preemptions += 1
         if not plan.admitted:
             return
-        flight = after.flights[-1]
-        starts = dict(zip(flight.ids.tolist(), flight.starts.tolist()))
+        starts, caching = dict(zip(after.flights[-1].ids, after.flights[-1].starts)), before.state.config.prefix_caching
         for place, _ in plan.admitted:
-            waiting = before.waiting[place]
+            waiting = before.state.waiting[place]
             entry, hit = self.entries[waiting.id], starts[waiting.id]
             if entry.hit < 0:
                 entry.hit = hit
                 self.counts["prompt_tokens"] += len(entry.arrival.prompt) // 4
             self.counts["prefix_hit_tokens"] += hit
-            self.counts["prefix_queried_tokens"] += waiting.known if before.config.prefix_caching else 0
+            self.counts["prefix_queried_tokens"] += waiting.known if caching else 0
 
     def _told(self, event: StepCommitted, news: tuple[Output, ...]) -> None:
         sampled = unpack_tokens(event.tokens).tolist()

@@ -14,13 +14,6 @@ STRIDE = 0x9E3779B97F4A7C15
 Option = TypeVar("Option")
 
 
-def scramble(value: int) -> int:
-    """SplitMix64's finaliser: a bijection of uint64."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
-    return value ^ (value >> 31)
-
-
 class Chance:
     """Draws of one seed, in order. Mutable: it counts its draws."""
 
@@ -28,9 +21,11 @@ class Chance:
         self._counter = seed & WORD
 
     def word(self) -> int:
-        """A uint64."""
-        self._counter = (self._counter + STRIDE) & WORD
-        return scramble(self._counter)
+        """A uint64: the counter through SplitMix64's finaliser, a bijection."""
+        self._counter = value = (self._counter + STRIDE) & WORD
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD
+        return value ^ (value >> 31)
 
     def below(self, bound: int) -> int:
         """A number of [0, bound); `bound` is at least 1 and far below 2**64."""
@@ -41,8 +36,8 @@ class Chance:
         return low + self.below(high - low + 1)
 
     def happens(self, percent: int) -> bool:
-        """Whether something of this probability (in percent) happens; one draw."""
-        return self.below(100) < percent
+        """Whether something of this probability (in percent) happens; one draw, none for what never does."""
+        return percent > 0 and self.word() % 100 < percent
 
     def choose(self, options: Sequence[Option]) -> Option:
         return options[self.below(len(options))]

@@ -12,20 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.shrink import Failure, Voice, reduced
-from vnext.sched.sim.books import Books
+from vnext.sched.sim.core import Core
 from vnext.sched.sim.errors import Divergence
-from vnext.sched.sim.laws import check_decision, check_event
-from vnext.sched.sim.past import Past
+from vnext.sched.sim.laws import decision_laws
 from vnext.sched.sim.rank import Rank
-from vnext.sched.sim.scenario import Faults, Scenario
-from vnext.sched.sim.toy import answer, next_token
+from vnext.sched.sim.setting import Faults, Scenario
+from vnext.sched.sim.shrink import Failure, Voice, reduced
 from vnext.sched.sim.simulator import Simulation
-from vnext.state.committing import settle
+from vnext.sched.sim.toy import answer, next_token
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
-from vnext.state.laws import check, check_after
-from vnext.state.outputs import outputs
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -103,39 +99,24 @@ class _Court:
     """One hearing. Mutable."""
 
     def __init__(self, started: AnyEvent, past_events: int) -> None:
-        self.past_events = past_events
-        self.state = start(started)
+        self.core = Core(started, past_events)
         self.rank = Rank(started)
-        self.books = Books()
-        self.past: Past | None = None
 
     def hear(self, event: AnyEvent) -> None:
-        before = self.state
-        settled = settle(before, event) if isinstance(event, StepCommitted) else None
-        self.state = reduce(before, event, settled)
-        check_after(before, self.state)
-        check_event(before, event, self.state)
-        news = outputs(before, event, self.state, settled)
-        self.books.write(before, event, self.state, news)
-        if isinstance(event, StepPlanned):
-            check_decision(before, event, self.state)
-        self.rank.fold(event, self.state)
+        before = self.core.seen
+        decided = isinstance(event, StepPlanned) and event == schedule(before.state)
+        news = self.core.fold(event)
+        if decided:  # another plan was nobody's decision: it may be strange
+            decision_laws(before, event, self.core.seen)
+        self.rank.fold(event, self.core.seen)
         for told in news:
             self._compare_answer(told.id)
-        if self.state.sequence % self.past_events == 0:
-            self._look_back(before, event)
-
-    def _look_back(self, before: State, event: AnyEvent) -> None:
-        check(self.state)
-        if self.past is not None:
-            self.past.require_unchanged(self.state)
-        self.past = Past(before, event, self.state)
 
     def _compare_answer(self, id_: int) -> None:
         """So far, and why it ended, as the model answers to this request alone."""
-        entry = self.books.entries[id_]
+        entry = self.core.books.entries[id_]
         arrival = entry.arrival
-        right = answer(self.state.config, unpack_tokens(arrival.prompt).tolist(), arrival.sampling)
+        right = answer(self.core.state.config, unpack_tokens(arrival.prompt).tolist(), arrival.sampling)
         wrong_end = entry.finish not in ("", "abort") and (entry.finish, len(entry.tokens)) != (right.finish, len(right.tokens))
         goes_on = entry.finish == "" and len(entry.tokens) >= len(right.tokens)
         if tuple(entry.tokens) != right.tokens[: len(entry.tokens)] or wrong_end or goes_on:
@@ -143,10 +124,9 @@ class _Court:
 
     def close(self) -> None:
         """The next decision must be a right one, or rightly none; what is still held must be well."""
-        if self.past is not None:
-            self.past.require_unchanged(self.state)
-        if schedule(self.state) is None:
-            check_decision(self.state, None, self.state)
+        self.core.look_back()
+        if schedule(self.core.state) is None:
+            decision_laws(self.core.seen, None, self.core.seen)
 
 
 # ---- for people --------------------------------------------------------------------------------------------------

@@ -1,29 +1,59 @@
-"""A simulated run as a log: the bytes of one segment that `vnext-replay` opens. Pure: files belong to the caller."""
+"""A simulated run as a log: the bytes of one segment, as the engine writes them. Pure: files belong to the caller."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vnext.state import log_read
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent
-from vnext.state.log import chained, encode_body, encode_frame, first_header, open_segment
+from vnext.state.events import AnyEvent, EngineStarted
+from vnext.state.log import EndKind, Frame, LogEnd, chained, encode_body, encode_frame, first_header, open_segment
 from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+
+class Tape:
+    """A segment that grows by frames. Mutable; `ends` says behind how many bytes how many events are whole."""
+
+    def __init__(self, started: EngineStarted, code_version: str) -> None:
+        header = first_header(started, "full", code_version)
+        data, self._chain = open_segment(header)
+        self._width, self._parts = header.token_width, [data]
+        self.ends = [(len(data), 1)]
+
+    def write(self, events: Sequence[AnyEvent], after: State) -> None:
+        """One frame: an iteration of the engine, and the digest of the state that it left."""
+        size, count = self.ends[-1]
+        body = encode_body(count, events, (), 0, self._width)
+        self._chain = chained(self._chain, digest(after), body)
+        self._parts.append(encode_frame(self._chain, body))
+        self.ends.append((size + len(self._parts[-1]), count + len(events)))
+
+    def data(self) -> bytes:
+        """The segment so far."""
+        return b"".join(self._parts)
+
+
+def events_of(data: bytes) -> tuple[list[AnyEvent], EndKind]:
+    """The events of a segment, EngineStarted first, and how it ends."""
+    events: list[AnyEvent] = []
+    for item in log_read.read([data]):
+        if isinstance(item, LogEnd):
+            return events, item.kind
+        events += item.events if isinstance(item, Frame) else [item.header.started]
+    raise AssertionError("a log has an end")
 
 
 def segment(events: Sequence[AnyEvent], code_version: str) -> bytes:
     """The events, EngineStarted first, each in a frame of its own. It ends with an event that the reducer refuses."""
-    header = first_header(events[0], "full", code_version)
-    data, chain = open_segment(header)
-    parts, state = [data], start(events[0])
-    for number, event in enumerate(events[1:], start=1):
+    tape, state = Tape(events[0], code_version), start(events[0])
+    for event in events[1:]:
         try:
             state, refused = reduce(state, event), False
         except IllegalEvent:
             refused = True
-        body = encode_body(number, (event,), (), 0, header.token_width)
-        chain = chained(chain, digest(state), body)
-        parts.append(encode_frame(chain, body))
+        tape.write((event,), state)
         if refused:
             break
-    return b"".join(parts)
+    return tape.data()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.contents import contents, differences
 from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.snapshot import Snapshot
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, pack_tokens
 from vnext.state.reduce import reduce
 from vnext.state.state import State
@@ -17,11 +18,11 @@ from vnext.state.state import State
 class Past:
     """One event of the run: the states around it, and what they said then."""
 
-    def __init__(self, before: State, event: AnyEvent, after: State) -> None:
-        self._before, self._event, self._after = before, event, after
+    def __init__(self, before: Snapshot, event: AnyEvent, after: Snapshot) -> None:
+        self._before, self._event, self._after = before.state, event, after.state
         self._said_before, self._said_after = contents(before), contents(after)
 
-    def require_unchanged(self, now: State) -> None:
+    def require_unchanged(self, now: Snapshot) -> None:
         """Y2: folding the event again gives the same state; another future changes neither the past nor the present."""
         said_now = contents(now)
         again = reduce(self._before, self._event)
@@ -31,10 +32,10 @@ class Past:
         self._same("the state before", self._said_before, self._before)
         self._same("the state after", self._said_after, self._after)
         self._same("the state made again", self._said_after, again)
-        self._same("the newest state", said_now, now)
+        self._same("the newest state", said_now, now.state)
 
     def _same(self, what: str, said: dict[str, object], state: State) -> None:
-        differ = differences(said, contents(state))
+        differ = differences(said, contents(Snapshot(state)))
         if differ:
             number = self._before.sequence
             raise Divergence(f"Y2: {what} has other {', '.join(differ)} after folding event {number} and other futures again")

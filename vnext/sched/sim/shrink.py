@@ -3,16 +3,19 @@
 Owns the search: delta debugging (Zeller and Hildebrandt 2002) over the end of a log, its requests, its single events, and
 what requests and the configuration ask for. A candidate is not a part of the log, which would mean nothing: rows and
 steps are numbered. It is what the remaining arrivals, aborts, resets, plans and commits lead to when plans are decided
-anew and every sample is asked for again, so every candidate is legal up to its failure.
+anew and every sample is asked for again, so every candidate is legal up to its failure. A plan that nobody decided
+stays as it is, where it may happen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
+from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
     AnyEvent,
     EngineStarted,
@@ -28,6 +31,14 @@ from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.refusal import refusal
 
+
+class Whim(msgspec.Struct, frozen=True):
+    """A plan of the log that the scheduler would not have made."""
+
+    plan: StepPlanned
+
+
+Move = AnyEvent | Whim
 Failure = Callable[[Sequence[AnyEvent]], int | None]
 """How many leading events it takes until they fail, None if they do not. It may never fail in another way."""
 Voice = Callable[[RequestArrived, Sequence[int]], int]
@@ -40,6 +51,8 @@ SIMPLER_CONFIG = {
     "running_max": (1, 2, 3), "eos_token_ids": ((),), "block_size": (1, 2, 4), "block_count": (2, 3, 4, 6, 8),
 }  # fmt: skip
 """Settings that are easier to think about, the simplest first."""
+SEEDS = range(8)
+"""Seeds of sampling that are tried for a shorter answer."""
 RUN_OUT = (StepPlanned(step=0), StepCommitted(step=0, tokens=b"")) * RUN_OUT_STEPS
 
 
@@ -51,7 +64,7 @@ def shrink(
     `folded_max` bounds the events of all candidates together (the search of the log's end not counted), and so the time.
     """
     search = _Search(events[0], failure, voice)
-    moves = search.end_of(tuple(events[1:]))
+    moves = search.end_of(tuple(moves_of(events)))
     if moves is None:
         return tuple(events)
     search.left = folded_max
@@ -62,7 +75,21 @@ def shrink(
         moves = search.with_simpler_config(moves)
         moves = search.without_moves(moves)
         moves = search.with_simpler_requests(moves)
+        moves = search.with_other_seeds(moves)
     return search.best
+
+
+def moves_of(events: Sequence[AnyEvent]) -> Iterator[Move]:
+    """What the events after the first do, plans that nobody decided marked. An event that fails is the last."""
+    state = start(events[0])
+    for event in events[1:]:
+        try:
+            strange = isinstance(event, StepPlanned) and event != schedule(state)
+            state = reduce(state, event)
+        except Exception:  # any failure of any kind: it is what is to be shrunk
+            yield event
+            return
+        yield Whim(event) if strange else event
 
 
 class _Search:
@@ -73,7 +100,7 @@ class _Search:
         self.best: tuple[AnyEvent, ...] = ()
         self.left = 0
 
-    def attempt(self, moves: Sequence[AnyEvent], started: EngineStarted | None = None) -> tuple[AnyEvent, ...] | None:
+    def attempt(self, moves: Sequence[Move], started: EngineStarted | None = None) -> tuple[Move, ...] | None:
         """The moves up to the failure, None if there is none."""
         author = Author(started or self.started, self._voice)
         for place, move in enumerate(moves):
@@ -86,7 +113,7 @@ class _Search:
         self.best = tuple(author.events[:length])
         return tuple(moves[: author.places[length - 1] + 1])
 
-    def end_of(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...] | None:
+    def end_of(self, moves: tuple[Move, ...]) -> tuple[Move, ...] | None:
         """A short end of the log that fails, perhaps a little later than the log did."""
         size = END_EVENTS_MIN
         while True:
@@ -95,11 +122,11 @@ class _Search:
                 return found
             size *= 4
 
-    def without_requests(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+    def without_requests(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
         """Whole requests are left out: arrivals with their aborts, the later ones first."""
         ids = [move.id for move in moves if isinstance(move, RequestArrived)]
 
-        def attempt(kept: Sequence[int]) -> tuple[AnyEvent, ...] | None:
+        def attempt(kept: Sequence[int]) -> tuple[Move, ...] | None:
             return self.attempt([move for move in moves if not isinstance(move, RequestArrived) or move.id in kept])
 
         found = moves
@@ -107,12 +134,12 @@ class _Search:
             found = attempt(kept) or found
         return found
 
-    def without_moves(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+    def without_moves(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
         for kept in reduced(moves, lambda kept: self.left > 0 and self.attempt(kept) is not None):
             moves = self.attempt(kept) or moves
         return moves
 
-    def with_simpler_requests(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+    def with_simpler_requests(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
         place = 0
         while place < len(moves):
             move = moves[place]
@@ -126,7 +153,21 @@ class _Search:
             place += 1
         return moves
 
-    def with_simpler_config(self, moves: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+    def with_other_seeds(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
+        """Other answers, where one of them comes to its failure sooner."""
+        for place, move in enumerate(moves):
+            for seed in SEEDS if isinstance(move, RequestArrived) else ():
+                if self.left <= 0 or place >= len(moves):
+                    return moves
+                other = replace(move, sampling=replace(move.sampling, seed=seed))
+                best, found = self.best, self.attempt((*moves[:place], other, *moves[place + 1 :]))
+                if found is not None and len(self.best) < len(best):
+                    moves = found
+                else:
+                    self.best = best
+        return moves
+
+    def with_simpler_config(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
         """Small blocks and pools fill sooner; what they leave out of the moves shows whether it was a gain."""
         for name, values in SIMPLER_CONFIG.items():
             for value in values:
@@ -179,7 +220,7 @@ class Author:
         self._arrivals: dict[int, RequestArrived] = {}
         self._histories: dict[int, list[int]] = {}
 
-    def follow(self, place: int, move: AnyEvent) -> bool:
+    def follow(self, place: int, move: Move) -> bool:
         """Write one move's event if it may happen now. False once the engine has failed on the way."""
         try:
             event = self._event(move)
@@ -195,7 +236,7 @@ class Author:
             return False
         return True
 
-    def _event(self, move: AnyEvent) -> AnyEvent | None:
+    def _event(self, move: Move) -> AnyEvent | None:
         match move:
             case RequestArrived():
                 return self._arrived(move)
@@ -204,11 +245,21 @@ class Author:
                 return replace(move, ids=ids) if ids else None
             case StepPlanned():
                 return schedule(self.state)
+            case Whim():
+                return self._strange(move.plan)
             case StepCommitted():
                 return self._committed()
             case PrefixCacheReset():
                 return move
         return None
+
+    def _strange(self, plan: StepPlanned) -> StepPlanned | None:
+        plan = replace(plan, step=self.state.planned)
+        try:
+            reduce(self.state, plan)
+        except IllegalEvent:
+            return None
+        return plan
 
     def _arrived(self, move: RequestArrived) -> RequestArrived | None:
         arrival = replace(move, id=self.state.next_id)

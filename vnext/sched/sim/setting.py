@@ -1,0 +1,68 @@
+"""Settings: the values that a simulation is made of. scenario.py draws them from a seed; tests make their own."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vnext.state.config import SchedulerConfig
+from vnext.state.params import Sampling
+
+NEVER = -1
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Probabilities in percent, 0 where the class is off; `clock_jump_us` bounds how far a clock reading is wrong.
+
+    Of the transport: `duplicate_result`, `late_result`, `lost_result`, `slow_step`. Of ranks: `slow_rank`, `crash`;
+    with `logged` a rank that crashed comes back from the bytes of a log whose tail is torn. Of the engine core:
+    `hesitation` leaves it idle, `illegal` is an event that may not happen and must be refused, `whim` a plan that nobody
+    would have decided and that may happen.
+    """
+
+    duplicate_result: int = 0
+    late_result: int = 0
+    lost_result: int = 0
+    slow_step: int = 0
+    slow_rank: int = 0
+    crash: int = 0
+    logged: bool = False
+    hesitation: int = 0
+    illegal: int = 0
+    whim: int = 0
+    clock_jump_us: int = 0
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """One client's request: it comes at `arrival_us` of virtual time and leaves at `abort_us` (NEVER if it stays)."""
+
+    arrival_us: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    priority: int
+    cache_salt: str
+    abort_us: int = NEVER
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a simulation needs; `reset_us` are the times of prefix cache resets, at `shutdown_us` (NEVER if
+    nobody does) everything that lives is aborted at once."""
+
+    seed: int
+    config: SchedulerConfig
+    clients: tuple[Client, ...]
+    reset_us: tuple[int, ...]
+    rank_count: int
+    faults: Faults
+    shutdown_us: int = NEVER
+
+
+def capacity(config: SchedulerConfig) -> int:
+    """Tokens that a request may reach: its last one is never computed and needs no place in the cache or a step."""
+    most = min(config.model_len_max, config.block_count * config.block_size + 1)
+    return most if config.chunked_prefill else min(most, config.batch_tokens_max + 1)
+
+
+def servable(config: SchedulerConfig, client: Client) -> bool:
+    """Whether a request could be served by an engine that has nothing else to do."""
+    length, wanted = len(client.prompt), client.sampling.max_tokens
+    return length > 0 and wanted > 0 and length + wanted <= capacity(config)
