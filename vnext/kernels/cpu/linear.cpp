@@ -89,9 +89,18 @@ int64_t place_in_panel(int64_t k, int64_t place) {
 /* Where an int8 panel holds what a bfloat16 panel has at `at`: see `expand` in linear_lanes.h. */
 int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
 
+/* bfloat16 as it is, two inputs at a time: they lie side by side in a panel as well. */
+void pack_pairs(const Source &source, int64_t row, int64_t pair_count, int64_t place, char *panel) {
+    const uint16_t *from = static_cast<const uint16_t *>(source.data) + row * source.stride;
+    for (int64_t pair = 0; pair < pair_count; ++pair)
+        std::memcpy(panel + 2 * place_in_panel(2 * pair, place), from + 2 * pair, 4);
+}
+
 /* One output's weights into its place of a panel. */
 void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place, float scale, char *panel) {
-    for (int64_t k = 0; k < p.in; ++k) {
+    const int64_t paired = p.kind == BFLOAT16 && source.kind == BFLOAT16 ? p.in / 2 : 0;
+    pack_pairs(source, row, paired, place, panel);
+    for (int64_t k = 2 * paired; k < p.in; ++k) {
         if (p.kind == FLOAT32) {
             reinterpret_cast<float *>(panel)[k * PANEL + place] = source.at(row, k);
             continue;
