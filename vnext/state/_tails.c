@@ -22,6 +22,7 @@
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15, STRIDE = 0xD1342543DE82EF95;
 static const uint64_t FACTOR_0 = 0xBF58476D1CE4E5B9, FACTOR_1 = 0x94D049BB133111EB;
 enum { TAILS_MIN = 64, INDEX_RATIO = 4, SECRET_AT = 4, TOKENS_AT = 20, SECRET_SIZE = 16, NOBODY = -1 };
+enum { LINE = 64 }; /* of the processor's cache: what a token needs of its tail is in the first, but for its place */
 
 /* `message` is what the next block's secret is the digest of: "next", this block's secret, its tokens; zeros behind. */
 typedef struct {
@@ -44,7 +45,7 @@ typedef struct {
     void (*reckon)(Chunk *, Py_ssize_t, uint64_t, int);
     int bits, half, wide; /* of a pseudonym; half of base's; whether this processor has WIDE_TARGET */
     Py_ssize_t message_size, stride, size, capacity;
-    char *tails;             /* `capacity` of them and one to work with; the first `size` belong to requests */
+    char *memory, *tails;    /* `capacity` of them and one to work with; the first `size` belong to requests */
     int32_t *index;          /* INDEX_RATIO * capacity places: the number of a tail or NOBODY */
     int32_t *found, *filled; /* numbers of tails, `capacity` places each: the last commit's rows, and blocks now full */
 } Tails;
@@ -151,21 +152,22 @@ static void fill_index(Tails *self) {
 
 /* Room for `capacity` tails, a power of two. */
 static int make_room(Tails *self, Py_ssize_t capacity) {
-    char *tails = PyMem_Calloc(capacity + 1, self->stride);
+    char *memory = PyMem_Calloc(capacity + 2, self->stride);
     int32_t *index = PyMem_Malloc(INDEX_RATIO * capacity * sizeof *index);
     int32_t *places = PyMem_Calloc(2 * capacity, sizeof *places);
-    if (!tails || !index || !places) {
-        PyMem_Free(tails);
+    if (!memory || !index || !places) {
+        PyMem_Free(memory);
         PyMem_Free(index);
         PyMem_Free(places);
         PyErr_NoMemory();
         return -1;
     }
+    char *tails = memory + (LINE - (uintptr_t)memory % LINE) % LINE;
     if (self->size) memcpy(tails, self->tails, self->size * self->stride);
-    PyMem_Free(self->tails);
+    PyMem_Free(self->memory);
     PyMem_Free(self->index);
     PyMem_Free(self->found);
-    self->tails = tails, self->index = index, self->found = places, self->filled = places + capacity;
+    self->memory = memory, self->tails = tails, self->index = index, self->found = places, self->filled = places + capacity;
     self->capacity = capacity;
     for (Py_ssize_t number = self->size; number <= capacity; ++number)
         memcpy(tail_at(self, number)->message, "next", SECRET_AT);
@@ -390,13 +392,14 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *names) {
     if (self->wide) self->reckon = reckon_wide;
 #endif
     self->message_size = TOKENS_AT + 4 * (Py_ssize_t)block_size;
-    self->stride = (Py_ssize_t)sizeof(Tail) + (self->message_size + KEYED_CHUNK - 1) / KEYED_CHUNK * KEYED_CHUNK;
+    Py_ssize_t padded = (self->message_size + KEYED_CHUNK - 1) / KEYED_CHUNK * KEYED_CHUNK;
+    self->stride = ((Py_ssize_t)sizeof(Tail) + padded + LINE - 1) / LINE * LINE;
     if (make_room(self, TAILS_MIN) < 0) Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static void destroy(Tails *self) {
-    PyMem_Free(self->tails);
+    PyMem_Free(self->memory);
     PyMem_Free(self->index);
     PyMem_Free(self->found);
     Py_TYPE(self)->tp_free((PyObject *)self);
