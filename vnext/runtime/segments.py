@@ -77,7 +77,10 @@ class _Closed(msgspec.Struct, frozen=True):
 
 
 class Segments:
-    """The newest segment file, where the log stands in it, and the older ones. `failure` is the last complaint."""
+    """The newest segment file, where the log stands in it, and the older ones.
+
+    `is_due`: the next frame belongs into a new segment, because this one is full or old. `failure` is the last complaint.
+    """
 
     def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
         self._dir = log_dir
@@ -90,13 +93,6 @@ class Segments:
         self.bytes_deleted = 0
         self.failure = ""
         self._start(header, FIRST_FLAGS)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the next frame belongs into a new segment: a segment ends with the frame that fills it."""
-        if self._size >= self._full_at:
-            return self._has_frames
-        return self._has_frames and self._old_at > 0 and time.monotonic() > self._old_at
 
     def start_next(self, keyframe: bytes) -> None:
         """Begin the next segment with the state in which its first frame comes; goes on in this one if that fails.
@@ -111,7 +107,7 @@ class Segments:
         except OSError as error:
             self.failure = str(error)
             self._full_at = self._size + self._bounds.segment_bytes_max // RETRY_SHARE
-            self._old_at = 0.0
+            self.is_due, self._old_at = False, 0.0
             return
         self._closed.append(ended)
         self._delete_oldest()
@@ -129,7 +125,8 @@ class Segments:
             raise
         self._size += len(frame)
         self.bytes_written += len(frame)
-        self._chain, self._written_event, self._has_frames = digest, next_event, True
+        self._chain, self._written_event = digest, next_event
+        self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -147,7 +144,7 @@ class Segments:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
-        self._size, self._has_frames = len(data), False
+        self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
         self._old_at = time.monotonic() + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
         self.bytes_written += len(data)

@@ -1,7 +1,7 @@
-/* Log: the bytes of steady frames, written and counted. The fast twin of log_plain.py, function by function.
+/* Log: packed tokens, the usual frame, checksums, counting. The fast twin of log_plain.py and log_skim.py.
 
-   Pure but for the buffers that a caller hands in. Knows one kind of frame only, the plain one: commits and plans, no
-   frame lost before it. Whatever else it meets it leaves to msgspec: it says so and has changed nothing. */
+   Pure but for the buffers that a caller hands in. Whatever else there is to write or to read it leaves to msgspec: it
+   says so and has changed nothing. */
 
 #include "crc32.h"
 #include "steady_frame.h"
@@ -26,7 +26,8 @@ static PyObject *narrow(PyObject *self, PyObject *args) {
     Py_ssize_t count = tokens.len / 4;
     if (known_width(width)) {
         if (!fits(tokens.buf, count, width)) packed = Py_NewRef(Py_None);
-        else if ((packed = PyBytes_FromStringAndSize(NULL, count * width))) pack((uint8_t *)PyBytes_AS_STRING(packed), tokens.buf, count, width);
+        else if ((packed = PyBytes_FromStringAndSize(NULL, count * width)))
+            pack((uint8_t *)PyBytes_AS_STRING(packed), tokens.buf, count, width);
     }
     PyBuffer_Release(&tokens);
     return packed;
@@ -37,10 +38,11 @@ static PyObject *widen(PyObject *self, PyObject *args) {
     Py_buffer packed;
     int width;
     if (!PyArg_ParseTuple(args, "y*i", &packed, &width)) return NULL;
+    static const char uneven[] = "%zd bytes are not a whole number of tokens of %d bytes";
     PyObject *tokens = NULL;
     if (known_width(width)) {
         Py_ssize_t count = packed.len / width;
-        if (packed.len % width) PyErr_Format(PyExc_ValueError, "%zd bytes are not a whole number of tokens of %d bytes", packed.len, width);
+        if (packed.len % width) PyErr_Format(PyExc_ValueError, uneven, packed.len, width);
         else if ((tokens = PyBytes_FromStringAndSize(NULL, 4 * count)))
             for (Py_ssize_t i = 0; i < count; ++i) {
                 uint32_t token = 0;
@@ -54,26 +56,28 @@ static PyObject *widen(PyObject *self, PyObject *args) {
 
 /* ---- writing ---- */
 
-/* put_steady(frame bytearray, first event, committed step, tokens int32, planned step, width) -> whether the tokens fit */
+/* put_steady(frame bytearray, first event, committed step, tokens int32, planned step, width) -> do the tokens fit */
 static PyObject *put_steady(PyObject *self, PyObject *args) {
     PyObject *frame;
     Py_buffer tokens;
     unsigned long long first, committed, planned;
     int width;
-    if (!PyArg_ParseTuple(args, "O!KKy*Ki", &PyByteArray_Type, &frame, &first, &committed, &tokens, &planned, &width)) return NULL;
+    if (!PyArg_ParseTuple(args, "O!KKy*Ki", &PyByteArray_Type, &frame, &first, &committed, &tokens, &planned, &width))
+        return NULL;
     int does = put_steady_frame(frame, first, committed, tokens.buf, tokens.len / 4, planned, width);
     PyBuffer_Release(&tokens);
     return does < 0 ? NULL : PyBool_FromLong(does);
 }
 
-/* seal_frame(frame bytearray, previous digest, state's digest, hash) -> the frame's chained digest: `hash` of both digests
-   and the body. The frame's first FRAME_HEAD bytes become its length, checksum and digest. */
+/* seal_frame(frame bytearray, previous digest, state's digest, hash) -> the frame's chained digest: `hash` of both
+   digests and the body. The frame's first FRAME_HEAD bytes become its length, checksum and digest. */
 static PyObject *seal_frame(PyObject *self, PyObject *args) {
     PyObject *frame, *hash;
     unsigned long long previous, state_digest;
     if (!PyArg_ParseTuple(args, "O!KKO", &PyByteArray_Type, &frame, &previous, &state_digest, &hash)) return NULL;
     Py_ssize_t size = PyByteArray_GET_SIZE(frame) - RECORD_HEAD;
-    if (size < FRAME_HEAD - RECORD_HEAD || size > UINT32_MAX) return PyErr_Format(PyExc_ValueError, "a frame of %zd bytes", size);
+    if (size < FRAME_HEAD - RECORD_HEAD || size > UINT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "a frame of %zd bytes", size);
     uint64_t words[2] = {previous, state_digest}; /* as long as the frame's head, whose place they take meanwhile */
     memcpy(PyByteArray_AS_STRING(frame), words, sizeof words);
     PyObject *digest = PyObject_CallOneArg(hash, frame);
@@ -298,16 +302,16 @@ static PyObject *record_end(PyObject *self, PyObject *args) {
     return PyLong_FromLongLong(end);
 }
 
-/* skim(data, offset, next event, out batches int32, out prompts int32, out times int64) -> counts of the plain frames from
-   there on, up to the first that is not, or is damaged, or has more than there is room for */
+/* skim(data, offset, next event, out batches int32, out prompts int32, out times int64) -> counts of the plain frames
+   from there on, up to the first that is not, or is damaged, or has more than there is room for */
 static PyObject *skim(PyObject *self, PyObject *args) {
     Py_buffer data, batches, prompts, times;
     Py_ssize_t offset;
     unsigned long long next_event;
     if (!PyArg_ParseTuple(args, "y*nKw*w*w*", &data, &offset, &next_event, &batches, &prompts, &times)) return NULL;
     uint64_t room = (uint64_t)(prompts.len / 4 < times.len / 8 ? prompts.len / 4 : times.len / 8);
-    Counts n = {.offset = offset < 0 ? 0 : (uint64_t)offset, .next_event = next_event, .batches = batches.buf, .prompts = prompts.buf,
-                .times = times.buf, .commits_max = (uint64_t)batches.len / 4, .arrivals_max = room};
+    Counts n = {.offset = offset < 0 ? 0 : (uint64_t)offset, .next_event = next_event, .batches = batches.buf,
+                .prompts = prompts.buf, .times = times.buf, .commits_max = (uint64_t)batches.len / 4, .arrivals_max = room};
     const uint8_t *bytes = data.buf;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t end; (end = end_of_record(bytes, (uint64_t)data.len, n.offset)) > 0; n.offset = (uint64_t)end) {
@@ -319,13 +323,15 @@ static PyObject *skim(PyObject *self, PyObject *args) {
     PyBuffer_Release(&batches);
     PyBuffer_Release(&prompts);
     PyBuffer_Release(&times);
-    return Py_BuildValue("KKKKKKKKKKK", n.offset, n.next_event, n.digest, n.frames, n.plans, n.preempted, n.aborts, n.aborted, n.ranks,
-                         n.commits, n.arrivals);
+    return Py_BuildValue("KKKKKKKKKKK", n.offset, n.next_event, n.digest, n.frames, n.plans, n.preempted, n.aborts,
+                         n.aborted, n.ranks, n.commits, n.arrivals);
 }
 
 static PyMethodDef functions[] = {
-    {"narrow", narrow, METH_VARARGS, NULL}, {"widen", widen, METH_VARARGS, NULL}, {"put_steady", put_steady, METH_VARARGS, NULL},
-    {"seal_frame", seal_frame, METH_VARARGS, NULL}, {"record_end", record_end, METH_VARARGS, NULL}, {"skim", skim, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"narrow", narrow, METH_VARARGS, NULL},         {"widen", widen, METH_VARARGS, NULL},
+    {"put_steady", put_steady, METH_VARARGS, NULL}, {"seal_frame", seal_frame, METH_VARARGS, NULL},
+    {"record_end", record_end, METH_VARARGS, NULL}, {"skim", skim, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_log", "Compiled twin of log_plain.", -1, functions};

@@ -22,6 +22,7 @@
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15, STRIDE = 0xD1342543DE82EF95;
 static const uint64_t FACTOR_0 = 0xBF58476D1CE4E5B9, FACTOR_1 = 0x94D049BB133111EB;
 enum { TAILS_MIN = 64, INDEX_RATIO = 4, SECRET_AT = 4, TOKENS_AT = 20, SECRET_SIZE = 16, NOBODY = -1 };
+enum { LINE = 64 }; /* of the processor's cache: what a token needs of its tail is in the first, but for its place */
 
 /* `message` is what the next block's secret is the digest of: "next", this block's secret, its tokens; zeros behind. */
 typedef struct {
@@ -44,7 +45,7 @@ typedef struct {
     void (*reckon)(Chunk *, Py_ssize_t, uint64_t, int);
     int bits, half, wide; /* of a pseudonym; half of base's; whether this processor has WIDE_TARGET */
     Py_ssize_t message_size, stride, size, capacity;
-    char *tails;             /* `capacity` of them and one to work with; the first `size` belong to requests */
+    char *memory, *tails;    /* `capacity` of them and one to work with; the first `size` belong to requests */
     int32_t *index;          /* INDEX_RATIO * capacity places: the number of a tail or NOBODY */
     int32_t *found, *filled; /* numbers of tails, `capacity` places each: the last commit's rows, and blocks now full */
 } Tails;
@@ -63,7 +64,8 @@ static inline uint64_t mix(uint64_t x) {
 static inline void reckon(Chunk *c, Py_ssize_t count, uint64_t base, int half) {
     uint64_t low = base - 1;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        uint64_t token = c->token[i], keys = mix((c->sum[i] + c->place[i] * STRIDE) ^ c->secret_1[i]), x = (token ^ keys) & low;
+        uint64_t token = c->token[i], keys = mix((c->sum[i] + c->place[i] * STRIDE) ^ c->secret_1[i]);
+        uint64_t x = (token ^ keys) & low;
         x = (x * ((keys >> 20) | 1)) & low;
         x ^= x >> half;
         x = (x * ((keys >> 40) | 1)) & low;
@@ -73,9 +75,9 @@ static inline void reckon(Chunk *c, Py_ssize_t count, uint64_t base, int half) {
     }
 }
 
-static void reckon_plain(Chunk *chunk, Py_ssize_t count, uint64_t base, int half) { reckon(chunk, count, base, half); }
+static void reckon_plain(Chunk *c, Py_ssize_t count, uint64_t base, int half) { reckon(c, count, base, half); }
 #ifdef WIDE
-WIDE_TARGET static void reckon_wide(Chunk *chunk, Py_ssize_t count, uint64_t base, int half) { reckon(chunk, count, base, half); }
+WIDE_TARGET static void reckon_wide(Chunk *c, Py_ssize_t count, uint64_t base, int half) { reckon(c, count, base, half); }
 #endif
 
 static void put_in(Chunk *chunk, Py_ssize_t at, const Tail *tail, int32_t token) {
@@ -101,7 +103,8 @@ static void begin_next(Tails *self, const int32_t *numbers, Py_ssize_t count) {
     const uint8_t *messages[8];
     for (Py_ssize_t at = 0, lanes; at < count; at += lanes) {
         lanes = self->wide && count - at > 2 ? (count - at < 8 ? count - at : 8) : 1;
-        for (Py_ssize_t lane = 0; lane < 8; ++lane) messages[lane] = tail_at(self, numbers[lane < lanes ? at + lane : at])->message;
+        for (Py_ssize_t lane = 0; lane < 8; ++lane) /* those that are too many do the first again */
+            messages[lane] = tail_at(self, numbers[lane < lanes ? at + lane : at])->message;
         if (lanes == 1) keyed_digests_1(self->keyed, messages, self->message_size, secrets);
 #ifdef WIDE
         else keyed_digests_8(self->keyed, messages, self->message_size, secrets);
@@ -143,27 +146,31 @@ static inline Py_ssize_t place_of(const Tails *self, int64_t id) {
 
 static void fill_index(Tails *self) {
     memset(self->index, 0xff, INDEX_RATIO * self->capacity * sizeof *self->index);
-    for (Py_ssize_t number = 0; number < self->size; ++number) self->index[place_of(self, tail_at(self, number)->id)] = (int32_t)number;
+    for (Py_ssize_t number = 0; number < self->size; ++number)
+        self->index[place_of(self, tail_at(self, number)->id)] = (int32_t)number;
 }
 
 /* Room for `capacity` tails, a power of two. */
 static int make_room(Tails *self, Py_ssize_t capacity) {
-    char *tails = PyMem_Calloc(capacity + 1, self->stride);
-    int32_t *index = PyMem_Malloc(INDEX_RATIO * capacity * sizeof *index), *places = PyMem_Calloc(2 * capacity, sizeof *places);
-    if (!tails || !index || !places) {
-        PyMem_Free(tails);
+    char *memory = PyMem_Calloc(capacity + 2, self->stride);
+    int32_t *index = PyMem_Malloc(INDEX_RATIO * capacity * sizeof *index);
+    int32_t *places = PyMem_Calloc(2 * capacity, sizeof *places);
+    if (!memory || !index || !places) {
+        PyMem_Free(memory);
         PyMem_Free(index);
         PyMem_Free(places);
         PyErr_NoMemory();
         return -1;
     }
+    char *tails = memory + (LINE - (uintptr_t)memory % LINE) % LINE;
     if (self->size) memcpy(tails, self->tails, self->size * self->stride);
-    PyMem_Free(self->tails);
+    PyMem_Free(self->memory);
     PyMem_Free(self->index);
     PyMem_Free(self->found);
-    self->tails = tails, self->index = index, self->found = places, self->filled = places + capacity;
+    self->memory = memory, self->tails = tails, self->index = index, self->found = places, self->filled = places + capacity;
     self->capacity = capacity;
-    for (Py_ssize_t number = self->size; number <= capacity; ++number) memcpy(tail_at(self, number)->message, "next", SECRET_AT);
+    for (Py_ssize_t number = self->size; number <= capacity; ++number)
+        memcpy(tail_at(self, number)->message, "next", SECRET_AT);
     fill_index(self);
     return 0;
 }
@@ -221,7 +228,8 @@ static int find(Tails *self, const Py_buffer *ids, const Py_buffer *rows, const 
             return -1;
         }
         int32_t number = self->found[i];
-        if (number >= self->size || tail_at(self, number)->id != id[row[i]]) number = self->index[place_of(self, id[row[i]])];
+        if (number >= self->size || tail_at(self, number)->id != id[row[i]])
+            number = self->index[place_of(self, id[row[i]])];
         if (number == NOBODY) {
             PyErr_Format(PyExc_KeyError, "request %lld has no tail", (long long)id[row[i]]);
             return -1;
@@ -237,8 +245,8 @@ static int find(Tails *self, const Py_buffer *ids, const Py_buffer *rows, const 
 }
 
 /* Rows [from, from + count) of a commit, count <= CHUNK. The tails that this fills are noted. */
-static void take(Tails *self, Py_ssize_t from, Py_ssize_t count, const char *tokens, const int64_t *samples, const char *stopped,
-                 char *shaped, Py_ssize_t *filled) {
+static void take(Tails *self, Py_ssize_t from, Py_ssize_t count, const char *tokens, const int64_t *samples,
+                 const char *stopped, char *shaped, Py_ssize_t *filled) {
     Chunk chunk;
     int32_t token, pseudonym;
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -280,8 +288,10 @@ static int take_all(Tails *self, const Commit *c, char *shaped) {
     }
     if (find(self, &c->ids, &c->rows, c->samples.buf, total) < 0) return -1;
     for (Py_ssize_t at = 0; c->samples.obj && at < total; ++at) memcpy(shaped + 4 * at, &first, sizeof first);
-    for (Py_ssize_t at = 0; at < count; at += CHUNK)
-        take(self, at, count - at < CHUNK ? count - at : CHUNK, c->tokens.buf, c->samples.buf, c->stopped.buf, shaped, &filled);
+    for (Py_ssize_t at = 0, some; at < count; at += some) {
+        some = count - at < CHUNK ? count - at : CHUNK;
+        take(self, at, some, c->tokens.buf, c->samples.buf, c->stopped.buf, shaped, &filled);
+    }
     begin_next(self, self->filled, filled);
     return 0;
 }
@@ -291,27 +301,29 @@ static PyObject *commit(Tails *self, PyObject *args) {
     Commit c = {{0}};
     PyObject *samples, *shaped = NULL;
     if (!PyArg_ParseTuple(args, "y*y*y*Oy*", &c.ids, &c.rows, &c.tokens, &samples, &c.stopped)) return NULL;
-    if ((samples == Py_None || PyObject_GetBuffer(samples, &c.samples, PyBUF_SIMPLE) == 0) &&
-        (shaped = PyBytes_FromStringAndSize(NULL, c.tokens.len / 4 * 4)) && take_all(self, &c, PyBytes_AS_STRING(shaped)) < 0)
-        Py_CLEAR(shaped);
+    if (samples == Py_None || PyObject_GetBuffer(samples, &c.samples, PyBUF_SIMPLE) == 0)
+        shaped = PyBytes_FromStringAndSize(NULL, c.tokens.len / 4 * 4);
+    if (shaped && take_all(self, &c, PyBytes_AS_STRING(shaped)) < 0) Py_CLEAR(shaped);
     release(&c);
     return shaped;
 }
 
-/* put_steady(frame bytearray, first event, committed step, planned step, width, ids, rows, tokens, stopped) -> whether it did:
+/* put_steady(frame bytearray, first event, committed step, planned step, width, ids, rows, tokens, stopped) -> did it:
    `commit` and log_plain.put_steady in one, where each of the step's tokens has its row and none ends its request */
 static PyObject *put_steady(Tails *self, PyObject *args) {
     Commit c = {{0}};
-    PyObject *frame, *shaped;
+    PyObject *frame;
     unsigned long long first, committed, planned;
     int width, does = 0;
-    if (!PyArg_ParseTuple(args, "O!KKKiy*y*y*y*", &PyByteArray_Type, &frame, &first, &committed, &planned, &width, &c.ids, &c.rows,
-                          &c.tokens, &c.stopped))
+    if (!PyArg_ParseTuple(args, "O!KKKiy*y*y*y*", &PyByteArray_Type, &frame, &first, &committed, &planned, &width, &c.ids,
+                          &c.rows, &c.tokens, &c.stopped))
         return NULL;
     Py_ssize_t count = c.tokens.len / 4;
-    if (8 * width >= self->bits && c.rows.len / 8 == count && c.stopped.len == count && !memchr(c.stopped.buf, 1, count)) {
-        if (!(shaped = PyBytes_FromStringAndSize(NULL, 4 * count)) || take_all(self, &c, PyBytes_AS_STRING(shaped)) < 0) does = -1;
-        else does = put_steady_frame(frame, first, committed, PyBytes_AS_STRING(shaped), count, planned, width);
+    int all_go_on = c.rows.len / 8 == count && c.stopped.len == count && !memchr(c.stopped.buf, 1, count);
+    if (all_go_on && 8 * width >= self->bits) {
+        PyObject *shaped = PyBytes_FromStringAndSize(NULL, 4 * count);
+        does = shaped ? take_all(self, &c, PyBytes_AS_STRING(shaped)) : -1;
+        if (!does) does = put_steady_frame(frame, first, committed, PyBytes_AS_STRING(shaped), count, planned, width);
         Py_XDECREF(shaped);
     }
     release(&c);
@@ -358,33 +370,36 @@ static PyObject *forget(Tails *self, PyObject *gone) {
 
 static Py_ssize_t length(Tails *self) { return self->size; }
 
-/* Tails(key, block_size, base) */
+/* Tails(key, block_size, base, portable=False): `portable` leaves this processor's own instructions alone */
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *names) {
     const char *key;
     Py_ssize_t key_size;
     long long block_size, base;
     if (names && PyDict_GET_SIZE(names)) return PyErr_Format(PyExc_TypeError, "Tails takes no names");
-    if (!PyArg_ParseTuple(args, "y#LL", &key, &key_size, &block_size, &base)) return NULL;
+    int portable = 0;
+    if (!PyArg_ParseTuple(args, "y#LL|p", &key, &key_size, &block_size, &base, &portable)) return NULL;
     int bits = base > 0 ? 63 - __builtin_clzll((unsigned long long)base) : 0;
-    if (key_size != KEYED_DIGEST || block_size < 1 || block_size > INT32_MAX / 8 || bits < 2 || bits > 30 || bits % 2 || base != 1LL << bits)
-        return PyErr_Format(PyExc_ValueError, "a key has 16 bytes, a block at least one token, and the base is a power of four");
+    int is_power = bits >= 2 && bits <= 30 && bits % 2 == 0 && base == 1LL << bits;
+    if (key_size != KEYED_DIGEST || block_size < 1 || block_size > INT32_MAX / 8 || !is_power)
+        return PyErr_Format(PyExc_ValueError, "a key has 16 bytes, a block at least one token; the base is a power of four");
     Tails *self = (Tails *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     keyed_start((const uint8_t *)key, self->keyed);
     self->block_size = block_size, self->base = base, self->half = bits / 2, self->bits = bits + 1;
     self->reckon = reckon_plain;
 #ifdef WIDE
-    self->wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+    self->wide = !portable && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
     if (self->wide) self->reckon = reckon_wide;
 #endif
     self->message_size = TOKENS_AT + 4 * (Py_ssize_t)block_size;
-    self->stride = (Py_ssize_t)sizeof(Tail) + (self->message_size + KEYED_CHUNK - 1) / KEYED_CHUNK * KEYED_CHUNK;
+    Py_ssize_t padded = (self->message_size + KEYED_CHUNK - 1) / KEYED_CHUNK * KEYED_CHUNK;
+    self->stride = ((Py_ssize_t)sizeof(Tail) + padded + LINE - 1) / LINE * LINE;
     if (make_room(self, TAILS_MIN) < 0) Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static void destroy(Tails *self) {
-    PyMem_Free(self->tails);
+    PyMem_Free(self->memory);
     PyMem_Free(self->index);
     PyMem_Free(self->found);
     Py_TYPE(self)->tp_free((PyObject *)self);

@@ -1,12 +1,15 @@
 /* BLAKE2b of LANES messages of one size at once, with a key and a digest of 16 bytes each, after RFC 7693.
 
    Included once for each number of LANES, with LANES_TARGET the instructions it may use. The same digests as
-   hashlib.blake2b(data, key=key, digest_size=16), which is the twin the tests compare it with. One lane is the plain form;
-   eight lanes of AVX-512 take twice the time of one. The chunk that holds the key is compressed once, when the key
+   hashlib.blake2b(data, key=key, digest_size=16), which is the twin the tests compare it with. One lane is the plain
+   form; eight lanes of AVX-512 take twice the time of one. The chunk that holds the key is compressed once, when the key
    comes, and not again for every message. */
 
 #ifndef BLAKE2B_KEYED_WORDS
 #define BLAKE2B_KEYED_WORDS
+
+#include <stdint.h>
+#include <string.h>
 
 enum { KEYED_CHUNK = 128, KEYED_ROUNDS = 12, KEYED_DIGEST = 16 };
 
@@ -44,7 +47,8 @@ static const uint8_t KEYED_ORDER[10][16] = {
 
 typedef uint64_t WORD __attribute__((vector_size(8 * LANES)));
 
-LANES_TARGET static inline void KEYED_NAMED(keyed_compress, LANES)(WORD chain[8], const WORD m[16], uint64_t done, int is_last) {
+LANES_TARGET static inline void KEYED_NAMED(keyed_compress, LANES)(WORD chain[8], const WORD m[16], uint64_t done,
+                                                                   int is_last) {
     WORD v[16];
     for (int i = 0; i < 8; ++i) v[i] = chain[i], v[i + 8] = KEYED_START[i] - (WORD){0};
     v[12] ^= done;

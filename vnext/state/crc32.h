@@ -50,7 +50,7 @@ static uint32_t crc32_sliced(uint32_t sum, const uint8_t *data, size_t size) {
 #ifdef CRC32_FOLDS
 #define CRC32_TARGET __attribute__((target("pclmul,sse4.1")))
 
-/* x moved on by as many bits as `by` stands for: its halves times x^(n+32) and x^(n-32) modulo the polynomial, reflected. */
+/* A remainder moved on by as many bits as `by` stands for: its halves times two powers of x modulo the polynomial. */
 CRC32_TARGET static inline __m128i crc32_moved(__m128i x, __m128i by) {
     return _mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11));
 }
@@ -59,8 +59,10 @@ CRC32_TARGET static inline __m128i crc32_loaded(const uint8_t *data) { return _m
 
 /* As crc32_sliced, for 64 bytes or more: all but the last size % 16 of them, which are left to the caller. */
 CRC32_TARGET static uint32_t crc32_folded(uint32_t sum, const uint8_t *data, size_t size) {
-    const __m128i by_512 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
-    const __m128i by_64 = _mm_set_epi64x(0, 0x0163cd6124), poly = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    const __m128i by_512 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_128 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    const __m128i by_64 = _mm_set_epi64x(0, 0x0163cd6124);
+    const __m128i poly = _mm_set_epi64x(0x01f7011641, 0x01db710641);
     const __m128i low_32 = _mm_setr_epi32(~0, 0, ~0, 0);
     __m128i x[4];
     for (int i = 0; i < 4; ++i) x[i] = crc32_loaded(data + 16 * i);

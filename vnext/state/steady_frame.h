@@ -66,7 +66,7 @@ static uint8_t *put_bin_head(uint8_t *out, uint64_t size) {
 }
 
 /* `frame` (a bytearray) becomes FRAME_HEAD bytes for seal_frame and the body
-   [first event, [[4, step, tokens], [3, step, [], [], []]], [], 0, width]. 1: done; 0: a token does not fit; -1: an error. */
+   [first event, [[4, step, tokens], [3, step, [], [], []]], [], 0, width]. 1: done, 0: a token does not fit, -1: an error. */
 static int put_steady_frame(PyObject *frame, uint64_t first, uint64_t committed, const void *tokens, Py_ssize_t count,
                             uint64_t planned, int width) {
     Py_ssize_t size = count * width;

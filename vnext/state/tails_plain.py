@@ -22,7 +22,7 @@ class Tails:
     def __init__(self, key: bytes, block_size: int, base: int) -> None:
         is_power = base > 3 and base.bit_count() == 1 and base.bit_length() % 2 == 1
         if len(key) != pseudonym.KEY_SIZE_BYTES or block_size < 1 or not is_power:
-            raise ValueError("a key has 16 bytes, a block at least one token, and the base is a power of four")
+            raise ValueError("a key has 16 bytes, a block at least one token; the base is a power of four")
         self._key = key
         self._block_size = block_size
         self._base = base
