@@ -2,6 +2,7 @@
 #include "attention_lanes.h"
 #include "linear_lanes.h"
 #include "rows_lanes.h"
+#include "sampling_lanes.h"
 
 namespace vnx {
 
@@ -11,6 +12,7 @@ extern const Kernels portable_kernels = {
     level_portable::join,          level_portable::finish,
     level_portable::norm,          level_portable::gate,
     level_portable::rotary,
+    level_portable::find_peaks, level_portable::weigh, level_portable::collect,
 };
 
 }  // namespace vnx
