@@ -1,4 +1,4 @@
-"""The CPU's kernels on the shapes of two models. `python -m pytest perf/bench_cpu_kernels.py`
+"""The CPU's kernels on the shapes of two models, and sampling. `python -m pytest perf/bench_cpu_kernels.py`
 
 Weights of all layers are passed in turn, as a step does, so that they come from memory and not from a cache. Bandwidth counts
 each weight or cached key and value once; products count two operations a weight and row.
@@ -16,6 +16,8 @@ import torch
 from vnext.kernels.cpu import attention, native
 from vnext.kernels.cpu import linear as products
 from vnext.kernels.cpu.memory import Arena
+from vnext.runtime.sampling import sample
+from vnext.runtime.sampling_inputs import SamplingInputs
 
 THREADS = len(os.sched_getaffinity(0))
 BLOCK_SIZE = 16
@@ -100,3 +102,35 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int) 
     pairs = rows * (queries * context - queries * (queries - 1) / 2)
     benchmark.extra_info["gb_per_s_best"] = round(caches.numel() * 2 / seconds / 1e9, 1)
     benchmark.extra_info["tflop_per_s_best"] = round(4 * shape.heads * shape.head_dim * pairs / seconds / 1e12, 3)
+
+
+# temperature, top_k, top_p
+CHOICES = {
+    "greedy": (0.0, 0, 1.0),
+    "all": (1.0, 0, 1.0),
+    "top_p": (1.0, 0, 0.9),
+    "top_k": (1.0, 50, 1.0),
+    "both": (1.0, 50, 0.9),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("rows", [1, 32, 256])
+@pytest.mark.parametrize("vocabulary", [32_000, 49_152, 151_936])
+@pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
+def test_sampling(benchmark, spread: float, vocabulary: int, rows: int, choice: str) -> None:
+    """Normal logits: with a standard deviation of 1 top-p has thousands of tokens to look at, with 3 a few hundred."""
+    temperature, top_k, top_p = CHOICES[choice]
+    logits = torch.randn(rows, vocabulary) * spread
+    inputs = SamplingInputs(
+        temperature=torch.full((rows,), temperature),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p),
+        min_p=torch.zeros(rows),
+        seed=torch.arange(rows),
+        position=torch.arange(rows),
+        any_random=temperature > 0,
+        any_filter=top_k > 0 or top_p < 1,
+    )
+    benchmark.pedantic(sample, (logits, inputs), rounds=ROUNDS if rows <= 32 else 5, warmup_rounds=1)
+    benchmark.extra_info["us_per_row_best"] = round(benchmark.stats.stats.min / rows * 1e6, 2)

@@ -101,6 +101,22 @@ struct SplitState {
     float *peak, *weight_sum, *total;
 };
 
+/* Sampling: a token's weight is 2^WEIGHT_BITS times its probability over the likeliest one's, cut to a whole number of
+   at most 24 significant bits and kept as float32. 2^f for f in [-1/2, 1/2] is a series by falling powers of f.
+   Constants as in vnext/runtime/sampling_weights.py. */
+constexpr int WEIGHT_BITS = 40;
+constexpr int WEIGHT_BLOCK = 128;  // neighbouring tokens with a sum and a peak of their own
+constexpr float LEAST_EXPONENT = -64.0f;
+constexpr int EXP2_TERMS = 6;
+constexpr float EXP2_SERIES[EXP2_TERMS] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f,
+                                           0x1.ebf9bcp-3f,  0x1.62e42ap-1f, 1.0f};
+
+/* Weights of whole blocks of a row (zero behind its end), and of each block the largest and the sum. */
+struct Weights {
+    float *weights, *peaks;
+    int64_t *sums;
+};
+
 struct Kernels {
     void (*linear_f32)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
     void (*linear_bf16)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
@@ -114,6 +130,12 @@ struct Kernels {
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    /* The largest logit of each block of WEIGHT_BLOCK; whether there is a NaN (peaks then leave it out). */
+    bool (*find_peaks)(const float *logits, int64_t count, float *peaks);
+    /* Weights of 2^((logit - peak) * scale). */
+    void (*weigh)(const float *logits, int64_t count, float peak, float scale, const Weights &to);
+    /* Weights of at least `bound` with their ids, by rising id; room for 16 more than there are. Returns how many. */
+    int64_t (*collect)(const Weights &from, int64_t blocks, float bound, float *values, int32_t *ids);
 };
 
 extern const Kernels portable_kernels;

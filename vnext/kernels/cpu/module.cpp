@@ -16,6 +16,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "rows.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace {
@@ -111,6 +112,15 @@ void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t toke
                      heads, kv_heads, head_dim, rotated_dim, block_size, eps, offset});
 }
 
+constexpr int64_t LONG_SAMPLING = int64_t(1) << 22;  // logits
+
+void do_sample(const float *logits, int64_t stride, int64_t rows, int64_t vocabulary, const float *temperature,
+               const int64_t *top_k, const float *top_p, const float *min_p, const int64_t *seed,
+               const int64_t *position, int64_t *tokens) {
+    const WithoutLock apart(rows * vocabulary > LONG_SAMPLING);
+    sample_rows({logits, stride, rows, vocabulary, temperature, top_k, top_p, min_p, seed, position, tokens});
+}
+
 constexpr const char *PLAN_NAME = "vnext.attention_plan";
 
 PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, const int32_t *table, int64_t stride,
@@ -173,6 +183,8 @@ PyMethodDef methods[] = {
              "rotated_dim, "
              "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, query)"),
     VNX_DOOR("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
+    VNX_DOOR("sample_rows", do_sample,
+             "sample_rows(logits, stride, rows, vocabulary, temperature, top_k, top_p, min_p, seed, position, tokens)"),
     VNX_DOOR("plan_attention", do_plan,
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
