@@ -75,11 +75,11 @@ def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs) -> int:
 def test_the_token_is_that_of_the_torch_form(level: Level) -> None:
     """Thousands of rows, everything switched on by turns: the extremes of each parameter, equals, holes, NaN."""
     draws, drawn = Draws(level), 0
-    sizes = [(64, 7), (64, 128), (64, 129), (33, 1000), (17, 5003)] * 6 + [(9, 32_000), (3, 49_152), (2, 151_936)] * 2
+    sizes = [(64, 7), (64, 128), (64, 129), (33, 1000), (17, 5003)] * 4 + [(9, 32_000), (3, 49_152), (2, 151_936)]
     for turn, (rows, vocabulary) in enumerate(sizes):
         with using(level, threads=1 + turn % 3):
             drawn += assert_same_tokens(draws.logits(rows, vocabulary), draws.inputs(rows))
-    assert drawn > 300
+    assert drawn > 200
 
 
 @needs_native
@@ -98,16 +98,15 @@ def test_one_row_shared_among_threads(vocabulary: int, level: Level) -> None:
 @levels
 def test_many_tokens_within_a_digit_of_the_edge(level: Level) -> None:
     """The search for a floor goes digit by digit of the weights: here thousands share the first ones, or all."""
-    draws, rows, vocabulary = Draws(5), 24, 20_000
+    draws, rows, vocabulary = Draws(5), 12, 20_000
     spread = draws.pick((1e-7, 1e-6, 1e-4, 1e-2), rows)[:, None]
     near = draws.logits(rows, vocabulary).nan_to_num(0, 0, 0).clamp(-5, 5) * spread
     heavy = near + 12 * (torch.arange(vocabulary) % 100 == 0)
-    inputs = draws.inputs(rows)._replace(temperature=torch.ones(rows), min_p=torch.zeros(rows))
+    inputs = draws.inputs(rows)._replace(temperature=torch.ones(rows))
     with using(level):
         for logits in (near, heavy, near * 0):
             for top_k in (0, 65, 1000, 19_999):
                 assert_same_tokens(logits, inputs._replace(top_k=torch.full((rows,), top_k)))
-                assert_same_tokens(logits, inputs._replace(min_p=torch.full((rows,), 1e-5)))
 
 
 @needs_native
