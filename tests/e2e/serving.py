@@ -8,7 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_S = 30
+SOON_S = 10
 REQUEST_TIMEOUT_S = 240
 
 
@@ -51,6 +53,16 @@ class Server:
         text = asyncio.run(fetch_text(f"{self.url}/metrics"))
         lines = (line for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true: figures in /metrics follow what they tell of by a moment."""
+    deadline_s = time.monotonic() + SOON_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 @contextmanager

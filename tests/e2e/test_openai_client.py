@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import openai
 import pytest
-from serving import Server, serving
+from serving import Server, eventually, serving
 
-FREED_TIMEOUT_S = 10
 STREAM_COUNT = 64
 IDLE_S = 3.0
 IDLE_SHARE_MAX = 0.02
@@ -26,15 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + FREED_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_models_lists_the_served_name(client: openai.OpenAI) -> None:
