@@ -66,7 +66,7 @@ def writers_are_exclusive(seen: Snapshot) -> bool:
     for id_, start, count in zip(step.ids, step.starts, step.counts):
         if id_ in table_of:
             table, last = table_of[id_], -(-(start + count) // size)
-            if last > len(table):
+            if start < 0 or last > len(table):
                 return False  # what it writes there belongs to nobody, or to somebody else
             written += table[start // size : last]
     return len(set(written)) == len(written)
