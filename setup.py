@@ -6,9 +6,11 @@ the package, because its own name belongs to NVIDIA's namespace package.
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CUDA_SOURCES = "vnext.kernels.cuda"
@@ -33,8 +35,64 @@ COMMANDS = [
 ]
 
 
-# Where there is no compiler the plain numpy form serves; `vnext doctor` says which.
-COLUMNS = Extension("vnext.state._columns", ["vnext/state/_columns.c"], extra_compile_args=["-O3"], optional=True)
+def compiled(name: str, source: str, *headers: str) -> Extension:
+    return Extension(name, [source], depends=list(headers), extra_compile_args=["-O3"], optional=True)
+
+
+# Where there is no compiler the plain forms serve; `vnext doctor` says which.
+COMPILED = [
+    compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h"),
+    compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
+    compiled("vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"),
+    compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
+]
+
+# One instruction set a file, chosen when the program runs; a machine of another kind has the portable one.
+CPU_FOLDER = Path("vnext") / "kernels" / "cpu"
+CPU_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
+AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16"]
+LEVEL_FLAGS = {
+    "level_avx2.cpp": AVX2_FLAGS,
+    "level_avx512.cpp": AVX512_FLAGS,
+    "level_avx512_bf16.cpp": BF16_FLAGS,
+    "level_amx.cpp": [*BF16_FLAGS, "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"],
+}
+
+
+def cpu_kernels() -> Extension:
+    """The CPU's kernels. Where there is no compiler the plain torch forms serve; `vnext doctor` says which."""
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    names = sorted(path.name for path in (ROOT / CPU_FOLDER).glob("*.cpp"))
+    sources = [(CPU_FOLDER / name).as_posix() for name in names if is_x86 or name not in LEVEL_FLAGS]
+    headers = [path.relative_to(ROOT).as_posix() for path in (ROOT / CPU_FOLDER).glob("*.h")]
+    return Extension(
+        "vnext.kernels.cpu._native",
+        sources,
+        depends=headers,
+        extra_compile_args=CPU_FLAGS,
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=True,
+    )
+
+
+class BuildEachFile(build_ext):
+    """Compiles a file of the CPU's kernels with the flags of its instruction set."""
+
+    def build_extension(self, ext: Extension) -> None:
+        compile_one = self.compiler._compile
+
+        def with_flags(object_path, source, suffix, flags, extra, options):
+            more = LEVEL_FLAGS.get(Path(source).name, [])
+            return compile_one(object_path, source, suffix, flags, [*extra, *more], options)
+
+        self.compiler._compile = with_flags
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler._compile = compile_one
 
 
 def version() -> str:
@@ -58,7 +116,8 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
-    ext_modules=[COLUMNS],
+    ext_modules=[*COMPILED, cpu_kernels()],
+    cmdclass={"build_ext": BuildEachFile},
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "ray": ["ray>=2.50"], "dev": DEV},
     entry_points={"console_scripts": COMMANDS},

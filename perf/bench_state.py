@@ -1,4 +1,4 @@
-"""What the law costs: one steady decode step of the state machine, and the plan's event on its way.
+"""What the law costs: one steady decode step of the state machine, an arrival, a block, and the plan's event on its way.
 
 `python -m pytest perf/bench_state.py`. No model, process or channel: reducer and scheduler alone, as the engine core runs
 them in asynchronous mode (plan t+1, then commit t). Prompts have 512 to 527 tokens, so that at block size 16 each step
@@ -7,6 +7,8 @@ one row in sixteen completes a block and takes a new one; the prefix cache is on
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -17,7 +19,9 @@ from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.laws import check_cheap
 from vnext.state.params import Sampling
+from vnext.state.pool import new_pool, release, take
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -63,9 +67,12 @@ def committed(state: State) -> StepCommitted:
 
 
 def advance(state: State) -> State:
-    """Plan the next step, then commit the oldest: the order of events in asynchronous mode."""
+    """Plan the next step, then commit the oldest: the order of events in asynchronous mode, laws as in a running engine."""
     state = reduce(state, schedule(state))
-    return reduce(state, committed(state))
+    check_cheap(state)
+    state = reduce(state, committed(state))
+    check_cheap(state)
+    return state
 
 
 def steady_decode(request_count: int) -> State:
@@ -82,7 +89,7 @@ def steady_decode(request_count: int) -> State:
 
 @running
 def test_step(benchmark, request_count: int) -> None:
-    """schedule + reduce(StepPlanned) + reduce(StepCommitted)."""
+    """schedule + reduce(StepPlanned) + reduce(StepCommitted), the cheap laws after each."""
     state = steady_decode(request_count)
 
     def step() -> None:
@@ -121,3 +128,135 @@ def test_plan_decode(benchmark, request_count: int) -> None:
     plan = schedule(steady_decode(request_count))
     data = msgspec.msgpack.encode(plan)
     assert benchmark(msgspec.msgpack.Decoder(AnyEvent).decode, data) == plan
+
+
+def test_loop(benchmark) -> None:
+    """1,000 turns of an empty loop: by this figure of the machine others' records may be scaled."""
+
+    def loop() -> None:
+        for _ in range(1000):
+            pass
+
+    benchmark(loop)
+
+
+# ---- arrivals and blocks -----------------------------------------------------------------------------------------
+
+LONG_PROMPT = 4096
+
+
+class LongPrompts:
+    """An engine into which prompts of 4,096 tokens arrive, one after the other; the one before has ended."""
+
+    def __init__(self, shared: bool) -> None:
+        """`shared`: every prompt is the same one, which the cache has from its second arrival on."""
+        config = SchedulerConfig(
+            block_size=BLOCK_SIZE, block_count=20_000, batch_tokens_max=8192, running_max=256, model_len_max=8192,
+            vocab_size=VOCABULARY,
+        )  # fmt: skip
+        self.state = start(
+            EngineStarted(config=config, model="none", model_digest="", world_size=1, environment={}, started_ns=0)
+        )
+        self._chance, self._shared = np.random.default_rng(1), shared
+        self._prompt = self._fresh()
+
+    def _fresh(self) -> bytes:
+        return pack_tokens(self._chance.integers(3, VOCABULARY, LONG_PROMPT))
+
+    def next_arrival(self) -> RequestArrived:
+        """The next request, in an engine that has nothing else to do."""
+        while self.state.requests:
+            self._step()
+        index, prompt = self.state.next_id, self._prompt if self._shared else self._fresh()
+        sampling = Sampling(seed=index, max_tokens=2, ignore_eos=True)
+        return RequestArrived(
+            id=RequestId(index), name=str(index), prompt=prompt, sampling=sampling, priority=0, arrival_ns=0
+        )
+
+    def arrive(self) -> None:
+        event = self.next_arrival()
+        self.state = reduce(self.state, event)
+
+    def _step(self) -> None:
+        plan = schedule(self.state)
+        if plan is not None:
+            self.state = reduce(self.state, plan)
+        self.state = reduce(self.state, committed(self.state))
+
+
+shared = pytest.mark.parametrize("shared", (False, True), ids=("miss", "hit"))
+
+
+def test_arrival(benchmark) -> None:
+    """A prompt of 4,096 tokens arrives: named block by block, queued."""
+    engine = LongPrompts(shared=False)
+
+    def arrival() -> tuple:
+        event = engine.next_arrival()
+        return (engine.state, event), {}
+
+    def fold(state: State, event: RequestArrived) -> None:
+        engine.state = reduce(state, event)
+
+    benchmark.pedantic(fold, setup=arrival, rounds=100, warmup_rounds=5)
+    assert len(engine.state.waiting) == 1
+
+
+@shared
+def test_first_schedule(benchmark, shared: bool) -> None:
+    """The decision to admit it, whether or not its first 4,080 tokens are in the cache."""
+    engine = LongPrompts(shared)
+    engine.arrive()
+
+    def arrived() -> tuple:
+        engine.arrive()
+        return (engine.state,), {}
+
+    plan = benchmark.pedantic(schedule, setup=arrived, rounds=100, warmup_rounds=5)
+    assert plan.admitted == ((0, BLOCK_SIZE if shared else LONG_PROMPT),)
+
+
+@shared
+def test_first_fold(benchmark, shared: bool) -> None:
+    """That plan folded: 256 blocks taken (or shared), named and tabled, the history written."""
+    engine = LongPrompts(shared)
+    engine.arrive()
+
+    def fold(state: State, plan: StepPlanned) -> None:
+        engine.state = reduce(state, plan)
+
+    def planned() -> tuple:
+        engine.arrive()
+        return (engine.state, schedule(engine.state)), {}
+
+    benchmark.pedantic(fold, setup=planned, rounds=100, warmup_rounds=5)
+    assert len(engine.state.rows) == 1
+
+
+blocks = pytest.mark.parametrize("block_count", (1, 32, 256))
+
+
+@blocks
+def test_take_blocks(benchmark, block_count: int) -> None:
+    """So many blocks allocated at once and freed again; `ns_per_block` is of both together."""
+    pool = new_pool(20_000)
+
+    def turn() -> None:
+        nonlocal pool
+        pool, taken = take(pool, block_count)
+        pool = release(pool, taken)
+
+    benchmark(turn)
+    benchmark.extra_info["ns_per_block"] = round(benchmark.stats.stats.median * 1e9 / block_count, 1)
+
+
+def test_import_of_the_scheduler(benchmark) -> None:
+    """A whole process that imports vnext.sched and ends; `peak_mb` is its memory."""
+    code = "import resource, {}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+
+    def process(module: str) -> float:
+        ran = subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, check=True, text=True)
+        return int(ran.stdout) / 1024
+
+    peak_mb = benchmark.pedantic(process, ("vnext.sched.schedule",), rounds=10, warmup_rounds=1)
+    benchmark.extra_info["peak_mb"] = round(peak_mb, 1)

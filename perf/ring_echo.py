@@ -1,15 +1,27 @@
-"""The other process of bench_ring.py: sends back on one ring what it reads on another, until that is closed."""
+"""The other processes of bench_ring.py: one that sends back what it reads, and readers that take the time on the way.
+
+The clock is CLOCK_MONOTONIC, which all processes of a machine share; a message begins with the moment it was sent at.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
+import time
 
+from vnext.runtime import futex
 from vnext.runtime.ring import RingClosed, RingReader, RingWriter
 
+FORMS = {"chosen": None, "plain": futex.choose_wait_method()}
+STAMP = struct.Struct("<q")
+WARMUP_COUNT = 100
 
-def main(requests: str, answers: str) -> None:
-    with RingReader.attach(requests, 0) as reader, RingWriter.create(answers, reader_count=1) as writer:
-        print("ready", flush=True)
+
+def echo(requests: str) -> None:
+    """Reads from one ring, creates another, writes back; both sides sleep between messages."""
+    with RingReader.attach(requests, 0, spin_us=0) as reader, RingWriter.create(reader_count=1) as writer:
+        print(writer.name, flush=True)
         while True:
             try:
                 writer.write(reader.read())
@@ -17,5 +29,21 @@ def main(requests: str, answers: str) -> None:
                 return
 
 
+def listen(name: str, index: str, spin_us: str, form: str) -> None:
+    """Prints the quantiles of the time from before `write` to behind `read`, in microseconds, as JSON."""
+    times_ns = []
+    with RingReader.attach(name, int(index), spin_us=float(spin_us), waits=FORMS[form]) as reader:
+        print("ready", flush=True)
+        while True:
+            try:
+                message = reader.read()
+            except RingClosed:
+                break
+            times_ns.append(time.monotonic_ns() - STAMP.unpack_from(message)[0])
+    times_us = sorted(time_ns / 1e3 for time_ns in times_ns[WARMUP_COUNT:])
+    quantiles = {"min": 0.0, "p50": 0.5, "p99": 0.99}
+    print(json.dumps({name: round(times_us[int(len(times_us) * share)], 1) for name, share in quantiles.items()}))
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"echo": echo, "listen": listen}[sys.argv[1]](*sys.argv[2:])

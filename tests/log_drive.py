@@ -9,6 +9,7 @@ from pathlib import Path
 import xxhash
 
 from vnext.runtime.recorder import Recorder
+from vnext.runtime.segments import Bounds
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -129,10 +130,10 @@ def as_it_is(events, state_digest, ranks):
     return events, state_digest, ranks
 
 
-def record(log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6) -> Path:
+def record(log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6, max_bytes=0) -> Path:
     """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
     config = config or small_config()
-    recorder = Recorder.open(log_dir, started(config), privacy, size)
+    recorder = Recorder.open(log_dir, started(config), privacy, Bounds(segment_bytes=size, max_bytes=max_bytes))
     for events, befores, after, ranks in engine(config, seed, arrivals):
         events, state_digest, ranks = change(events, digest(after), ranks)
         recorder.append(events, befores, state_digest, ranks)

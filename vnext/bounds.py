@@ -22,6 +22,9 @@ SIZE_UNITS = {
     "": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
+SIZES = ("kv_cache_memory", "log_max_bytes")
+"""Fields in bytes, which may be given with a unit."""
+LOG_BYTES_MIN = 2**20
 COUNT_MAX = 2**31 - 1
 BOUNDS = {
     "seed": (0, 2**64 - 1),
@@ -32,6 +35,8 @@ BOUNDS = {
     "block_size": (1, 2**12),
     "num_blocks_override": (1, COUNT_MAX),
     "kv_cache_memory": (1, 2**50),
+    "log_max_bytes": (0, 2**50),
+    "log_max_age_s": (0, 10**9),
     "tensor_parallel_size": (1, 2**10),
     "digest_interval": (1, COUNT_MAX),
     "threads": (1, 2**12),
@@ -56,13 +61,21 @@ def size_bytes(text: str) -> int:
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
 
 
+def size_text(size: int) -> str:
+    """A number of bytes that `size_bytes` reads, in its largest whole unit."""
+    for unit in ("T", "G", "M", "K"):
+        if size and size % SIZE_UNITS[unit] == 0:
+            return f"{size // SIZE_UNITS[unit]}{unit}"
+    return str(size)
+
+
 def checked(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
     """The value as its field takes it. `hints`: types by field. Raises SettingsError for a wrong name, type or size."""
     if name not in hints:
         close = difflib.get_close_matches(name, hints, n=1)
         remedy = f"did you mean {close[0]}?" if close else "see vnext serve --help."
         raise SettingsError(f"There is no setting {name}: {remedy}")
-    if name == "kv_cache_memory" and isinstance(value, str):
+    if name in SIZES and isinstance(value, str):
         value = size_bytes(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -112,6 +125,11 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(
             f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "
             f"max_num_batched_tokens, which is {tokens}: raise that to {length}, or leave chunked prefill on."
+        )
+    if 0 < settings.log_max_bytes < LOG_BYTES_MIN:
+        raise SettingsError(
+            f"log_max_bytes is {settings.log_max_bytes}: a log of less than {size_text(LOG_BYTES_MIN)} forgets too "
+            "much at once; give it more, or 0 for no such bound."
         )
     if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
         raise SettingsError(

@@ -13,11 +13,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from vnext.kernels.cpu import native
 from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
 from vnext.state.columns import implementation
 from vnext.options import DoctorCommand
 from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
+from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -45,6 +47,8 @@ def examine() -> dict[str, Any]:
         "gpus": found,
         "compilers": compilers(),
         "columns": implementation(),
+        "ring": ring_implementation(),
+        "cpu_kernels": cpu_kernels(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
     }
@@ -59,6 +63,13 @@ def torch_facts() -> dict[str, Any]:
         "threads_of_one_rank": default_threads(1),
         "mkl_cbwr": mkl_branch(cpu_flags()),
     }
+
+
+def cpu_kernels() -> str:
+    """Whether the CPU's kernels were compiled, their instruction set, and how their threads wait."""
+    if not native.is_built():
+        return "plain torch: no C++ compiler was found when vnext was installed"
+    return f"compiled, {native.level().name}; an idle thread spins {native.SPIN_US} us, then sleeps"
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -115,11 +126,13 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("instructions", " ".join(here["instruction_sets"]) or "unknown"),
         ("torch", f"CPU capability {built['cpu_capability']}, CUDA {built['cuda_build'] or 'not in this build'}"),
         ("one rank", f"{built['threads_of_one_rank']} threads, MKL_CBWR={built['mkl_cbwr']}"),
+        ("CPU kernels", report["cpu_kernels"]),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
+        ("ring", f"{report['ring']} operations"),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from vnext.bounds import checked, engine_settings
+from vnext.bounds import SIZES, checked, engine_settings, size_text
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -41,6 +41,8 @@ ENGINE_HELP = {
     "executor": "ranks as processes of their own, or one rank inside the engine core",
     "log_dir": "where each start makes its own log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, nothing",
+    "log_max_bytes": "size of one start's log, whose oldest parts go then; 512M is binary, 0 for no such bound",
+    "log_max_age_s": "seconds after which parts of the log go, 0 for no such bound",
     "digest_interval": "steps between two comparisons of all ranks' states",
     "check_laws": "check every law of the state after every event; for debugging, slow",
 }
@@ -57,6 +59,7 @@ FLAGS = {
     "served_model_names": ("--served-model-name",),
     "chat_template_path": ("--chat-template",),
     "drain_s": ("--drain-timeout",),
+    "log_max_age_s": ("--log-max-age",),
     "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
     "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
     "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
@@ -163,7 +166,7 @@ def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], nam
     """One option for one field. Its default stays out of the parse: what was not given is the struct's business."""
     hint, default = get_type_hints(struct)[name], _default(struct, name)
     if default not in (None, "", ()) and hint is not bool:
-        words += f" (default: {default})"
+        words += f" (default: {default if name not in SIZES else size_text(default)})"
     form: dict[str, Any] = {"type": str}
     if hint is bool:
         form, words = {"action": argparse.BooleanOptionalAction}, f"{words} (default: {'on' if default else 'off'})"
@@ -171,7 +174,7 @@ def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], nam
         form = {"metavar": "|".join(get_args(hint))}
     elif get_origin(hint) is tuple:
         form = {"nargs": "+", "metavar": "NAME"}
-    elif name != "kv_cache_memory" and (hint in (int, float) or int in get_args(hint)):
+    elif name not in SIZES and (hint in (int, float) or int in get_args(hint)):
         form = {"type": float if hint is float else int, "metavar": "N"}
     group.add_argument(*_flags_of(name), dest=name, default=argparse.SUPPRESS, help=words, **form)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.references import kv_write
 from vnext.kernels.table import choose
 
 
@@ -39,11 +40,13 @@ def make_sequences(
     for index, length in enumerate(lengths):
         place = torch.arange(length)
         slots = torch.tensor(blocks[index])[place // block_size] * block_size + place % block_size
-        choose("kv_write", "cpu")(key[index], value[index], caches[0], caches[1], slots)
+        kv_write(key[index], value[index], caches[0], caches[1], slots)
     return Sequences(query, key, value, blocks, caches[0], caches[1])
 
 
-def attend(sequences: Sequences, ranges: list[tuple[int, int, int]]) -> list[torch.Tensor]:
+def attend(
+    sequences: Sequences, ranges: list[tuple[int, int, int]], window: int = 0, softcap: float = 0.0
+) -> list[torch.Tensor]:
     """One step: for each (sequence, start, stop) the result of its queries [start, stop) after stop tokens."""
     table = np.full((len(ranges), max(map(len, sequences.blocks))), -1, dtype=np.int32)
     for row, (index, _, _) in enumerate(ranges):
@@ -51,19 +54,25 @@ def attend(sequences: Sequences, ranges: list[tuple[int, int, int]]) -> list[tor
     starts = np.cumsum([0] + [stop - start for _, start, stop in ranges]).astype(np.int32)
     lengths = np.array([stop for _, _, stop in ranges], dtype=np.int32)
     _, kv_heads, block_size, head_dim = sequences.key_cache.shape
-    metadata = choose("attention_metadata", "cpu")(starts, lengths, torch.from_numpy(table), block_size, kv_heads)
+    metadata = choose("attention_metadata", "cpu")(
+        starts, lengths, torch.from_numpy(table), block_size, kv_heads, tuple({0, window})
+    )
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
     output = choose("paged_attention", "cpu")(
-        query, sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5
+        query, sequences.key_cache, sequences.value_cache, metadata, head_dim**-0.5, window, softcap
     )
     return list(output.split([stop - start for _, start, stop in ranges]))
 
 
-def dense(sequences: Sequences, index: int) -> torch.Tensor:
+def dense(sequences: Sequences, index: int, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
     """Causal attention of one whole sequence, in float64, without pages, pieces or tiles."""
     query, key, value = (tensors[index].double() for tensors in (sequences.query, sequences.key, sequences.value))
     group_size = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group_size, 1), value.repeat_interleave(group_size, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, float("-inf")).softmax(-1), value).float()
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    unseen = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    if window:
+        unseen |= torch.ones(scores.shape[1:], dtype=torch.bool).tril(-window)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, float("-inf")).softmax(-1), value).float()

@@ -28,6 +28,41 @@ def test_mixed_steps_equal_dense_attention(heads: int, kv_heads: int, head_dim: 
             torch.testing.assert_close(found, expected[index][start:stop], **CLOSE)
 
 
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 17, 100, 128, 129, 190, 500])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 200])
+def test_windows_equal_dense_attention(window: int, block_size: int) -> None:
+    lengths = [300, 1, 140, 33]
+    sequences = make_sequences(lengths, 4, 2, 8, block_size)
+    expected = [dense(sequences, index, window) for index in range(len(lengths))]
+    steps = [[(0, 0, 300), (1, 0, 1), (3, 32, 33), (2, 100, 140)], [(2, 139, 140)], [(0, 290, 291), (2, 1, 90)]]
+    for ranges in steps:
+        for found, (index, start, stop) in zip(attend(sequences, ranges, window), ranges, strict=True):
+            torch.testing.assert_close(found, expected[index][start:stop], **CLOSE)
+
+
+def test_blocks_before_the_window_are_not_read() -> None:
+    sequences = make_sequences([300], 4, 2, 8, 16)
+    expected = dense(sequences, 0, 40)
+    for ranges, first in (([(0, 299, 300)], 260), ([(0, 270, 300)], 231), ([(0, 295, 300), (0, 280, 281)], 241)):
+        gone = sequences.blocks[0][: first // 16]
+        caches = sequences.key_cache.clone(), sequences.value_cache.clone()
+        for cache in caches:
+            cache[gone] = float("nan")
+        blocks = [[-1] * len(gone) + sequences.blocks[0][len(gone) :]]
+        freed = sequences._replace(blocks=blocks, key_cache=caches[0], value_cache=caches[1])
+        for found, (_, start, stop) in zip(attend(freed, ranges, 40), ranges, strict=True):
+            torch.testing.assert_close(found, expected[start:stop], **CLOSE)
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_softcap_bounds_the_scores(window: int) -> None:
+    sequences = make_sequences([200], 4, 2, 16, 16)
+    sequences = sequences._replace(query=[sequences.query[0] * 20])
+    found = attend(sequences, [(0, 0, 200)], window, 5.0)[0]
+    torch.testing.assert_close(found, dense(sequences, 0, window, 5.0), **CLOSE)
+    assert (found - dense(sequences, 0, window)).abs().max() > 0.1
+
+
 def test_more_tiles_than_one_group_holds() -> None:
     sequences = make_sequences([1300, 20], 2, 1, 4, 16)
     found = attend(sequences, [(0, 0, 1300), (1, 0, 20)] + [(1, place, place + 1) for place in range(20)] * 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def check(path: Path) -> None:
+SPLITS = ([1] * 150, [16] * 9 + [6], [37, 1, 1, 100, 11])
+
+
+def check(path: Path, splits: Sequence[Sequence[int]] = SPLITS) -> None:
     """Chunks and decodes, beside strangers, against the whole prompt alone."""
     model = load_model(path)
     whole = model.logits(Chunk(TOKENS, 0, BLOCKS))
-    for sizes in ([1] * 150, [16] * 9 + [6], [37, 1, 1, 100, 11]):
+    for sizes in splits:
         model = load_model(path)
         done = 0
         for size in sizes:

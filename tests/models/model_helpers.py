@@ -92,6 +92,7 @@ class Model(NamedTuple):
 def load_model(path: Path, *, block_count: int = 64, block_size: int = 16, parallel: Parallel | None = None) -> Model:
     """The checkpoint in `path` in float32 on the CPU."""
     from vnext.models.config import load_config
+    from vnext.models.kv_cache import make_kv_cache
     from vnext.models.registry import family
     from vnext.models.weights import load_params
 
@@ -99,7 +100,7 @@ def load_model(path: Path, *, block_count: int = 64, block_size: int = 16, paral
     config = load_config(path)
     module = family(config.architecture)
     params = load_params(path, config, parallel, torch.float32, "cpu")
-    kv = module.make_kv_cache(config, block_count, block_size, torch.float32, "cpu", parallel)
+    kv = make_kv_cache(config, block_count, block_size, torch.float32, "cpu", parallel)
     return Model(module, params, kv, config, parallel)
 
 

@@ -91,11 +91,12 @@ def test_only_asked_rows_are_returned_and_none_is_fine(checkpoint: Path) -> None
 
 
 def test_bfloat16_stays_near_float32(checkpoint: Path) -> None:
+    from vnext.models.kv_cache import make_kv_cache
     from vnext.models.weights import load_params
 
     model = load_model(checkpoint)
     params = load_params(checkpoint, model.config, model.parallel, torch.bfloat16, "cpu")
-    kv = model.family.make_kv_cache(model.config, 16, 16, torch.bfloat16, "cpu", model.parallel)
+    kv = make_kv_cache(model.config, 16, 16, torch.bfloat16, "cpu", model.parallel)
     found = model._replace(params=params, kv=kv).logits(Chunk(TOKENS, 0, list(range(6))))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, whole(checkpoint, TOKENS), rtol=0.1, atol=0.1)

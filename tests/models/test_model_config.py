@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from checkpoints import PLAIN
 
-from vnext.models.config import Rope, load_config, parse_config
+from vnext.models.config import Experts, ModelConfig, load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.registry import FAMILIES, family
+from vnext.models.rope_config import Rope
 
 
 def test_defaults_of_an_older_file() -> None:
@@ -38,18 +39,20 @@ def test_both_spellings_of_rope() -> None:
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported are Llama"),
+    ({"architectures": ["BertModel"]}, "architecture 'BertModel' is not supported; supported are LlamaForCausalLM, "),
     ({"architectures": None}, "names no architecture"),
     ({"hidden_size": None}, "config.json has no 'hidden_size'"),
     ({"vocab_size": "many"}, "vocab_size must be a whole number of at least 1 but is 'many'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1 but is 0"),
     ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0 but is -1"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported are silu"),
-    ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported; supported are default, linear"),
+    ({"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic' is not supported; supported are default, linear"),
     ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor'"),
     ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
     ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) are not supported"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; supported is 1.0"),
+    ({"rope_scaling": 4}, "rope scaling must be an object but is 4"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 2]}}, "short_factor must be a list of 4 numbers"),
     ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
     ({"head_dim": 5}, "head_dim must be even"),
     ({"torch_dtype": "int8"}, "dtype 'int8' is not supported"),
@@ -75,9 +78,96 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert load_config(tmp_path).vocab_size == PLAIN["vocab_size"]
 
 
-def test_every_parsed_architecture_has_a_family() -> None:
+GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2}
+
+
+def parse_as(architecture: str, **changes: Any) -> ModelConfig:
+    return parse_config({**PLAIN, **GPT2, "architectures": [architecture], **changes}, {})
+
+
+def test_every_architecture_has_a_whole_family() -> None:
     for name in FAMILIES:
-        assert parse_config({**PLAIN, "architectures": [name]}, {}).architecture == name
-        assert callable(family(name).forward)
+        assert parse_as(name).architecture == name
+        module = family(name)
+        assert all(callable(getattr(module, part)) for part in ("parse", "assemble", "forward", "logits"))
+        assert module.WEIGHT_AXES
     with pytest.raises(ModelError, match="architecture 'Other' is not supported"):
         family("Other")
+
+
+def test_windows() -> None:
+    assert parse_as("MistralForCausalLM").windows == () and parse_as("MistralForCausalLM").position_count_max == 512
+    assert parse_as("MistralForCausalLM", sliding_window=40).windows == (40, 40)
+    assert parse_as("MistralForCausalLM", sliding_window=None).windows == ()
+    assert parse_as("MistralForCausalLM", max_position_embeddings=8192).windows == (4096, 4096)
+    assert parse_as("Qwen2ForCausalLM", sliding_window=40).windows == ()
+    assert parse_as("Gemma2ForCausalLM").windows == () and parse_as("Gemma3ForCausalLM").windows == (4096, 4096)
+    upper = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+    assert parse_as("Qwen2ForCausalLM", **upper).windows == (0, 40)
+    assert parse_as("Gemma2ForCausalLM", sliding_window=40, num_hidden_layers=4).windows == (40, 0, 40, 0)
+    assert parse_as("Gemma3ForCausalLM", sliding_window=40, num_hidden_layers=7).windows == (40,) * 5 + (0, 40)
+    named = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 40}
+    assert parse_as("Gemma2ForCausalLM", **named).windows == (0, 40)
+    with pytest.raises(ModelError, match="layer_types must name full_attention or sliding_attention for each of 2"):
+        parse_as("Gemma2ForCausalLM", layer_types=["full_attention", "chunked_attention"])
+
+
+def test_gemma_leaves_out_what_transformers_assumes() -> None:
+    bare = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
+    config = parse_config({**bare, "architectures": ["Gemma2ForCausalLM"], "head_dim": 256}, {})
+    assert (config.activation, config.tie_embeddings, config.query_scale) == ("gelu_tanh", True, 1 / 16)
+    assert (config.attention_softcap, config.logits_softcap, config.local_rope) == (50.0, 30.0, None)
+    config = parse_as("Gemma3ForCausalLM", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert (config.attention_softcap, config.logits_softcap) == (0.0, 0.0)
+    assert config.rope == Rope(theta=1e6, kind="linear", factor=8.0) and config.local_rope == Rope(theta=1e4)
+
+
+def test_the_language_part_of_gemma3_that_sees() -> None:
+    text = {**PLAIN, "num_hidden_layers": 3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "head_dim": None}
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {key: value for key, value in text.items() if key != "architectures"},
+        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+    }
+    config = parse_config(raw, {})
+    assert (config.layer_count, config.hidden_size, config.head_dim) == (3, 32, 256)
+    assert config.eos_token_ids == (1, 106) and config.rope.factor == 8.0
+
+
+def test_yarn_reaches_further_and_longrope_no_further_than_its_training() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = parse_as("Qwen2ForCausalLM", rope_scaling=yarn)
+    assert config.position_count_max == 2048 and config.rope.attention_factor == pytest.approx(1.138629)
+    mscale = {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}
+    assert parse_as("Qwen2ForCausalLM", rope_scaling=mscale).rope.attention_factor == 1.0
+    longrope = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
+    config = parse_as("Phi3ForCausalLM", rope_scaling=longrope, original_max_position_embeddings=64)
+    assert config.position_count_max == 64 and config.rope.attention_factor == pytest.approx(1.5**0.5)
+
+
+def test_experts() -> None:
+    config = parse_as("Qwen3MoeForCausalLM", num_experts=16, decoder_sparse_step=2, num_hidden_layers=5)
+    assert config.experts == Experts(
+        count=16, per_token=8, intermediate_size=768, normalise=False, dense_layers=(0, 2, 4)
+    )
+    named = parse_as("Qwen3MoeForCausalLM", mlp_only_layers=[1], norm_topk_prob=True)
+    assert named.experts.dense_layers == (1,) and named.experts.normalise and named.experts.count == 128
+    assert parse_as("MixtralForCausalLM").experts.intermediate_size == 52
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supp"),
+    ("GPT2LMHeadModel", {"activation_function": "relu"}, "activation_function 'relu' is not supported"),
+    ("GPT2LMHeadModel", {"activation_function": "silu"}, "activation_function 'silu' is not supported"),
+    ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+    ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 is not supported; .* at most 1.0"),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers but is 3"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "message"), REFUSED)
+def test_what_a_family_cannot_do_is_refused(architecture: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        parse_as(architecture, **changes)

@@ -8,7 +8,7 @@ from model_helpers import tiny_config
 
 from vnext.models.errors import ModelError
 from vnext.models.kv_cache import kv_bytes_per_block, make_kv_cache
-from vnext.models.sharding import Axis, Parallel, alone, axes_of, axis_part, axis_size, check_world_size
+from vnext.models.sharding import Axis, Layout, Parallel, alone, axis_part, axis_size, check_world_size, layout_of, matrix
 
 
 def rank_of(world_size: int, rank: int) -> Parallel:
@@ -38,11 +38,19 @@ def test_neighbours_share_a_key_value_head() -> None:
     assert starts == [0, 0, 8, 8]
 
 
-def test_names_have_axes() -> None:
-    assert axes_of("model.layers.3.self_attn.q_proj.weight") == (Axis.HEADS, Axis.HIDDEN)
-    assert axes_of("model.layers.3.self_attn.o_proj.bias") == (Axis.HIDDEN,)
-    assert axes_of("model.norm.weight") == (Axis.HIDDEN,)
-    assert axes_of("lm_head.weight") == (Axis.VOCAB, Axis.HIDDEN)
+def test_names_have_layouts() -> None:
+    assert layout_of("model.layers.3.self_attn.q_proj.weight") == matrix(Axis.HEADS, Axis.HIDDEN)
+    assert layout_of("model.layers.3.self_attn.o_proj.bias") == Layout((Axis.HIDDEN,))
+    assert layout_of("model.norm.weight") == Layout((Axis.HIDDEN,))
+    assert layout_of("lm_head.weight") == matrix(Axis.VOCAB, Axis.HIDDEN)
+
+
+def test_the_longer_name_comes_first() -> None:
+    own = {"c_proj": matrix(Axis.HIDDEN, Axis.HEADS), "mlp.c_proj": matrix(Axis.HIDDEN, Axis.MLP)}
+    assert layout_of("h.3.mlp.c_proj.weight", own).inner == Axis.MLP
+    assert layout_of("h.3.attn.c_proj.weight", own).inner == Axis.HEADS
+    table = {"experts.up_proj": matrix(Axis.EXPERT_MLP, Axis.HIDDEN), "up_proj": matrix(Axis.MLP, Axis.HIDDEN)}
+    assert layout_of("model.layers.0.mlp.experts.7.up_proj.weight", table).out == (Axis.EXPERT_MLP,)
 
 
 @pytest.mark.parametrize("world_size", [0, 3, 8])

@@ -23,15 +23,15 @@ def load(path: Path, parallel: Parallel | None = None, dtype: torch.dtype = torc
     return load_params(path, load_config(path), parallel or alone(), dtype, "cpu")
 
 
-def test_parts_are_fused_and_cut(tmp_path: Path) -> None:
+def test_parts_are_fused_and_cut(tmp_path: Path, plain_weights: None) -> None:
     tensors = random_tensors(PLAIN)
     params = load(save_checkpoint(tmp_path, tensors), HALF)
     prefix = "model.layers.1.self_attn."
     query, key, value = (tensors[f"{prefix}{name}_proj.weight"] for name in "qkv")
-    assert torch.equal(params.layers[1].qkv.weight, torch.cat((query[16:], key[8:], value[8:])))
-    assert torch.equal(params.layers[1].output.weight, tensors[prefix + "o_proj.weight"][:, 16:])
+    assert torch.equal(params.layers[1].attention.qkv.weight, torch.cat((query[16:], key[8:], value[8:])))
+    assert torch.equal(params.layers[1].attention.output.weight, tensors[prefix + "o_proj.weight"][:, 16:])
     gate, up = (tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up"))
-    assert torch.equal(params.layers[0].gate_up.weight, torch.cat((gate[26:], up[26:])))
+    assert torch.equal(params.layers[0].mlp.gate_up.weight, torch.cat((gate[26:], up[26:])))
     padded = torch.cat((tensors["lm_head.weight"][31:], torch.zeros(1, 32)))
     assert torch.equal(params.head, padded)
 
@@ -148,7 +148,7 @@ def test_fingerprint_of_a_truncated_file_is_an_error(tmp_path: Path) -> None:
         fingerprint(tmp_path)
 
 
-def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
+def test_a_checkpoint_in_several_files(tmp_path: Path, plain_weights: None) -> None:
     tensors = random_tensors(PLAIN)
     expected = load(save_checkpoint(tmp_path / "one", tensors))
     path = save_checkpoint(tmp_path / "two", tensors)
@@ -159,5 +159,5 @@ def test_a_checkpoint_in_several_files(tmp_path: Path) -> None:
         save_file({name: tensors[name] for name in names if homes[name] == home}, path / home)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
     found = load(path)
-    assert torch.equal(found.layers[1].gate_up.weight, expected.layers[1].gate_up.weight)
+    assert torch.equal(found.layers[1].mlp.gate_up.weight, expected.layers[1].mlp.gate_up.weight)
     assert torch.equal(found.head, expected.head)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -14,10 +15,12 @@ import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
 from vnext.replay.cli import main
-from vnext.replay.source import open_log
+from vnext.replay.folding import first_state
+from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.verify import verify
 from vnext.runtime.recorder import Recorder
-from vnext.state import log as logs
+from vnext.runtime.segments import Bounds
+from vnext.state import keyframe as keyframes, log as logs
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
 from vnext.state.log import RankDigest
@@ -144,8 +147,8 @@ def test_a_log_cut_at_any_byte_behind_its_header_verifies(tmp_path, capsys):
 def test_a_killed_engine_leaves_a_log_that_verifies(tmp_path, capsys):
     program = (
         "import os, sys; from log_drive import engine, small_config, started; from vnext.state.digest import digest; "
-        "from vnext.runtime.recorder import Recorder\n"
-        "recorder = Recorder.open(sys.argv[1], started(small_config()), 'shape', 3000)\n"
+        "from vnext.runtime.recorder import Recorder; from vnext.runtime.segments import Bounds\n"
+        "recorder = Recorder.open(sys.argv[1], started(small_config()), 'shape', Bounds(segment_bytes=3000))\n"
         "for number, (events, befores, after, ranks) in enumerate(engine(small_config(), 1, 40)):\n"
         "    recorder.append(events, befores, digest(after), ranks)\n"
         "    if number == 70: os.kill(os.getpid(), 9)"
@@ -195,12 +198,17 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
     log_dir = record(tmp_path / "logs" / "one", size=2000)
     (tmp_path / "noise.vnextlog").write_bytes(b"no log at all")
     (tmp_path / "empty").mkdir()
+    header = open_log(sorted(log_dir.iterdir())[1]).header
+    for name, keyframe in (("middle", b""), ("other", b"no state")):
+        without = msgspec.structs.replace(header, keyframe=keyframe)
+        (tmp_path / f"{name}.vnextlog").write_bytes(logs.open_segment(without)[0])
     cases = (
         (["info", tmp_path / "absent"], "there is no log at"),
         (["verify", tmp_path / "noise.vnextlog"], "not a segment of a vnext log"),
         (["verify", tmp_path / "empty"], "give a log directory"),
         (["verify", tmp_path / "logs"], "it holds the logs one; name one of them"),
-        (["verify", sorted(log_dir.iterdir())[1]], "give the directory that holds all its segments"),
+        (["verify", tmp_path / "middle.vnextlog"], "give the directory that holds all its segments"),
+        (["verify", tmp_path / "other.vnextlog"], "its keyframe is of no use"),
         (["show", log_dir, 10**6], "step 1000000 is not in this log: it has steps 0 to"),
         (["req", log_dir, 10**6], "it holds requests 0 to 39"),
     )
@@ -210,11 +218,82 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
         assert sentence in error and error.startswith("vnext-replay: ")
 
 
-def test_one_segment_file_is_a_log_too(tmp_path, capsys):
-    log_dir = record(tmp_path / "log", size=2000)
-    first = sorted(log_dir.iterdir())[0]
-    code, found = answer(capsys, "verify", first)
-    assert code == 0 and found["end"]["kind"] == "complete"
+@pytest.mark.parametrize("privacy", ["full", "shape"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_segment_file_is_a_log_too(tmp_path, capsys, privacy, seed):
+    """Folded from its keyframe it leads to the same digests; and the whole log's keyframes are its states."""
+    log_dir = record(tmp_path / "log", privacy, drawn_config(random.Random(seed)), seed, arrivals=150, size=2000)
+    whole = verify(open_log(log_dir), all_laws=True)
+    assert whole.same and whole.keyframes == len(list(log_dir.iterdir())) - 1 > 1, whole.difference
+    events = 0
+    for path in sorted(log_dir.iterdir()):
+        verdict = verify(open_log(path), all_laws=True)
+        assert verdict.same and verdict.first_event == events + 1, verdict.difference
+        events += verdict.events
+    assert events == whole.events
+
+
+def test_a_log_whose_beginning_is_deleted_says_so_and_answers_for_the_rest(tmp_path, capsys):
+    log_dir = record(tmp_path / "log", "shape", arrivals=300, size=2000)
+    whole = verify(open_log(log_dir))
+    for path in sorted(log_dir.iterdir())[:2]:
+        path.unlink()
+    first_event = open_log(log_dir).header.first_event
+    code, found = answer(capsys, "verify", log_dir)
+    assert code == 0 and found["first_event"] == first_event > 100 and found["events"] < whole.events
+    assert main(["verify", str(log_dir)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"from event {first_event} on: the older ones are not here" in told and "the log replays exactly" in told
+    assert main(["info", str(log_dir)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"later, at event {first_event}: 2 older segments not here; it is replayed from the state" in told
+    begin = first_state(open_log(log_dir))
+    assert main(["show", str(log_dir), "0"]) == 2
+    assert f"it has steps {begin.planned} to" in capsys.readouterr().err.replace("\n", " ")
+    alive = min(id_ for id_, _ in begin.requests.items())
+    code, found = answer(capsys, "req", log_dir, alive)
+    assert code == 0 and found["id"] == alive and found["finish"] and found["moments"][0]["kind"] != "arrived"
+    assert main(["req", str(log_dir), "0"]) == 2
+    assert f"it holds requests {begin.next_id} to 299 and {len(begin.requests)} older ones" in capsys.readouterr().err
+
+
+def full_disk(fd: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("field, change", [("committed", 1), ("head", 1), ("next_id", 1), ("tables", b"")])
+def test_a_keyframe_that_is_not_the_state_is_named(tmp_path, field, change):
+    log_dir = record(tmp_path / "log", arrivals=150, size=2000)
+    path = sorted(log_dir.iterdir())[1]
+    start_item, *frames, _ = read([path.read_bytes()])
+    frame = keyframes.decode(start_item.header.keyframe)
+    wrong = change if isinstance(change, bytes) else getattr(frame, field) + change
+    frame = msgspec.structs.replace(frame, **{field: wrong})
+    data, chain = logs.open_segment(msgspec.structs.replace(start_item.header, keyframe=keyframes.encode(frame, 2)))
+    for each in frames:
+        data += logs.encode_frame(each.digest, each.body)
+    path.write_bytes(data)
+    found = verify(open_log(log_dir)).difference
+    assert found.field == f"keyframe.{field}" and "keyframe of segment 1 is not the state" in found.message
+    if field == "head":  # a state that could be, with other digests
+        assert verify(open_log(path)).difference.field == "chained digest"
+        return
+    with pytest.raises(UnusableLog, match="its keyframe is of no use"):
+        verify(open_log(path))
+
+
+def test_frames_lost_before_a_segment_do_not_touch_it(tmp_path, monkeypatch):
+    """From the next keyframe on the log replays again, though what was lost is lost."""
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=2000))
+    for number, (events, befores, after, ranks) in enumerate(engine(CONFIG, 4, 150)):
+        with monkeypatch.context() as patch:
+            if number in (20, 21):
+                patch.setattr(os, "write", full_disk)
+            recorder.append(events, befores, digest(after), ranks)
+    gap = verify(open_log(tmp_path)).difference
+    later = [log for log in map(open_log, sorted(tmp_path.iterdir())) if log.header.first_event > gap.event]
+    assert gap.field == "gap" and recorder.frames_lost == 2 and len(later) > 2
+    assert all(verify(log).same for log in later)
 
 
 def test_a_missing_segment_ends_the_log_there(tmp_path, capsys):

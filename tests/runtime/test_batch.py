@@ -116,3 +116,17 @@ def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
             step, tokens = results.pop(0)
             state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
     assert state.counters.generated_tokens > 50
+
+
+def test_tokens_of_a_step_that_is_not_the_newest_are_refused() -> None:
+    config = SchedulerConfig(block_size=4, block_count=8, batch_tokens_max=8, running_max=2, model_len_max=16, vocab_size=9)
+    state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+    sampling = Sampling(seed=1, max_tokens=4)
+    arrival = RequestArrived(id=0, name="", prompt=pack_tokens([1, 2]), sampling=sampling, priority=0, arrival_ns=0)
+    state = reduce(state, arrival)
+    state, batch = reduce(state, schedule(state)), PersistentBatch(config, 9)
+    flight, tokens = state.flights[0], np.array([3])
+    with pytest.raises(ValueError, match="tokens of step 0"):
+        batch.take_sampled(flight, tokens)
+    batch.step_inputs(state)
+    batch.take_sampled(flight, tokens)

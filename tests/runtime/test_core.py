@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from vnext.replay.cli import main as replay
 from vnext.runtime.broadcast import decode_events
 from vnext.runtime.clients import Clients, derived_seed
 from vnext.runtime.core import EngineCore
+from vnext.runtime.executor import MpExecutor
 from vnext.runtime.messages import (
     AbortRequests,
     ClientMessage,
@@ -31,6 +33,8 @@ from vnext.runtime.messages import (
     engine_decoder,
 )
 from vnext.runtime.recorder import Recorder
+from vnext.runtime.ring import RingReader
+from vnext.server.metrics import EdgeMetrics
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
@@ -291,9 +295,9 @@ def test_prefix_cache_reset_forgets_contents(make_bench) -> None:
     bench = make_bench()
     socket = bench.client()
     bench.say(socket, wish("one", [1] * 12))
-    assert len(bench.core.state.pool.named) > 0
+    assert bench.core.state.pool.named_count > 0
     bench.say(socket, ResetPrefixCache())
-    assert len(bench.core.state.pool.named) == 0
+    assert bench.core.state.pool.named_count == 0
     bench.say(socket, wish("two", [1] * 12))
     assert outputs_of(bench.heard(socket), "two")[0].cached_tokens == 0
 
@@ -305,3 +309,33 @@ def test_shutdown_aborts_what_lives(make_bench) -> None:
     bench.core.shut_down()
     assert [output.finish for output in outputs_of(bench.heard(socket), "one")] == ["abort"]
     assert bench.verified()
+
+
+def test_a_full_ring_is_seen_in_the_metrics(make_bench, tmp_path: Path) -> None:
+    """A rank that is too far behind: counted by its ring, told with the engine's numbers, shown by the edge."""
+    ranks = MpExecutor(1, tmp_path, settings_of=lambda *_: pytest.fail("no rank is started here"))
+
+    class Stalling(ToyExecutor):
+        stall_count = property(lambda self: ranks.stall_count)
+
+    bench = make_bench(Stalling())
+    socket = bench.client()
+
+    def stalls() -> str:
+        bench.say(socket, wish(f"r{bench.core.state.next_id}", [1]))
+        stats = [message for message in bench.heard(socket) if isinstance(message, EngineStats)][-1]
+        text = EdgeMetrics(lambda: stats, lambda: True).text().decode()
+        return next(line for line in text.splitlines() if line.startswith("vnext_ring_stalls_total"))
+
+    try:
+        with RingReader.attach(ranks._ring.name, 0) as rank:
+            half = bytes(rank._segment.capacity_bytes // 2 - 8)
+            ranks.send(half)
+            ranks.send(half)
+            assert stalls() == "vnext_ring_stalls_total 0.0"
+            threading.Timer(0.02, rank.read).start()
+            ranks.send(half)
+            assert stalls() == "vnext_ring_stalls_total 1.0"
+            assert rank.read() == rank.read() == half
+    finally:
+        ranks.stop()

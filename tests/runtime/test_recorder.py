@@ -1,4 +1,4 @@
-"""The recorder: what it wrote is read back, a failing disk costs frames and nothing else, segments roll over."""
+"""The recorder: what it wrote is read back, a failing disk costs frames and nothing else, segments are a ring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from log_drive import engine, small_config, started
 
-from vnext.runtime.recorder import LogUnwritable, Recorder
+from vnext.runtime import segments
+from vnext.runtime.recorder import Recorder
+from vnext.runtime.segments import Bounds, LogUnwritable
 from vnext.state.digest import digest
 from vnext.state.events import StepPlanned
 from vnext.state.log import Frame, LogEnd, SegmentStart
@@ -71,8 +73,8 @@ def test_two_starts_use_two_keys(tmp_path):
 
 def test_segments_roll_over_by_size_and_chain(tmp_path):
     whole = Recorder.open(tmp_path / "one", started(CONFIG), "full")
-    rolled = Recorder.open(tmp_path / "many", started(CONFIG), "full", segment_size_bytes=700)
-    assert record(whole) == record(rolled)
+    rolled = Recorder.open(tmp_path / "many", started(CONFIG), "full", Bounds(segment_bytes=700))
+    assert record(whole, arrivals=80) == record(rolled, arrivals=80)
     starts = [item for item in items(tmp_path / "many") if isinstance(item, SegmentStart)]
     assert len(starts) > 3 and [item.header.index for item in starts] == list(range(len(starts)))
     assert items(tmp_path / "many")[-1].kind == "complete"
@@ -113,9 +115,9 @@ class FailingDisk:
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("segment_size_bytes", [700, 2**20])
-def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, half, segment_size_bytes):
-    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", segment_size_bytes)
+@pytest.mark.parametrize("segment_bytes", [700, 2**20])
+def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, half, segment_bytes):
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=segment_bytes))
     disk = FailingDisk(monkeypatch, range(5, 8), half)
     events = record(recorder)
     found = items(tmp_path)
@@ -137,3 +139,79 @@ def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
     before = start(started(CONFIG))
     recorder.append([StepPlanned(step=0)], [before], digest(before))
     assert items(tmp_path)[-1].kind == "complete" and items(tmp_path)[-2].lost == lost
+
+
+# ---- the ring ----------------------------------------------------------------------------------------------------
+
+
+def size_of(log_dir: Path) -> int:
+    return sum(path.stat().st_size for path in log_dir.iterdir())
+
+
+@pytest.mark.parametrize("privacy", ["full", "shape"])
+def test_a_bounded_log_keeps_its_bound_and_its_newest_events(tmp_path, privacy):
+    bounds = Bounds(segment_bytes=2000, max_bytes=40_000)
+    recorder, sizes = Recorder.open(tmp_path, started(CONFIG), privacy, bounds), []
+    for events, befores, after, ranks in engine(CONFIG, 1, 400):
+        recorder.append(events, befores, digest(after), ranks)
+        sizes.append(size_of(tmp_path))
+    begin, *_, end = items(tmp_path)
+    assert max(sizes) <= 40_000 and sizes[-1] > 20_000 and recorder.bytes_written > 60_000
+    assert begin.header.index > 2 and begin.header.keyframe and end.kind == "complete"
+    assert recorder.bytes_written - recorder.bytes_deleted == sizes[-1]
+
+
+def test_a_small_bound_makes_small_segments():
+    assert Bounds().segment_bytes_max == Bounds(max_bytes=2**40).segment_bytes_max == 64 * 2**20
+    assert Bounds(max_bytes=2**20).segment_bytes_max == 2**18
+
+
+def test_old_segments_go_by_age(tmp_path, monkeypatch):
+    """A segment ends after a quarter of the age, so that what is too old is not kept by what is new beside it."""
+    clock = [1000.0]
+    monkeypatch.setattr(segments.time, "monotonic", lambda: clock[0])
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(max_age_s=100.0))
+    for events, befores, after, ranks in engine(CONFIG, 1, 60):
+        recorder.append(events, befores, digest(after), ranks)
+        clock[0] += 5.0
+    count = len(list(tmp_path.iterdir()))
+    assert 4 <= count <= 6 and items(tmp_path)[0].header.index > 3 and items(tmp_path)[-1].kind == "complete"
+    clock[0] += 1000.0
+    assert len(list(tmp_path.iterdir())) == count, "an engine that does nothing deletes nothing"
+
+
+def test_a_segment_that_cannot_start_is_started_later(tmp_path, monkeypatch):
+    """The log goes on in the segment it has; the next try comes some frames later."""
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(segment_bytes=2000))
+    opened, tries = os.open, []
+
+    def failing(path, *arguments):
+        tries.append(path)
+        if len(tries) <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(segments.os, "open", failing)
+    events = record(recorder, arrivals=120)
+    frames = [item for item in items(tmp_path) if isinstance(item, Frame)]
+    assert recorder.failure.endswith("Too many open files") and recorder.frames_lost == 0 and len(tries) > 4
+    assert [event for frame in frames for event in frame.events] == events and items(tmp_path)[-1].kind == "complete"
+
+
+def test_a_segment_that_cannot_be_deleted_is_tried_again(tmp_path, monkeypatch):
+    bounds = Bounds(segment_bytes=2000, max_bytes=30_000)
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", bounds)
+
+    def busy(path, missing_ok=False):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", busy)
+        iterations = engine(CONFIG, 1, 400)
+        for _ in range(400):
+            events, befores, after, ranks = next(iterations)
+            recorder.append(events, befores, digest(after), ranks)
+    assert size_of(tmp_path) > 30_000 and recorder.frames_lost == 0 and "busy" in recorder.failure
+    for events, befores, after, ranks in iterations:
+        recorder.append(events, befores, digest(after), ranks)
+    assert size_of(tmp_path) <= 30_000

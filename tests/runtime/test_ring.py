@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -17,18 +18,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vnext.runtime import futex, ring_memory
-from vnext.runtime.ring import RingClosed, RingReader, RingWriter
-from vnext.runtime.ring_memory import Cursor, Presence
+from vnext.runtime import futex, ring_memory, ring_reader
+from vnext.runtime.ring import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed, RingReader, RingWriter, default_spin_us
 
 ROOT = Path(__file__).parents[2]
-WAIT_METHODS = [futex.choose_wait_method(), futex.SleepPoll()]
+FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
+
+
+@pytest.fixture(params=FORMS)
+def waits(request: pytest.FixtureRequest) -> futex.WaitMethod | None:
+    """How the ends of a ring sleep. None is what vnext uses: the compiled form where it was built."""
+    return FORMS[request.param]
+
+
+def both_ends(waits: futex.WaitMethod | None, **sizes: int) -> tuple[RingWriter, RingReader]:
+    writer = RingWriter.create(reader_count=1, waits=waits, **sizes)
+    return writer, RingReader.attach(writer.name, 0, waits=waits)
+
 
 COUNT_AND_HASH = """
 import hashlib, sys
 from vnext.runtime.ring import RingClosed, RingReader
 from vnext.runtime import futex
-name, index, waits = sys.argv[1], int(sys.argv[2]), getattr(futex, sys.argv[3])()
+name, index, waits = sys.argv[1], int(sys.argv[2]), getattr(futex, sys.argv[3])() if sys.argv[3] else None
 reader = RingReader.attach(name, index, waits=waits, spin_us=20 * index)
 digest, count = hashlib.sha256(), 0
 while True:
@@ -82,6 +94,13 @@ def random_messages(seed: int, capacity_bytes: int, count: int) -> list[bytes]:
     return [chance.randbytes(size) for size in sizes]
 
 
+class Huge(bytes):
+    """Says that it is longer than any message may be."""
+
+    def __len__(self) -> int:
+        return MESSAGE_BYTES_MAX + 1
+
+
 def digest_of(messages: list[bytes]) -> str:
     digest = hashlib.sha256()
     for message in messages:
@@ -90,12 +109,14 @@ def digest_of(messages: list[bytes]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("reader_count", "method"), [(1, "Futex"), (3, "Futex"), (2, "SleepPoll")], ids=["one", "three", "two-polling"]
+    ("reader_count", "method"),
+    [(1, ""), (3, ""), (2, "Futex"), (2, "SleepPoll")],
+    ids=["one", "three", "two-plain", "two-polling"],
 )
 def test_every_reader_process_gets_every_message_in_order(reader_count: int, method: str) -> None:
     if method == "Futex" and not isinstance(futex.choose_wait_method(), futex.Futex):
         pytest.skip("this machine has no futex")
-    waits = getattr(futex, method)()
+    waits = getattr(futex, method)() if method else None
     messages = random_messages(seed=reader_count, capacity_bytes=4096, count=600)
     with ExitStack() as stack:
         writer = stack.enter_context(RingWriter.create(capacity_bytes=4096, reader_count=reader_count, waits=waits))
@@ -109,13 +130,16 @@ def test_every_reader_process_gets_every_message_in_order(reader_count: int, met
     assert results == [(expected, "")] * reader_count  # nothing on stderr either: no tracker complains
 
 
-@given(st.integers(64, 300), st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60))
+ACTIONS = st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60)
+
+
+@given(st.sampled_from(["chosen", "plain"]), st.integers(64, 300), ACTIONS)
 @settings(deadline=None, max_examples=150)
-def test_ring_behaves_like_a_queue(capacity_bytes: int, actions: list[int | None]) -> None:
+def test_ring_behaves_like_a_queue(form: str, capacity_bytes: int, actions: list[int | None]) -> None:
     """None reads, a number writes so many bytes; the ring may only refuse what does not fit beside what is unread."""
     fill, queue = itertools.cycle(range(1, 256)), []
-    with RingWriter.create(capacity_bytes=capacity_bytes, reader_count=1) as writer:
-        with RingReader.attach(writer.name, 0) as reader:
+    with RingWriter.create(capacity_bytes=capacity_bytes, reader_count=1, waits=FORMS[form]) as writer:
+        with RingReader.attach(writer.name, 0, waits=FORMS[form]) as reader:
             for action in actions:
                 if action is None:
                     assert reader.read(timeout_s=0) == (queue.pop(0) if queue else None)
@@ -132,8 +156,9 @@ def test_ring_behaves_like_a_queue(capacity_bytes: int, actions: list[int | None
             assert writer.used_bytes == 0
 
 
-def test_full_ring_blocks_the_writer_and_counts_the_stall() -> None:
-    with RingWriter.create(capacity_bytes=64, reader_count=1) as writer, RingReader.attach(writer.name, 0) as reader:
+def test_full_ring_blocks_the_writer_and_counts_the_stall(waits: futex.WaitMethod | None) -> None:
+    writer, reader = both_ends(waits, capacity_bytes=64)
+    with writer, reader:
         writer.write(b"a" * 32)
         assert (writer.stall_count, writer.stall_seconds) == (0, 0.0)
         blocked = threading.Event()
@@ -161,9 +186,8 @@ def test_slowest_of_the_readers_counts() -> None:
             assert (quick.read(), late.read()) == (b"b" * 32, b"b" * 32)
 
 
-def test_closed_ring_gives_its_rest_and_then_raises() -> None:
-    writer = RingWriter.create(reader_count=1)
-    reader = RingReader.attach(writer.name, 0)
+def test_closed_ring_gives_its_rest_and_then_raises(waits: futex.WaitMethod | None) -> None:
+    writer, reader = both_ends(waits)
     writer.write(b"last words")
     writer.close()
     writer.close()
@@ -177,8 +201,7 @@ def test_closed_ring_gives_its_rest_and_then_raises() -> None:
         reader.read()
 
 
-@pytest.mark.parametrize("waits", WAIT_METHODS, ids=lambda waits: type(waits).__name__)
-def test_closing_wakes_a_sleeping_reader(waits: futex.WaitMethod) -> None:
+def test_closing_wakes_a_sleeping_reader(waits: futex.WaitMethod | None) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def read_until_closed(reader: RingReader) -> None:
@@ -217,6 +240,18 @@ def test_dead_reader_raises_through_the_hook() -> None:
             RingReader.attach(writer.name, 0)
 
 
+def test_dead_reader_is_noticed_without_a_hook(waits: futex.WaitMethod | None) -> None:
+    with ExitStack() as stack:
+        writer = stack.enter_context(RingWriter.create(capacity_bytes=64, reader_count=1, waits=waits))
+        process = stack.enter_context(script(ATTACH_AND_HANG, writer.name))
+        writer.write(b"go")
+        assert process.stdout.readline() == "attached\n"
+        writer.write(b"x" * 32)
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(RingAbandoned, match="reader 0 has ended"):
+            writer.write(b"x" * 32)  # no timeout: it must not hang
+
+
 def test_departed_reader_raises() -> None:
     with RingWriter.create(capacity_bytes=64, reader_count=1) as writer:
         RingReader.attach(writer.name, 0).close()
@@ -225,9 +260,8 @@ def test_departed_reader_raises() -> None:
             writer.write(b"x" * 32)
 
 
-def test_failure_inside_a_long_message_breaks_the_ring_for_both() -> None:
-    writer = RingWriter.create(capacity_bytes=64, reader_count=1)
-    reader = RingReader.attach(writer.name, 0)
+def test_failure_inside_a_long_message_breaks_the_ring_for_both(waits: futex.WaitMethod | None) -> None:
+    writer, reader = both_ends(waits, capacity_bytes=64)
     with pytest.raises(TimeoutError):
         writer.write(b"x" * 200, timeout_s=0)
     with pytest.raises(RingClosed, match="half a message"):
@@ -247,48 +281,94 @@ def test_idle_reader_uses_no_cpu() -> None:
     assert float(used_cpu_s) < 0.05
 
 
-def test_unlinked_ring_goes_on_and_leaves_nothing() -> None:
-    writer = RingWriter.create(reader_count=1)
+def test_unlinked_ring_goes_on_and_takes_no_more_readers() -> None:
+    writer = RingWriter.create(reader_count=2)
     reader = RingReader.attach(writer.name, 0)
     writer.unlink()
+    writer.unlink()
     with pytest.raises(FileNotFoundError, match="no such ring"):
-        RingReader.attach(writer.name, 0)
+        RingReader.attach(writer.name, 1)
     writer.write(b"still here")
     assert reader.read() == b"still here"
     writer.close()
     reader.close()
 
 
+def test_no_file_stands_in_a_folder_and_no_descriptor_stays() -> None:
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.is_dir():
+        pytest.skip("without /proc a ring is a file with a name until it is closed")
+    before = len(list(descriptors.iterdir()))
+    writer, reader = both_ends(None)
+    assert Path(writer.name).stat().st_nlink == 0  # in no folder: who is killed now leaves nothing
+    writer.close()
+    reader.close()
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_without_nameless_files_the_name_goes_with_the_writer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(ring_memory.os, "O_TMPFILE", raising=False)
+    monkeypatch.setattr(ring_memory, "_folder", lambda: str(tmp_path))
+    writer, reader = both_ends(None)
+    assert list(tmp_path.iterdir()) == [Path(writer.name)]
+    writer.write(b"as well")
+    assert reader.read() == b"as well"
+    writer.close()
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_are_refused() -> None:
-    with pytest.raises(ValueError, match="plain file name"):
-        RingWriter.create("../x", reader_count=1)
     with pytest.raises(ValueError, match="not 64 and 0"):
         RingWriter.create(capacity_bytes=64, reader_count=0)
     with RingWriter.create(reader_count=1) as writer:
-        with pytest.raises(FileExistsError):
-            RingWriter.create(writer.name, reader_count=1)
         with pytest.raises(ValueError, match="place 1 of 1"):
             RingReader.attach(writer.name, 1)
-        RingReader.attach(writer.name, 0).close()
-        with pytest.raises(ValueError, match="place 0 of 1"):
+        with RingReader.attach(writer.name, 0), pytest.raises(ValueError, match="place 0 of 1"):
             RingReader.attach(writer.name, 0)
-
-
-def test_a_file_that_is_no_ring_is_refused() -> None:
-    with RingWriter.create(reader_count=1) as writer:
-        ring_memory._path(writer.name).write_bytes(bytes(4096))
-        with pytest.raises(ValueError, match="not a ring"):
+        with pytest.raises(ValueError, match="place 0 of 1"):  # its messages up to now went to somebody else
             RingReader.attach(writer.name, 0)
+        with pytest.raises(ValueError, match="over the ring's bound"):
+            writer.write(Huge())
 
 
-def test_publish_keeps_presence_and_always_changes_the_signal() -> None:
-    memory = bytearray(64)
-    cursor = Cursor(memory, 0, futex.SleepPoll(), lambda: None)
-    signals = []
-    for presence in (Presence.ATTACHED, Presence.ATTACHED, Presence.GONE):
-        cursor.publish(8, presence)
-        signals.append(cursor.look()[0])
-    assert len(set(signals)) == 3
-    memory[8:12] = (0xFFFFFFFD).to_bytes(4, "little")  # the count is about to wrap
-    cursor.publish(8, Presence.ATTACHED)
-    assert cursor.look() == (1, 8)
+@pytest.mark.parametrize("is_nameless", [True, False])
+def test_a_ring_that_does_not_fit_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_nameless: bool
+) -> None:
+    def full(handle: int, start: int, size_bytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    if not is_nameless:
+        monkeypatch.delattr(ring_memory.os, "O_TMPFILE", raising=False)
+    monkeypatch.setattr(ring_memory, "_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(ring_memory.os, "posix_fallocate", full, raising=False)
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(OSError, match="no room for a ring of 4194304 bytes: No space.*make the ring smaller"):
+        RingWriter.create(reader_count=1)
+    assert (list(tmp_path.iterdir()), len(os.listdir("/dev/fd"))) == ([], before)
+
+
+def test_a_reader_spins_only_where_cores_are_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for core_count, reader_count, spins in ((2, 1, False), (3, 1, True), (4, 3, False), (16, 8, True)):
+        monkeypatch.setattr(ring_reader.os, "sched_getaffinity", lambda process: range(core_count), raising=False)
+        assert (default_spin_us(reader_count) > 0) is spins
+
+
+def test_a_spinning_reader_sleeps_in_the_end_and_gets_what_comes_meanwhile(waits: futex.WaitMethod | None) -> None:
+    with RingWriter.create(reader_count=1, waits=waits) as writer:
+        with RingReader.attach(writer.name, 0, spin_us=2000, waits=waits) as reader:
+            assert reader.read(timeout_s=0.001) is None  # shorter than the spin
+            assert reader.read(timeout_s=0.01) is None
+            later = threading.Timer(0.05, writer.write, (b"at last",))
+            later.start()
+            assert reader.read(timeout_s=30) == b"at last"
+            later.join()
+
+
+def test_a_sleeping_reader_lets_other_threads_run(waits: futex.WaitMethod | None) -> None:
+    """The compiled form sleeps without Python's lock, else the writer below could never write."""
+    writer, reader = both_ends(waits)
+    with writer, reader:
+        threading.Timer(0.02, writer.write, (b"from a thread",)).start()
+        assert reader.read(timeout_s=30) == b"from a thread"

@@ -16,7 +16,7 @@ from vnext.runtime.sampling_draw import draw_by_gumbel, draw_by_inversion, scale
 from vnext.runtime.sampling_inputs import ROW_DTYPES
 from vnext.runtime.sampling_weights import weigh
 
-DRAWS = [draw_by_inversion, draw_by_gumbel]
+DRAWS = [None, draw_by_inversion, draw_by_gumbel]  # None is the product: compiled where it can be
 NEGATIVE_INFINITY = float("-inf")
 
 
@@ -73,7 +73,7 @@ def penalties_of(rows: list[Row]) -> Penalties | None:
     return Penalties(torch.tensor(places), *strengths, prompt_mask=prompt, output_counts=counts.to(torch.int32))
 
 
-def tokens_of(rows: list[Row], draw=draw_by_inversion) -> list[int]:
+def tokens_of(rows: list[Row], draw=None) -> list[int]:
     return sample(*batch(rows), draw).tokens.tolist()
 
 

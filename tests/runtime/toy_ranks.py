@@ -38,8 +38,8 @@ class ToyExecutor:
 
     def send(self, message: bytes) -> None:
         self.messages.append(message)
-        for rank in range(self.world_size):
-            for event in decode_events(message):
+        for rank, state in enumerate(self._states):
+            for event in decode_events(message, 0 if state is None else state.next_id):
                 self._fold(rank, event)
         if not self.held:
             self.release()

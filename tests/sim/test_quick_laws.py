@@ -27,6 +27,7 @@ from vnext.state.extents import Arena, Extents
 from vnext.state.reduce import reduce, start
 from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT, Rows
 from vnext.state.state import State
+from vnext.state.versions import VersionedArray
 
 STRICTER = {laws.writers_are_exclusive}
 """Their quick forms say no to more: a step that writes outside its request's table."""
@@ -86,13 +87,16 @@ def with_wrong_history(state: State, chance: Chance) -> State:
 
 def with_wrong_block(state: State, chance: Chance) -> State:
     pool, block = state.pool, np.array([chance.below(state.config.block_count)])
-    kind = chance.below(4)
+    kind = chance.below(5)
     if kind == 0:
         return replace(state, pool=replace(pool, free=pool.free + chance.choose((-1, 1))))
     if kind == 1:
-        return replace(state, pool=replace(pool, holders=pool.holders.set(block, pool.holders.at(block) + 1)))
+        return replace(state, pool=replace(pool, kept=pool.kept + chance.choose((-1, 1))))
     if kind == 2:
-        return replace(state, pool=replace(pool, places=pool.places.set(block, chance.choose((-1, pool.head)))))
+        return replace(state, pool=replace(pool, status=pool.status.set(block, pool.status.at(block) - 1)))
+    if kind == 3:
+        status = pool.status.set(block, np.array([chance.choose((-1, pool.head))]))
+        return replace(state, pool=replace(pool, status=chance.choose((status, VersionedArray(pool.status.values().copy(), 5)))))
     return replace(state, pool=replace(pool, head=pool.head + 1))
 
 
@@ -101,24 +105,30 @@ def with_wrong_name(state: State, chance: Chance) -> State:
     if chance.happens(50):
         pool = replace(pool, names=pool.names.with_items([(b"a name", block)]))
     if chance.happens(50):
-        pool = replace(pool, named=pool.named.with_items([(block, b"a name")]))
+        pool = replace(pool, names=pool.names.with_items([(block, b"a name")]))
     return replace(state, pool=pool)
 
 
 def with_wrong_flight(state: State, chance: Chance) -> State:
-    flight, name = state.flights[-1], chance.choose(("starts", "counts", "samples", "epochs", "step", "ids"))
-    if name == "step":
-        return replace(state, flights=(*state.flights[:-1], replace(flight, step=flight.step + 1)))
-    values = getattr(flight, name).copy()
-    at, wrong = chance.below(len(values)), chance.choose((-1, 1, 40))
-    values[at] = not values[at] if values.dtype == bool else values[at] + wrong
-    return replace(state, flights=(*state.flights[:-1], replace(flight, **{name: values})))
+    flight, name = state.flights[-1], chance.choose(("entries", "entries", "entries", "samples", "step", "tokens"))
+    at, wrong = chance.below(len(flight.samples)), chance.choose((-1, 1, 40))
+    if name in ("step", "tokens"):
+        changed = replace(flight, **{name: getattr(flight, name) + 1})
+    elif name == "samples":
+        changed = replace(flight, samples=flight.samples ^ (np.arange(len(flight.samples)) == at))
+    else:
+        entries = flight.entries.copy()
+        entries[chance.below(4), at] += wrong
+        changed = replace(flight, entries=entries, tokens=int(entries[3].sum()))
+    return replace(state, flights=(*state.flights[:-1], changed))
 
 
 def with_wrong_queue(state: State, chance: Chance) -> State:
     entry = chance.choose(state.waiting)
     other = replace(entry, id=max(entry.id + chance.choose((-1, 1)), 0))
     waiting = [state.waiting * 2, state.waiting[1:], tuple(other if each is entry else each for each in state.waiting)]
+    if chance.happens(30):
+        return replace(state, waiting_sum=state.waiting_sum + 1)
     return replace(state, waiting=chance.choose(waiting))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from vnext.sched.sim import laws as sim_laws
@@ -160,7 +161,8 @@ def test_a_range_that_starts_elsewhere_is_found() -> None:
         rank.fold(event)
         if isinstance(event, StepPlanned):
             check_decision(before, event, rank.state)
-            flight = replace(rank.state.flights[-1], starts=rank.state.flights[-1].starts + 1)
+            entries = rank.state.flights[-1].entries + np.array([[0], [0], [1], [0]])
+            flight = replace(rank.state.flights[-1], entries=entries)
             with pytest.raises(LawBroken, match="law S2"):
                 sim_laws.ranges_continue(
                     Snapshot(before), Snapshot(replace(rank.state, flights=(*rank.state.flights[:-1], flight)))

@@ -16,10 +16,19 @@ from vnext.state.rows import FIELD_COUNT, FIELD_NAMES
 
 compiled = columns._columns
 NAMES = (
-    "expected", "needed", "advance", "write_tables", "oldest", "unsealed", "seal_inputs", "seal_write", "settle",
-    "take_tokens",
+    "expected", "needed", "advance", "write_tables", "mixed", "put", "oldest", "released", "chain", "seal", "flight", "lawful", "bounds",
+    "settle", "take_tokens",
 )  # fmt: skip
 SEEDS = range(40)
+FOLLOWED_BY = {
+    "expected": lambda given, _: [
+        ("needed", (given[0], np.arange(given[0].shape[1]) % 5, np.empty(given[0].shape[1], dtype=np.int64), given[4])),
+        ("lawful", (given[0], given[4])),
+        ("lawful", (given[0] + 1, given[4])),
+    ],
+    "flight": lambda given, count: [("bounds", (given[3][:, :count].copy(), given[4][:count].copy()))],
+}
+"""Functions that a run asks rarely or never are asked beside one that it asks always: name, arguments."""
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled columns are not built here: no C compiler was found")
 
@@ -32,22 +41,22 @@ def both(name: str, calls: Counter[str]) -> Callable[..., object]:
         copies = [[one.copy() if isinstance(one, np.ndarray) else one for one in given] for _ in range(2)]
         plain, fast = getattr(columns_numpy, name)(*copies[0]), getattr(compiled, name)(*copies[1])
         assert plain == fast, name
+        for other, arguments in FOLLOWED_BY.get(name, lambda *_: [])(given, plain):
+            both(other, calls)(*arguments)
         count = filled(name, given, plain)
         for one, other in zip(*copies):
             if isinstance(one, np.ndarray):
-                assert np.array_equal(one.reshape(-1)[:count], other.reshape(-1)[:count]), name
+                assert np.array_equal(one[..., :count], other[..., :count]), name
         return getattr(compiled, name)(*given)
 
     return call
 
 
 def filled(name: str, given: tuple, result: object) -> int | None:
-    """How much of the arrays a call has to fill; the rest is left as it came. None: all of it."""
-    if name == "settle":
-        return 0 if result is None else result[0]
-    if name == "take_tokens" and result is False:
+    """How far each line of the arrays has to be filled; the rest is left as it came. None: all of it."""
+    if (name == "settle" and result is None) or (name == "take_tokens" and result is False):
         return 0
-    return result if name == "unsealed" else None
+    return result if name == "flight" else None
 
 
 @pytest.fixture
@@ -80,15 +89,21 @@ def test_the_installed_form_is_the_compiled_one() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda cells, short: compiled.expected(cells, short, 9, 0),
+        lambda cells, short: compiled.expected(cells, short, 9, 0, 4),
         lambda cells, short: compiled.needed(cells, short, short, 4),
         lambda cells, short: compiled.advance(cells, short, short, short),
-        lambda cells, short: compiled.unsealed(cells, short, 4, short),
+        lambda cells, short: compiled.flight(cells, short, short, short, short),
+        lambda cells, short: compiled.bounds(np.ones((4, 99), dtype=np.int64), short),
+        lambda cells, short: compiled.put(short, np.array([0, 2], dtype=np.int32), np.ones(2, dtype=np.int64)),
+        lambda cells, short: compiled.put(short, np.array([-1], dtype=np.int32), np.ones(1, dtype=np.int64)),
+        lambda cells, short: compiled.put(short, np.array([0, 1], dtype=np.int32), np.ones(1, dtype=np.int64)),
+        lambda cells, short: compiled.released(short, np.array([0, 2], dtype=np.int32), 0, short, np.zeros(2, dtype=np.int32)),
+        lambda cells, short: compiled.released(short, np.zeros(3, dtype=np.int32), 0, short, np.zeros(3, dtype=np.int32)),
+        lambda cells, short: compiled.chain(b"a short key", bytes(64), 4),
+        lambda cells, short: compiled.chain(bytes(16), bytes(64), 0),
         lambda cells, short: compiled.oldest(np.zeros(2, dtype=np.int32), short, 0, 2, np.zeros(9, dtype=np.int32)),
         lambda cells, short: compiled.write_tables(cells, np.full(6, 5), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)),
-        lambda cells, short: compiled.seal_inputs(cells, np.array([99]), short, short, 4),
-        lambda cells, short: compiled.seal_inputs(cells, np.array([1]), short.astype(np.int32), short.astype(np.int32), 4),
-        lambda cells, short: compiled.seal_write(cells, np.array([1, 2]), b"one key of two"),
+        lambda cells, short: compiled.seal(cells * np.arange(FIELD_COUNT)[::-1, None], short[:0], short.astype(np.int32), short.astype(np.int32), 1),
         lambda cells, short: compiled.take_tokens(
             cells, cells.copy(), np.array([99]), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
         ),
@@ -98,3 +113,10 @@ def test_arrays_that_are_too_short_are_refused(wrong: Callable) -> None:
     """Memory outside an array is never touched, whatever a caller hands in."""
     with pytest.raises(ValueError):
         wrong(np.ones((FIELD_COUNT, 6), dtype=np.int64), np.zeros(2, dtype=np.int64))
+
+
+def test_the_compiled_digest_is_blake2b() -> None:
+    """Blocks of one to a hundred tokens: messages below, at and above the 128 bytes that BLAKE2b takes at a time."""
+    words = np.arange(3000, dtype=np.int32).tobytes()
+    for size in (1, 2, 15, 16, 27, 28, 29, 31, 32, 59, 60, 61, 100):
+        assert compiled.chain(bytes(range(16)), words, size) == columns_numpy.chain(bytes(range(16)), words, size)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from core_drive import Engine
 from vnext.state import extents
 from vnext.state.digest import digest, parts
-from vnext.state.rows import FIELD_NAMES, Rows
+from vnext.state.order import dequeue, enqueue
+from vnext.state.rows import FIELD_NAMES, TABLE_SUM, Rows
+from vnext.state.state import State
 from vnext.state.view import view
 from vnext.state.versions import VersionedArray
 
@@ -23,6 +26,12 @@ def busy(token: int = 1, answer: int = 9, salt: str = "", name: str = "a") -> En
     engine.step(answer)
     engine.plan()
     return engine
+
+
+def with_cell(state: State, field: int, row: int, value: int) -> State:
+    cells = state.rows.cells.copy()
+    cells[field, row] = value
+    return replace(state, rows=Rows(cells))
 
 
 def test_a_digest_is_64_bits_and_repeats() -> None:
@@ -71,15 +80,18 @@ def test_the_sequence_counts_events() -> None:
         lambda s: replace(s, sequence=s.sequence + 1),
         lambda s: replace(s, next_id=s.next_id + 1),
         lambda s: replace(s, committed=s.committed + 1),
-        lambda s: replace(s, waiting=()),
-        lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),)),
+        lambda s: dequeue(s, {0}),
+        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], epoch=1)),
+        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], cached=4)),
         lambda s: replace(s, flights=()),
-        lambda s: replace(s, flights=(replace(s.flights[0], starts=s.flights[0].starts + 1),)),
+        lambda s: replace(s, flights=(replace(s.flights[0], entries=s.flights[0].entries + 1),)),
+        lambda s: replace(s, flights=(replace(s.flights[0], samples=~s.flights[0].samples),)),
         lambda s: replace(s, rows=Rows(s.rows.cells[:, ::-1].copy())),
-        lambda s: replace(s, pool=replace(s.pool, holders=VersionedArray(s.pool.ref[::-1].copy()))),
-        lambda s: replace(s, pool=replace(s.pool, places=VersionedArray(s.pool.place + 1))),
+        lambda s: replace(s, pool=replace(s.pool, status=VersionedArray(s.pool.status.values()[::-1].copy()))),
+        lambda s: replace(s, pool=replace(s.pool, status=VersionedArray(s.pool.status.values() + 1))),
+        lambda s: replace(s, pool=replace(s.pool, status=s.pool.status.set(np.array([1]), np.array([-7])))),
         lambda s: replace(s, counters=replace(s.counters, preempted=7)),
-        lambda s: replace(s, tables=extents.write(replace(s.tables, version=-1), slice(0, 1), s.pool.ref[:1] + 5)),
+        lambda s: with_cell(s, TABLE_SUM, 0, 5),
     ],
 )
 def test_every_part_of_the_structure_reaches_it(change) -> None:
@@ -89,7 +101,7 @@ def test_every_part_of_the_structure_reaches_it(change) -> None:
 
 def test_parts_name_what_differs() -> None:
     state = busy().state
-    other = replace(state, waiting=())
+    other = dequeue(state, {0})
     differing = [name for (name, left), (_, right) in zip(parts(state), parts(other)) if left != right]
     assert differing == ["scalars", "waiting"]
 

@@ -9,6 +9,7 @@ from core_drive import Engine, arrival_of, config_of, started_with
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.pool import named_blocks
 from vnext.state.reduce import reduce, start
 
 
@@ -66,7 +67,7 @@ def everything(engine: Engine) -> tuple:
     """All that a state says, by value."""
     state = engine.state
     tokens = [engine.tokens(id_) for id_ in engine.running]
-    return parts(state), tokens, state.waiting, sorted(state.pool.names.items()), sorted(state.requests.items()), state.token_digest
+    return parts(state), tokens, state.waiting, sorted(named_blocks(state.pool).items()), sorted(state.requests.items()), state.token_digest
 
 
 @pytest.mark.parametrize("name", CASES)

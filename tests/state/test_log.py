@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vnext.state import log, log_pack
+from vnext.state import log, log_forms, log_pack, log_plain
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     EngineStarted,
@@ -24,6 +24,7 @@ from vnext.state.log_read import read
 from vnext.state.log_schema import describe, schema_digest
 from vnext.state.params import Sampling
 
+FORMS = [form for form in (log_plain, log_forms._log) if form is not None]
 CONFIG = SchedulerConfig(
     block_size=16, block_count=64, batch_tokens_max=256, running_max=16, model_len_max=512, vocab_size=128_256
 )
@@ -194,9 +195,10 @@ def test_the_width_follows_the_vocabulary(bound, width):
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from([2, 3, 4]))
 def test_packing_is_lossless_exactly_when_the_tokens_fit(tokens, width):
     data = pack_tokens(tokens)
-    assert log_pack.fits(data, width) == (width == 4 or all(0 <= token < 256**width for token in tokens))
-    if log_pack.fits(data, width):
-        assert log_pack.widen(log_pack.narrow(data, width), width) == data
+    for form in FORMS:
+        packed = form.narrow(data, width)
+        assert (packed is not None) == (width == 4 or all(0 <= token < 256**width for token in tokens))
+        assert packed is None or form.widen(packed, width) == data
 
 
 def test_a_token_beyond_the_vocabulary_widens_its_frame():

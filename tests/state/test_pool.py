@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from vnext.state import pool as pools
-from vnext.state.pool import Pool, free_blocks, new_pool
+from vnext.state.pool import Pool, free_blocks, named_blocks, new_pool
+from vnext.state.versions import VersionedArray
 
 BLOCK_COUNT = 6
 
@@ -46,8 +47,9 @@ def assert_equal(pool: Pool, naive: Naive) -> None:
     assert pool.ref.tolist() == naive.holders
     assert free_blocks(pool).tolist() == naive.queue
     assert pool.free == len(naive.queue)
-    assert dict(pool.names.items()) == naive.names
-    assert {key: block for block, key in pool.named.items()} == naive.names
+    assert named_blocks(pool) == naive.names and pool.named_count == len(naive.names)
+    assert dict(pool.names.items()) == {**naive.names, **{block: key for key, block in naive.names.items()}}
+    assert pool.status.sum == VersionedArray(pool.status.values().copy()).sum
 
 
 def key_of(number: int) -> bytes:
@@ -117,14 +119,14 @@ def test_a_taken_block_loses_its_name_and_a_revived_one_keeps_it() -> None:
     assert free_blocks(revived).tolist() == [2, 0]
     evicted, taken = pools.take(revived, 2)
     assert taken.tolist() == [2, 0]
-    assert dict(evicted.names.items()) == {key_of(2): 1}
+    assert named_blocks(evicted) == {key_of(2): 1}
 
 
 def test_the_first_block_of_a_content_keeps_the_name() -> None:
     pool, _ = pools.take(new_pool(3), 3)
     pool = pools.name(pool, [(key_of(1), 2), (key_of(1), 0)])
     pool = pools.name(pool, [(key_of(1), 1)])
-    assert dict(pool.names.items()) == {key_of(1): 2} and dict(pool.named.items()) == {2: key_of(1)}
+    assert dict(pool.names.items()) == {key_of(1): 2, 2: key_of(1)}
 
 
 def test_the_longest_prefix_ends_at_the_first_gap_and_at_its_bound() -> None:

@@ -50,7 +50,6 @@ def contents(state: State) -> tuple:
         [row_blocks(state, row).tolist() for row in rows],
         free_blocks(state.pool).tolist(),
         dict(state.pool.names.items()),
-        dict(state.pool.named.items()),
         dict(state.requests.items()),
         state.waiting,
         state.token_digest,

@@ -61,7 +61,7 @@ def test_every_version_of_an_array_is_its_copy(changes: list[tuple[int, set[int]
 def test_a_long_chain_of_versions_is_read_and_dropped_without_recursion() -> None:
     first = newest = VersionedArray(np.zeros(4, dtype=np.int64))
     for number in range(200_000):
-        newest = newest.set(np.array([number % 4]), number)
+        newest = newest.set(np.array([number % 4]), np.array([number]))
     assert first.values().tolist() == [0, 0, 0, 0] and newest.values().max() == 199_999
     del first, newest
 

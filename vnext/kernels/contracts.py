@@ -7,7 +7,7 @@ kernel never sees an argument it was not written for. Checks read metadata only:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INDICES = (torch.int64,)
+ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class ContractError(ValueError):
@@ -34,60 +35,158 @@ def expect(
 ) -> None:
     """Raise ContractError unless the tensor has the shape (None: any size), one of the dtypes and the layout.
 
-    The last dimension must always be dense; `contiguous` asks it of all.
+    The last dimension must always be dense; `contiguous` asks it of all. What is right costs half a microsecond: these
+    doors are passed several times a layer.
     """
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         raise ContractError(f"{name} must be {wanted} but is {tensor.dtype}")
-    if tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape)):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ContractError(f"{name} must have the shape [{wanted}] but has {list(tensor.shape)}")
+    found = tensor.shape
+    if found != shape and not fits(found, shape):
+        raise ContractError(f"{name} must have the shape {shown(shape)} but has {list(found)}")
     if contiguous and not tensor.is_contiguous():
         raise ContractError(f"{name} must be contiguous but has the strides {tensor.stride()}")
-    if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if tensor.stride(-1) != 1 and found[-1] > 1:
         raise ContractError(f"the last dimension of {name} must be dense but has the stride {tensor.stride(-1)}")
+
+
+def fits(found: Sequence[int], shape: Sequence[int | None]) -> bool:
+    """Whether sizes are as wanted, None standing for any."""
+    if len(found) != len(shape):
+        return False
+    for want, have in zip(shape, found):
+        if want != have and want is not None:
+            return False
+    return True
+
+
+def shown(shape: Sequence[int | None]) -> str:
+    """A wanted shape, for people."""
+    return f"[{', '.join('any' if size is None else str(size) for size in shape)}]"
 
 
 def expect_together(first: torch.Tensor, **others: torch.Tensor) -> None:
     """Raise ContractError unless all tensors live on one device."""
+    device = first.device
     for name, tensor in others.items():
-        if tensor.device != first.device:
-            raise ContractError(f"{name} is on {tensor.device} but the other arguments are on {first.device}")
+        if tensor.device != device:
+            raise ContractError(f"{name} is on {tensor.device} but the other arguments are on {device}")
 
 
-def check_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """x [T, H] float, weight [H] of the same dtype, eps > 0."""
-    expect("x", x, (None, None), FLOATS)
-    expect("weight", weight, (x.shape[1],), (x.dtype,))
-    expect_together(x, weight=weight)
+def expect_eps(eps: float) -> None:
+    """Raise ContractError unless eps > 0."""
     if not eps > 0:
         raise ContractError(f"eps must be above 0 but is {eps}")
 
 
+def check_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """x [T, H] float, weight [H] of the same dtype or float32, eps > 0."""
+    expect("x", x, (None, None), FLOATS)
+    expect("weight", weight, (x.shape[1],), (x.dtype, torch.float32))
+    expect_together(x, weight=weight)
+    expect_eps(eps)
+
+
 def check_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """As rms_norm, with residual [T, H] of the same dtype."""
+    """As rms_norm, with residual [T, H] of x's dtype."""
     check_rms_norm(x, weight, eps)
     expect("residual", residual, x.shape, (x.dtype,))
     expect_together(x, residual=residual)
 
 
-def check_silu_and_mul(x: torch.Tensor) -> None:
-    """x [T, 2 * I] float: gate, then up."""
+def check_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+    """As rms_norm, with bias [H] of the weight's dtype."""
+    check_rms_norm(x, weight, eps)
+    expect("bias", bias, weight.shape, (weight.dtype,))
+    expect_together(x, bias=bias)
+
+
+def check_gelu_tanh(x: torch.Tensor) -> None:
+    """x [T, I] float."""
     expect("x", x, (None, None), FLOATS)
-    if x.shape[1] % 2:
-        raise ContractError(f"x must hold gate and up side by side, an even width, but is {x.shape[1]} wide")
 
 
-def check_rotary(query: torch.Tensor, key: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> None:
-    """query [T, heads, D], key [T, kv_heads, D] of one float dtype; cosine and sine float32 [T, D / 2]."""
-    expect("query", query, (None, None, None), FLOATS)
-    tokens, _, head_dim = query.shape
-    if head_dim % 2:
-        raise ContractError(f"rotary embedding needs an even head size but it is {head_dim}")
-    expect("key", key, (tokens, None, head_dim), (query.dtype,))
-    expect("cosine", cosine, (tokens, head_dim // 2), (torch.float32,))
-    expect("sine", sine, (tokens, head_dim // 2), (torch.float32,))
-    expect_together(query, key=key, cosine=cosine, sine=sine)
+def check_pack_weight(weight: torch.Tensor) -> None:
+    """weight [out, in] float."""
+    expect("weight", weight, (None, None), FLOATS, contiguous=True)
+
+
+def check_pack_gated_weight(weight: torch.Tensor, activation: str) -> None:
+    """weight [2 * I, in] float: gate, then up."""
+    check_pack_weight(weight)
+    expect_gate(weight.shape[0], activation)
+
+
+def check_pack_experts(weights: torch.Tensor, activation: str) -> None:
+    """weights [E, out, in] float; with an activation they hold gate, then up."""
+    expect("weights", weights, (None, None, None), FLOATS, contiguous=True)
+    if activation:
+        expect_gate(weights.shape[1], activation)
+
+
+def check_embedding_rows(table: Any, ids: torch.Tensor, first: int) -> None:
+    """table [V, H] float, plain or packed, ids int64 [N]."""
+    expect_weight("table", table, (None, None), table.dtype)
+    expect("ids", ids, (None,), INDICES)
+
+
+def expect_weight(name: str, weight: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+    """A weight, plain or packed: both have the `shape` and `dtype` that the plain one had."""
+    found = weight.shape
+    if not fits(found, shape):
+        raise ContractError(f"{name} must have the shape {shown(shape)} but has {list(found)}")
+    if weight.dtype != dtype:
+        raise ContractError(f"{name} must be {dtype} but is {weight.dtype}")
+
+
+def check_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> None:
+    """x [T, in] float, weight [out, in] and bias [out] or None of the same dtype."""
+    expect("x", x, (None, None), FLOATS)
+    expect_weight("weight", weight, (None, x.shape[1]), x.dtype)
+    if bias is not None:
+        expect("bias", bias, (weight.shape[0],), (x.dtype,))
+        expect_together(x, bias=bias)
+
+
+def check_logits(hidden: torch.Tensor, weight: Any) -> None:
+    """hidden [S, in] float, weight [vocabulary, in] of the same dtype."""
+    expect("hidden", hidden, (None, None), FLOATS)
+    expect_weight("weight", weight, (None, hidden.shape[1]), hidden.dtype)
+
+
+def check_gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> None:
+    """As linear, with weight [2 * I, in]: gate, then up."""
+    check_linear(x, weight, bias)
+    expect_gate(weight.shape[0], activation)
+
+
+def expect_gate(width: int, activation: str) -> None:
+    """Gate and up side by side, and an activation that is known."""
+    if width % 2:
+        raise ContractError(f"weight must hold gate and up side by side, an even height, but is {width} high")
+    if activation not in ACTIVATIONS:
+        raise ContractError(f"activation {activation!r} is not known; there are: {', '.join(ACTIVATIONS)}")
+
+
+def check_route(scores: torch.Tensor, count: int, normalise: bool) -> None:
+    """scores [T, E] float, 1 <= count <= E."""
+    expect("scores", scores, (None, None), FLOATS)
+    if not 1 <= count <= scores.shape[1]:
+        raise ContractError(f"{count} experts cannot be chosen out of {scores.shape[1]}")
+
+
+def check_experts(
+    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+) -> None:
+    """x [T, H], shares float32 [T, k], ids int64 [T, k]; gate_up [E, 2 * I, H] and down [E, H, I] of x's dtype."""
+    expect("x", x, (None, None), FLOATS)
+    tokens, width = x.shape
+    expect("shares", shares, (tokens, None), (torch.float32,))
+    expect("ids", ids, shares.shape, INDICES)
+    expect_weight("gate_up", gate_up, (None, None, width), x.dtype)
+    expect_gate(gate_up.shape[1], activation)
+    expect_weight("down", down, (gate_up.shape[0], width, gate_up.shape[1] // 2), x.dtype)
+    expect_together(x, shares=shares, ids=ids)
 
 
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
@@ -96,20 +195,48 @@ def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     expect("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), contiguous=True)
 
 
-def check_kv_write(
-    key: torch.Tensor,
-    value: torch.Tensor,
+def check_rotary_kv_write(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cosine: torch.Tensor | None,
+    sine: torch.Tensor | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """key and value [T, kv_heads, D] float, slots int64 [T], caches as in `check_caches`."""
+    """qkv [T, (heads + 2 * kv_heads) * D] float, slots int64 [T], caches as in `check_caches`.
+
+    q_norm and k_norm [D] of qkv's dtype or float32, or None; cosine and sine float32 [T, R / 2] with R <= D, or both
+    None.
+    """
     check_caches(key_cache, value_cache)
+    expect("qkv", qkv, (None, None), FLOATS)
+    tokens, width = qkv.shape
     _, kv_heads, _, head_dim = key_cache.shape
-    expect("key", key, (None, kv_heads, head_dim), FLOATS)
-    expect("value", value, key.shape, (key.dtype,))
-    expect("slots", slots, (key.shape[0],), INDICES)
-    expect_together(key_cache, key=key, value=value, value_cache=value_cache, slots=slots)
+    if width % head_dim or (width // head_dim) % kv_heads or width // head_dim < 3 * kv_heads:
+        raise ContractError(
+            f"qkv is {width} wide, which is no query, key and value of {kv_heads} key-value heads of {head_dim}"
+        )
+    expect("slots", slots, (tokens,), INDICES)
+    expect_together(key_cache, qkv=qkv, value_cache=value_cache, slots=slots)
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None:
+            expect(name, weight, (head_dim,), (qkv.dtype, torch.float32))
+            expect_eps(eps)
+    check_angles(cosine, sine, tokens, head_dim)
+
+
+def check_angles(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens: int, head_dim: int) -> None:
+    """Both float32 [T, R / 2] with R <= D, or both None."""
+    if (cosine is None) != (sine is None):
+        raise ContractError("cosine and sine come together or not at all")
+    if cosine is not None:
+        expect("cosine", cosine, (tokens, None), (torch.float32,))
+        expect("sine", sine, cosine.shape, (torch.float32,))
+        if 2 * cosine.shape[1] > head_dim:
+            raise ContractError(f"{cosine.shape[1]} angles turn more than a head of {head_dim} has")
 
 
 def check_attention_metadata(
@@ -118,8 +245,11 @@ def check_attention_metadata(
     block_table: torch.Tensor,
     block_size: int,
     kv_head_count: int,
+    windows: tuple[int, ...] = (0,),
 ) -> None:
     """Host arrays query_starts [R + 1] and context_lengths [R]; block_table int32 [R, W] wide enough for them."""
+    if not windows or min(windows) < 0:
+        raise ContractError(f"windows must be at least one number that is not negative but are {windows}")
     rows = context_lengths.shape[0]
     expect("block_table", block_table, (rows, None), (torch.int32,))
     if query_starts.shape != (rows + 1,):
@@ -145,8 +275,10 @@ def check_paged_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> None:
-    """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches."""
+    """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window."""
     check_caches(key_cache, value_cache)
     _, kv_heads, block_size, head_dim = key_cache.shape
     expect("query", query, (None, None, head_dim), FLOATS)
@@ -158,5 +290,7 @@ def check_paged_attention(
             f"metadata was made for blocks of {metadata.block_size} and {metadata.kv_head_count} key-value heads but "
             f"the cache has blocks of {block_size} and {kv_heads} heads"
         )
-    if not scale > 0:
-        raise ContractError(f"scale must be above 0 but is {scale}")
+    if window not in metadata.windows:
+        raise ContractError(f"metadata was made for the windows {metadata.windows} but the window is {window}")
+    if not scale > 0 or softcap < 0:
+        raise ContractError(f"scale must be above 0 and softcap not below it but they are {scale} and {softcap}")

@@ -18,6 +18,8 @@ PIECE_TOKENS = 128
 TILE_WIDTH = 16
 TILE_COUNT_MAX = 64
 """Tiles worked on at once: bounds the memory to TILE_COUNT_MAX * PIECE_TOKENS gathered tokens."""
+SCORE_MIN = torch.finfo(torch.float32).min
+"""Finite, so that a query that has seen nothing yet gets weights of zero and no undefined difference."""
 
 
 class Hidden(NamedTuple):
@@ -33,13 +35,14 @@ class Hidden(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """L tokens in B blocks of each tile's context, seen by the tiles from `first` on: the others are done.
+    """L tokens in B blocks of each tile's context, seen by the tiles [first, stop): the others are done or not there.
 
     `pages` int64 [tiles * kv_heads * B]: rows of the cache seen as [block_count * kv_heads, block_size * D].
     `hidden` is None where every query sees the whole piece.
     """
 
     first: int
+    stop: int
     pages: torch.Tensor
     hidden: Hidden | None
 
@@ -59,11 +62,12 @@ class TileGroup(NamedTuple):
 
 
 class AttentionMetadata(NamedTuple):
-    """What attention knows of one step, made once and used by every layer."""
+    """What attention knows of one step, made once and used by every layer. `groups[i]` serve the layers of windows[i]."""
 
     block_size: int
     kv_head_count: int
-    groups: tuple[TileGroup, ...]
+    windows: tuple[int, ...]
+    groups: tuple[tuple[TileGroup, ...], ...]
 
 
 class Tiles(NamedTuple):
@@ -81,20 +85,23 @@ def attention_metadata(
     block_table: torch.Tensor,
     block_size: int,
     kv_head_count: int,
+    windows: tuple[int, ...] = (0,),
 ) -> AttentionMetadata:
     """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
 
     query_starts [R + 1] and context_lengths [R] are host arrays, so nothing waits for the device; block_table int32
     [R, W] is on it, and what it holds beyond a row's context is never looked at. Rows without queries are idle.
+    `windows`: those of the model's layers, in tokens; 0 stands for the whole context.
     """
     lengths = query_starts[1:] - query_starts[:-1]
-    groups: list[TileGroup] = []
+    groups: list[list[TileGroup]] = [[] for _ in windows]
     for rows, width in ((np.flatnonzero(lengths == 1), 1), (np.flatnonzero(lengths > 1), TILE_WIDTH)):
         tiles = cut_tiles(rows, query_starts, context_lengths, width)
         for start in range(0, len(tiles.row), TILE_COUNT_MAX):
             chosen = Tiles(*(column[start : start + TILE_COUNT_MAX] for column in tiles))
-            groups.append(tile_group(chosen, block_table, block_size, kv_head_count))
-    return AttentionMetadata(block_size, kv_head_count, tuple(groups))
+            for window, found in zip(windows, groups):
+                found.append(tile_group(chosen, block_table, block_size, kv_head_count, window))
+    return AttentionMetadata(block_size, kv_head_count, windows, tuple(map(tuple, groups)))
 
 
 def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.ndarray, width: int) -> Tiles:
@@ -111,7 +118,9 @@ def cut_tiles(rows: np.ndarray, query_starts: np.ndarray, context_lengths: np.nd
     return Tiles(rows[place][order], token[order], (wanted < end)[order], limit[order])
 
 
-def tile_group(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> TileGroup:
+def tile_group(
+    tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int, window: int
+) -> TileGroup:
     """Tiles as index tensors on the device of the block table."""
     device = block_table.device
     real = np.flatnonzero(tiles.real)
@@ -120,26 +129,38 @@ def tile_group(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head
         query_index=torch.from_numpy(tiles.token.reshape(-1)).to(device),
         result_index=torch.from_numpy(real).to(device),
         output_index=torch.from_numpy(tiles.token.reshape(-1)[real]).to(device),
-        pieces=cut_pieces(tiles, block_table, block_size, kv_head_count),
+        pieces=cut_pieces(tiles, block_table, block_size, kv_head_count, window),
     )
 
 
-def cut_pieces(tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int) -> tuple[Piece, ...]:
-    """The pieces that the longest context of a group takes."""
+def cut_pieces(
+    tiles: Tiles, block_table: torch.Tensor, block_size: int, kv_head_count: int, window: int
+) -> tuple[Piece, ...]:
+    """The pieces that the contexts of a group take, without those that lie before every window."""
     piece_blocks = blocks_per_piece(block_size)
     piece_size = piece_blocks * block_size
     last = tiles.limit[:, -1]
+    start = first_visible(tiles.limit, window)
     piece_count = int(last[-1]) // piece_size + 1
-    blocks = visible_blocks(tiles, block_table, block_size, piece_count * piece_blocks)
+    blocks = visible_blocks(tiles, start // block_size, block_table, block_size, piece_count * piece_blocks)
     heads = torch.arange(kv_head_count, device=block_table.device)[:, None]
     pieces = []
-    for index in range(piece_count):
-        first = int(np.searchsorted(last, index * piece_size))
-        chosen = blocks[first:, index * piece_blocks : (index + 1) * piece_blocks]
-        limit = tiles.limit[first:] - index * piece_size
-        hidden = None if limit.min() >= piece_size - 1 else hide(limit, index, piece_size, block_size, blocks.device)
-        pieces.append(Piece(first, (chosen[:, None] * kv_head_count + heads).reshape(-1), hidden))
+    for index in range(int(start.min()) // piece_size, piece_count):
+        begun = (start < (index + 1) * piece_size) & (last >= index * piece_size)
+        if not begun.any():
+            continue
+        live = np.flatnonzero(begun)
+        first, stop = int(live[0]), int(live[-1]) + 1
+        chosen = blocks[first:stop, index * piece_blocks : (index + 1) * piece_blocks]
+        single = (start // block_size == last // block_size)[first:stop, None]
+        hidden = hide(tiles.limit[first:stop] - index * piece_size, single, window, block_size, blocks.device)
+        pieces.append(Piece(first, stop, (chosen[:, None] * kv_head_count + heads).reshape(-1), hidden))
     return tuple(pieces)
+
+
+def first_visible(limit: np.ndarray, window: int) -> np.ndarray:
+    """The first position [N] that any query of a tile sees."""
+    return np.maximum(limit[:, 0] - window + 1, 0) if window else np.zeros_like(limit[:, 0])
 
 
 def blocks_per_piece(block_size: int) -> int:
@@ -147,30 +168,42 @@ def blocks_per_piece(block_size: int) -> int:
     return max(1, PIECE_TOKENS // block_size)
 
 
-def visible_blocks(tiles: Tiles, block_table: torch.Tensor, block_size: int, count: int) -> torch.Tensor:
-    """int64 [N, count]: the blocks of each tile's row; its own first one in place of those that no query sees."""
+def visible_blocks(
+    tiles: Tiles, first: np.ndarray, block_table: torch.Tensor, block_size: int, count: int
+) -> torch.Tensor:
+    """int64 [N, count]: the blocks of each tile's row; its visible one `first` [N] in place of those that none sees."""
     device = block_table.device
     columns = torch.arange(count, device=device)
-    used = torch.from_numpy(tiles.limit[:, -1] // block_size + 1).to(device)
+    used = torch.from_numpy(tiles.limit[:, -1:] // block_size).to(device)
+    begin = torch.from_numpy(first[:, None]).to(device)
     rows = torch.from_numpy(tiles.row.astype(np.int64)).to(device)
     table = block_table[rows[:, None], columns.clamp(max=block_table.shape[1] - 1)].long()
-    return torch.where(columns < used[:, None], table, table[:, :1])
+    return torch.where((columns >= begin) & (columns <= used), table, table.gather(1, begin))
 
 
-def hide(limit: np.ndarray, index: int, piece_size: int, block_size: int, device: torch.device) -> Hidden:
-    """What piece `index` must not show to queries whose last visible places in it are `limit` [N, Q].
+def hide(
+    limit: np.ndarray, single: np.ndarray, window: int, block_size: int, device: torch.device
+) -> Hidden | None:
+    """What a piece must not show to queries whose last visible places in it are `limit` [N, Q]. None: nothing.
 
-    Stale places: the rest of a tile's last block. Where that is also its first block, which stands in for the blocks
-    that do not exist, the same places of all of them.
+    Stale places: the rest of a tile's last block. Where that is also its first visible block (`single` bool [N, 1]),
+    which stands in for the blocks that it does not see, the same places of all of them.
     """
+    piece_size = blocks_per_piece(block_size) * block_size
+    if limit.min() >= piece_size - 1 and not (window and limit.max() >= window):
+        return None
     places = np.arange(piece_size)
     last = limit[:, -1:]
-    own_block = places // block_size == last // block_size
-    only_block = (index == 0) & (last < block_size)
-    stale = (own_block | only_block) & (places % block_size > last % block_size)
+    stale = ((places // block_size == last // block_size) | single) & (places % block_size > last % block_size)
     tile, place = np.nonzero(stale)
-    mask = torch.from_numpy(places > limit[:, :, None])[:, None, :, None]
-    return Hidden(mask.to(device), torch.from_numpy(tile).to(device), torch.from_numpy(place).to(device))
+    hidden = places > limit[:, :, None]
+    if window:
+        hidden |= places <= limit[:, :, None] - window
+    return Hidden(
+        torch.from_numpy(hidden)[:, None, :, None].to(device),
+        torch.from_numpy(tile).to(device),
+        torch.from_numpy(place).to(device),
+    )
 
 
 def paged_attention(
@@ -179,21 +212,27 @@ def paged_attention(
     value_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Causal attention of query [T, heads, D] to its rows' contexts in the paged caches -> [T, heads, D].
 
     Caches are [block_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
     key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros.
+    A query sees the last `window` tokens, itself included (0: all), and blocks before them are not read. With a
+    softcap c above 0 a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
     """
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     wide = query.float() * scale
-    for group in metadata.groups:
-        result = attend(wide.index_select(0, group.query_index), key_cache, value_cache, group)
+    for group in metadata.groups[metadata.windows.index(window)]:
+        result = attend(wide.index_select(0, group.query_index), key_cache, value_cache, group, softcap)
         output.index_copy_(0, group.output_index, result.index_select(0, group.result_index).to(output.dtype))
     return output
 
 
-def attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup, softcap: float
+) -> torch.Tensor:
     """One group of tiles: scaled float32 query [N * Q, heads, D] -> float32 [N * Q, heads, D]."""
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[1]
@@ -201,26 +240,38 @@ def attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tens
     split = query.view(shape[0], group.width, kv_heads, shape[3], head_dim).transpose(1, 2)
     stacked = split.reshape(shape[0] * kv_heads, group.width * shape[3], head_dim)
     # A product of one row takes another path through MKL than one of two or more, and rounds differently.
-    result = walk(stacked if stacked.shape[1] > 1 else stacked.repeat(1, 2, 1), key_cache, value_cache, group, shape)
+    wide = stacked if stacked.shape[1] > 1 else stacked.repeat(1, 2, 1)
+    result = walk(wide, key_cache, value_cache, group, shape, softcap)
     return result[:, : stacked.shape[1]].reshape(shape).transpose(1, 2).reshape(tokens, heads, head_dim)
 
 
 def walk(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, group: TileGroup, shape: tuple[int, ...]
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    group: TileGroup,
+    shape: tuple[int, ...],
+    softcap: float,
 ) -> torch.Tensor:
-    """Online softmax over the pieces: query [N * kv_heads, M, D] -> [N * kv_heads, M, D], M = Q * group size."""
+    """Online softmax over the pieces: query [N * kv_heads, M, D] -> [N * kv_heads, M, D], M = Q * group size.
+
+    A piece that shows a query nothing, because the query's window begins later, leaves its sums as they are.
+    """
     peak = query.new_full((*query.shape[:2], 1), float("-inf"))
     weight_sum = torch.zeros_like(peak)
     total = torch.zeros_like(query)
-    for first, pages, hidden in group.pieces:
-        live = slice(first * shape[1], None)
+    for first, stop, pages, hidden in group.pieces:
+        live = slice(first * shape[1], stop * shape[1])
         scores = torch.bmm(query[live], gather(key_cache, pages).transpose(1, 2))
+        if softcap:
+            scores.div_(softcap).tanh_().mul_(softcap)
         values = gather(value_cache, pages)
         if hidden is not None:
             apply_hidden(scores, values, hidden, shape)
         new_peak = torch.maximum(peak[live], scores.amax(-1, keepdim=True))
-        keep = torch.exp(peak[live] - new_peak)
-        weights = scores.sub_(new_peak).exp_()
+        base = new_peak if hidden is None else new_peak.clamp(min=SCORE_MIN)
+        keep = torch.exp(peak[live] - base)
+        weights = scores.sub_(base).exp_()
         weight_sum[live].mul_(keep).add_(weights.sum(-1, keepdim=True))
         total[live].mul_(keep).add_(torch.bmm(weights, values))
         peak[live] = new_peak

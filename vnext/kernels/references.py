@@ -2,19 +2,27 @@
 
 All arithmetic is float32 inside, whatever the dtype outside. A row's result depends on that row alone, bit for bit:
 only reductions over the last dimension and elementwise steps whose vectorised and leftover parts agree are used.
-Paged attention has its own file. Arguments are checked by the table, not here.
+Products with weights and paged attention have their own files. Arguments are checked by the table, not here.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+
+GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] divided by its root mean square over H, times weight [H]. Same dtype as x."""
+    """x [..., H] divided by its root mean square over H, times weight [H]. Same dtype as x.
+
+    A weight of x's dtype is applied after rounding to it, a float32 weight before: models were trained with either.
+    """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return normed.to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 def add_rms_norm(
@@ -23,6 +31,14 @@ def add_rms_norm(
     """(rms_norm(x + residual), x + residual), each [T, H]."""
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [T, H] less its mean over H, divided by its deviation, times weight [H], plus bias [H]. Same dtype as x."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return centred.mul_(scale).mul_(weight.float()).add_(bias.float()).to(x.dtype)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -35,22 +51,76 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return (gate / gate.neg().exp_().add_(1.0) * up).to(x.dtype)
 
 
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * I] -> gelu_tanh(x[:, :I]) * x[:, I:], [T, I]."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return (wide_gelu(gate) * up).to(x.dtype)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """GELU of x [T, I] in its tanh form (Hendrycks and Gimpel, arXiv 1606.08415), also called gelu_new."""
+    return wide_gelu(x.float()).to(x.dtype)
+
+
+def wide_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * (1 + tanh(y / 2)) / 2 with y = GELU_SCALE * (x + GELU_CUBIC * x^3), as x * sigmoid(y), which it equals.
+
+    Spelled out for the reason given at `silu_and_mul`.
+    """
+    inner = (x * x * x).mul_(GELU_CUBIC).add_(x).mul_(GELU_SCALE)
+    return x / inner.neg_().exp_().add_(1.0)
+
+
+def rotary_kv_write(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cosine: torch.Tensor | None,
+    sine: torch.Tensor | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Split qkv [T, (heads + 2 * kv_heads) * D], norm and turn queries and keys, store keys and values.
+
+    Returns the query [T, heads, D] in qkv's dtype, which may be a view of qkv or of new memory; qkv itself may be
+    changed and is not to be used after. q_norm, k_norm [D]: weights of an rms_norm over each head (None: none). cosine,
+    sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [block_count, kv_heads,
+    block_size, D] give the number of heads; slots int64 [T] as in `kv_write`.
+    """
+    _, kv_heads, _, head_dim = key_cache.shape
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    split = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
+    query, key, value = split
+    if q_norm is not None:
+        query = rms_norm(query, q_norm, eps)
+    if k_norm is not None:
+        key = rms_norm(key, k_norm, eps)
+    if cosine is not None and sine is not None:
+        query, key = rotary(query, key, cosine, sine)
+    kv_write(key, value, key_cache, value_cache, slots)
+    return query
+
+
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn query [T, heads, D] and key [T, kv_heads, D] by angles whose cosine and sine are float32 [T, D / 2].
+    """Turn query [T, heads, D] and key [T, kv_heads, D] by angles whose cosine and sine are float32 [T, R / 2].
 
-    Halves, not neighbours, form a pair: (x[i], x[i + D / 2]), the order of Hugging Face checkpoints.
+    Halves, not neighbours, form a pair: (x[i], x[i + R / 2]), the order of Hugging Face checkpoints. Channels from R
+    on stay as they are.
     """
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)
     return turn(query, cosine, sine), turn(key, cosine, sine)
 
 
 def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs of x [T, heads, D] by [T, 1, D / 2] cosines and sines."""
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return turned.to(x.dtype)
+    """Rotate the pairs of x [T, heads, D] by [T, 1, R / 2] cosines and sines."""
+    width = 2 * cosine.shape[-1]
+    first, second = x[..., :width].float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
 def kv_write(
@@ -69,3 +139,10 @@ def kv_write(
     offsets = slots - blocks * block_size
     key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+
+
+def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """[N, H]: rows `ids` int64 [N], counted from `first`, of a table [V, H]; zeros for ids outside it."""
+    local = ids - first
+    outside = (local < 0) | (local >= table.shape[0])
+    return table.index_select(0, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)

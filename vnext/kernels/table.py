@@ -7,11 +7,12 @@ References run on every device torch knows, so each operation has a row for each
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.kernels import contracts, paged_attention, references
+from vnext.kernels import contracts, paged_attention, products, references
+from vnext.kernels.cpu import native, operations as cpu_operations
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -37,11 +38,20 @@ class Operations(NamedTuple):
 
     attention_metadata: Callable[..., Any]
     paged_attention: Callable[..., Any]
-    kv_write: Callable[..., Any]
+    rotary_kv_write: Callable[..., Any]
     rms_norm: Callable[..., Any]
     add_rms_norm: Callable[..., Any]
-    rotary: Callable[..., Any]
-    silu_and_mul: Callable[..., Any]
+    layer_norm: Callable[..., Any]
+    gelu_tanh: Callable[..., Any]
+    pack_weight: Callable[..., Any]
+    pack_gated_weight: Callable[..., Any]
+    linear: Callable[..., Any]
+    gated_linear: Callable[..., Any]
+    logits: Callable[..., Any]
+    pack_experts: Callable[..., Any]
+    route: Callable[..., Any]
+    experts: Callable[..., Any]
+    embedding_rows: Callable[..., Any]
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,11 +70,20 @@ def reference_entries() -> list[Entry]:
     pairs = (
         (contracts.check_attention_metadata, paged_attention.attention_metadata),
         (contracts.check_paged_attention, paged_attention.paged_attention),
-        (contracts.check_kv_write, references.kv_write),
+        (contracts.check_rotary_kv_write, references.rotary_kv_write),
         (contracts.check_rms_norm, references.rms_norm),
         (contracts.check_add_rms_norm, references.add_rms_norm),
-        (contracts.check_rotary, references.rotary),
-        (contracts.check_silu_and_mul, references.silu_and_mul),
+        (contracts.check_layer_norm, references.layer_norm),
+        (contracts.check_gelu_tanh, references.gelu_tanh),
+        (contracts.check_pack_weight, products.pack_weight),
+        (contracts.check_pack_gated_weight, products.pack_gated_weight),
+        (contracts.check_linear, products.linear),
+        (contracts.check_gated_linear, products.gated_linear),
+        (contracts.check_logits, products.logits),
+        (contracts.check_pack_experts, products.pack_experts),
+        (contracts.check_route, products.route),
+        (contracts.check_experts, products.experts),
+        (contracts.check_embedding_rows, references.embedding_rows),
     )
     return [
         Entry(Row(function.__name__, device_type, "reference", "plain torch"), checked(check, function))
@@ -73,7 +92,26 @@ def reference_entries() -> list[Entry]:
     ]
 
 
-TABLE = MappingProxyType({(entry.row.operation, entry.row.device_type): entry for entry in reference_entries()})
+ONCE = ("attention_metadata", "pack_weight", "pack_gated_weight", "pack_experts")
+"""Called once a step or once a weight: their contracts cost nothing. The others look at their arguments themselves."""
+
+
+def compiled_entries() -> list[Entry]:
+    """The CPU's kernels, where they were built."""
+    if not native.is_built():
+        return []
+    return [
+        Entry(
+            Row(function.__name__, "cpu", "compiled", cpu_operations.describe()),
+            checked(getattr(contracts, f"check_{function.__name__}"), function) if function.__name__ in ONCE else function,
+        )
+        for function in cpu_operations.FUNCTIONS
+    ]
+
+
+TABLE = MappingProxyType(
+    {(entry.row.operation, entry.row.device_type): entry for entry in (*reference_entries(), *compiled_entries())}
+)
 
 
 def choose(operation: str, device_type: str) -> Callable[..., Any]:
@@ -85,9 +123,16 @@ def choose(operation: str, device_type: str) -> Callable[..., Any]:
     return entry.function
 
 
+@cache
 def operations(device_type: str) -> Operations:
     """Every operation for one kind of device."""
     return Operations(*(choose(name, device_type) for name in Operations._fields))
+
+
+def plain_operations() -> Operations:
+    """The references alone, behind their contracts: the oracle of every other row. They run on every device."""
+    plain = {entry.row.operation: entry.function for entry in reference_entries() if entry.row.device_type == "cpu"}
+    return Operations(*(plain[name] for name in Operations._fields))
 
 
 def rows() -> tuple[Row, ...]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vnext.models.config import read_json
 from vnext.models.errors import ModelError
+from vnext.models.json_keys import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -35,6 +35,9 @@ class Checkpoint:
         self.size_bytes = size_bytes
         self._handles = handles
         self._files = files
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handles
 
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError."""

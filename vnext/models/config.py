@@ -1,39 +1,48 @@
 """Model configuration: what a checkpoint's config.json says, checked once, in our words.
 
-Owns the parsing and its errors. Keys that do not change the arithmetic of a Llama-style model are ignored; a key that
-would (a sliding window, quantised weights, another activation) is refused with its value. Reads two files, no more.
+Owns the fields that families share and their parsing; the keys of one family are parsed in its own file. Keys that do
+not change the arithmetic are ignored; one that would and is not known is refused with its value. Reads two files.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
 from vnext.models.errors import ModelError
+from vnext.models.json_keys import flag, number, positive, read_json, token_ids
+from vnext.models.registry import family
+from vnext.models.rope_config import Rope, parse_rope, reach, scaling_of
 
-RopeKind = Literal["default", "linear", "llama3"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
-ACTIVATIONS = ("silu",)
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
+"""Hugging Face's names and the kernels'."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding: base `theta` and how its frequencies are stretched. The last three are llama3's."""
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose MLP is `count` experts of `intermediate_size`, of which each token goes to `per_token`.
 
-    theta: float
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_position_count: int = 8192
+    `normalise`: a token's shares sum to one. `dense_layers`: indices of layers with a plain MLP instead.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalise: bool
+    dense_layers: tuple[int, ...] = ()
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens."""
+    """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
+
+    `rms_norm_eps` is that of every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all see
+    all. `local_rope`: that of the layers with a window, if they have their own. `query_scale`: what multiplies scores,
+    None for head_dim ** -0.5. Softcaps are 0.0 where there is none.
+    """
 
     architecture: str
     vocab_size: int
@@ -52,6 +61,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    activation: str = "silu"
+    windows: tuple[int, ...] = ()
+    local_rope: Rope | None = None
+    query_scale: float | None = None
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+    experts: Experts | None = None
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -62,91 +78,74 @@ def load_config(path: Path) -> ModelConfig:
     return parse_config(read_json(path / "config.json"), read_json(generation) if generation.is_file() else {})
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises ModelError when it is unreadable or something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON ({error}); download the model again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object but holds {type(value).__name__}")
-    return value
-
-
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
-    refuse_unsupported(raw)
-    head_count = positive(raw, "num_attention_heads")
-    hidden_size = positive(raw, "hidden_size")
-    config = ModelConfig(
-        architecture=architecture(raw),
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
+    config = family(names[0]).parse(raw, generation)
+    check_heads(config)
+    return config
+
+
+def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
+    """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"].get("quant_method", "unnamed")
+        raise ModelError(f"quantised weights ({method}) are not supported; use the float checkpoint of this model")
+    head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
+    head_dim = positive(raw, "head_dim", hidden_size // head_count)
+    rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)
+    longest = reach(rope, positive(raw, "max_position_embeddings", 2048))
+    fields: dict[str, Any] = dict(
+        architecture=raw["architectures"][0],
         vocab_size=positive(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=positive(raw, "intermediate_size"),
         layer_count=positive(raw, "num_hidden_layers"),
         head_count=head_count,
         kv_head_count=positive(raw, "num_key_value_heads", head_count),
-        head_dim=positive(raw, "head_dim", hidden_size // head_count),
-        position_count_max=positive(raw, "max_position_embeddings", 2048),
+        head_dim=head_dim,
+        position_count_max=longest,
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        rope=parse_rope(raw),
+        rope=rope,
         tie_embeddings=flag(raw, "tie_word_embeddings"),
         attention_bias=flag(raw, "attention_bias"),
         mlp_bias=flag(raw, "mlp_bias"),
         dtype=checkpoint_dtype(raw),
         bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
         eos_token_ids=token_ids(generation, "eos_token_id") or token_ids(raw, "eos_token_id"),
+        activation=activation(raw, "hidden_act"),
     )
-    check_heads(config)
-    return config
+    windows = own.pop("windows", ())
+    if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
+        windows = ()
+    return ModelConfig(**{**fields, **own, "windows": windows})
 
 
-def architecture(raw: dict[str, Any]) -> str:
-    """The one architecture named, if it is supported."""
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names:
-        raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
-    if names[0] not in ARCHITECTURES:
-        raise ModelError(f"architecture {names[0]!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
-    return names[0]
+def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:
+    """Each layer's window: that of layers of the kind sliding_attention is sliding_window. `usual`: without layer_types."""
+    kinds = raw.get("layer_types") or usual
+    if len(kinds) != len(usual) or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"layer_types must name full_attention or sliding_attention for each of {len(usual)} layers but is "
+            f"{list(kinds)}; correct config.json"
+        )
+    return tuple(positive(raw, "sliding_window") if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raise ModelError for settings that would silently change the arithmetic."""
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"hidden_act {activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    if raw.get("sliding_window") is not None:
-        raise ModelError(f"sliding_window {raw['sliding_window']} is not supported; use a model with full attention")
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(f"quantised weights ({method}) are not supported; use the float checkpoint of this model")
-    partial = raw.get("partial_rotary_factor", 1.0)
-    if partial not in (None, 1, 1.0):
-        raise ModelError(f"partial_rotary_factor {partial} is not supported; supported is 1.0")
+def same_window(raw: dict[str, Any]) -> tuple[int, ...]:
+    """One window for all layers, if the configuration has one."""
+    window = 0 if raw.get("sliding_window") is None else positive(raw, "sliding_window")
+    return (window,) * positive(raw, "num_hidden_layers")
 
 
-def parse_rope(raw: dict[str, Any]) -> Rope:
-    """Both spellings: rope_theta beside rope_scaling, and the newer rope_parameters that holds all."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError(f"rope scaling must be an object but is {scaling!r}; correct config.json")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise ModelError(f"rope type {kind!r} is not supported; supported are {', '.join(ROPE_KINDS)}")
-    theta = number(scaling if "rope_theta" in scaling else raw, "rope_theta", 10000.0)
-    if kind == "default":
-        return Rope(theta=theta)
-    if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=number(scaling, "factor"))
-    return Rope(
-        theta=theta,
-        kind=kind,
-        factor=number(scaling, "factor"),
-        low_frequency_factor=number(scaling, "low_freq_factor"),
-        high_frequency_factor=number(scaling, "high_freq_factor"),
-        original_position_count=positive(scaling, "original_max_position_embeddings"),
-    )
+def activation(raw: dict[str, Any], key: str) -> str:
+    """The kernels' name of an activation."""
+    name = raw.get(key) or "silu"
+    if name not in ACTIVATIONS:
+        raise ModelError(f"{key} {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def checkpoint_dtype(raw: dict[str, Any]) -> str:
@@ -164,46 +163,5 @@ def check_heads(config: ModelConfig) -> None:
             f"{config.head_count} attention heads cannot share {config.kv_head_count} key-value heads evenly; "
             "correct num_key_value_heads in config.json"
         )
-    if config.head_dim % 2:
+    if int(config.head_dim * config.rope.share) % 2:
         raise ModelError(f"head_dim must be even for rotary embedding but is {config.head_dim}; correct config.json")
-
-
-def required(raw: dict[str, Any], key: str, default: Any) -> Any:
-    """The value of a key; None stands for absent. Raises ModelError when there is no default either."""
-    value = raw.get(key)
-    if value is None and default is None:
-        raise ModelError(f"config.json has no {key!r}; add it as the model's authors have it")
-    return default if value is None else value
-
-
-def positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A whole number of at least 1."""
-    value = required(raw, key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{key} must be a whole number of at least 1 but is {value!r}; correct config.json")
-    return value
-
-
-def number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    """A number above 0."""
-    value = required(raw, key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ModelError(f"{key} must be a number above 0 but is {value!r}; correct config.json")
-    return float(value)
-
-
-def flag(raw: dict[str, Any], key: str) -> bool:
-    """true or false, false when absent."""
-    value = required(raw, key, False)
-    if not isinstance(value, bool):
-        raise ModelError(f"{key} must be true or false but is {value!r}; correct config.json")
-    return value
-
-
-def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
-    """One id or a list of ids as a tuple, () when absent."""
-    value = raw.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in ids):
-        raise ModelError(f"{key} must be a token id or a list of them but is {value!r}; correct config.json")
-    return tuple(ids)

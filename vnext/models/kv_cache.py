@@ -6,8 +6,11 @@ that one head's tokens of a block are one run of memory: attention reads a head 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from vnext.kernels.cpu.memory import huge
 from vnext.models.config import ModelConfig
 from vnext.models.sharding import Parallel, local_kv_heads
 
@@ -22,12 +25,15 @@ def make_kv_cache(
     device: torch.device | str,
     parallel: Parallel,
 ) -> KvCache:
-    """An empty cache, zeroed: one (key, value) pair for each layer."""
+    """An empty cache, zeroed: one (key, value) pair for each layer. On the CPU a block takes memory when it is first used."""
     shape = (block_count, local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
-    return tuple(
-        (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-        for _ in range(config.layer_count)
-    )
+
+    def zeros() -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return huge(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+    return tuple((zeros(), zeros()) for _ in range(config.layer_count))
 
 
 def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:

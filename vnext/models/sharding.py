@@ -1,19 +1,21 @@
 """The sharding table: which part of each weight a rank holds, and the collectives that join the parts again.
 
-    axis       split over ranks      weights that have it
-    hidden     whole on every rank   embedding, norms, inputs of column-parallel and outputs of row-parallel weights
-    heads      evenly                query projection (column), output projection (row)
-    kv_heads   evenly, or one head   key, value projection (column); with fewer heads than ranks, neighbours share
-    mlp        evenly                gate and up projection (column), down projection (row)
-    vocab      evenly, last padded   embedding, output head
+    axis                   split over ranks      weights that have it
+    hidden, head_dim,      whole on every rank   embedding, norms, routers, inputs of column-parallel and outputs of
+    experts, positions                           row-parallel weights
+    heads                  evenly                query projection (column), output projection (row)
+    kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
+    mlp, expert_mlp        evenly                gate and up projection (column), down projection (row)
+    vocab                  evenly, last padded   embedding, output head
 Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple, assert_never
 
 import msgspec
 import torch
@@ -26,29 +28,58 @@ class Axis(StrEnum):
     """A logical axis of a weight."""
 
     HIDDEN = "hidden"
+    HEAD_DIM = "head_dim"
     HEADS = "heads"
     KV_HEADS = "kv_heads"
     MLP = "mlp"
+    EXPERTS = "experts"
+    EXPERT_MLP = "expert_mlp"
     VOCAB = "vocab"
+    POSITIONS = "positions"
 
 
-WEIGHT_AXES = MappingProxyType(
+WHOLE = frozenset({Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS})
+
+
+class Layout(NamedTuple):
+    """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
+
+    `out` may be several axes one below the other. `flipped`: the file holds [in, out].
+    """
+
+    out: tuple[Axis, ...]
+    inner: Axis | None = None
+    flipped: bool = False
+
+
+LayoutTable = Mapping[str, Layout]
+"""By module name, or by its last two parts without numbers ("experts.gate_proj"), which come first."""
+
+
+def matrix(out: Axis | tuple[Axis, ...], inner: Axis, *, flipped: bool = False) -> Layout:
+    """A weight of two axes."""
+    return Layout((out,) if isinstance(out, Axis) else out, inner, flipped)
+
+
+WEIGHT_AXES: LayoutTable = MappingProxyType(
     {
-        "embed_tokens": (Axis.VOCAB, Axis.HIDDEN),
-        "lm_head": (Axis.VOCAB, Axis.HIDDEN),
-        "norm": (Axis.HIDDEN,),
-        "input_layernorm": (Axis.HIDDEN,),
-        "post_attention_layernorm": (Axis.HIDDEN,),
-        "q_proj": (Axis.HEADS, Axis.HIDDEN),
-        "k_proj": (Axis.KV_HEADS, Axis.HIDDEN),
-        "v_proj": (Axis.KV_HEADS, Axis.HIDDEN),
-        "o_proj": (Axis.HIDDEN, Axis.HEADS),
-        "gate_proj": (Axis.MLP, Axis.HIDDEN),
-        "up_proj": (Axis.MLP, Axis.HIDDEN),
-        "down_proj": (Axis.HIDDEN, Axis.MLP),
+        "embed_tokens": matrix(Axis.VOCAB, Axis.HIDDEN),
+        "lm_head": matrix(Axis.VOCAB, Axis.HIDDEN),
+        "norm": Layout((Axis.HIDDEN,)),
+        "input_layernorm": Layout((Axis.HIDDEN,)),
+        "post_attention_layernorm": Layout((Axis.HIDDEN,)),
+        "q_proj": matrix(Axis.HEADS, Axis.HIDDEN),
+        "k_proj": matrix(Axis.KV_HEADS, Axis.HIDDEN),
+        "v_proj": matrix(Axis.KV_HEADS, Axis.HIDDEN),
+        "o_proj": matrix(Axis.HIDDEN, Axis.HEADS),
+        "q_norm": Layout((Axis.HEAD_DIM,)),
+        "k_norm": Layout((Axis.HEAD_DIM,)),
+        "gate_proj": matrix(Axis.MLP, Axis.HIDDEN),
+        "up_proj": matrix(Axis.MLP, Axis.HIDDEN),
+        "down_proj": matrix(Axis.HIDDEN, Axis.MLP),
     }
 )
-"""Axes of `<name>.weight`, [out, in]; `<name>.bias` has the first one."""
+"""The names that Llama began; a family adds its own."""
 
 
 class Parallel(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,29 +108,41 @@ def alone() -> Parallel:
     return Parallel(rank=0, world_size=1, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
 
 
-def axes_of(name: str) -> tuple[Axis, ...]:
-    """The axes of a checkpoint tensor such as "model.layers.0.self_attn.q_proj.weight"."""
-    _, module, kind = name.rsplit(".", 2) if name.count(".") > 1 else ("", *name.split("."))
-    axes = WEIGHT_AXES[module]
-    return axes[:1] if kind == "bias" else axes
+def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:
+    """The layout of a checkpoint tensor such as "model.layers.0.self_attn.q_proj.weight"."""
+    *path, module, kind = [part for part in name.split(".") if not part.isdigit()]
+    layout = table.get(".".join((*path[-1:], module))) or table[module]
+    return Layout(layout.out) if kind == "bias" else layout
 
 
 def axis_size(axis: Axis, config: ModelConfig) -> int:
     """The whole size of an axis."""
-    sizes = {
-        Axis.HIDDEN: config.hidden_size,
-        Axis.HEADS: config.head_count * config.head_dim,
-        Axis.KV_HEADS: config.kv_head_count * config.head_dim,
-        Axis.MLP: config.intermediate_size,
-        Axis.VOCAB: config.vocab_size,
-    }
-    return sizes[axis]
+    match axis:
+        case Axis.HIDDEN:
+            return config.hidden_size
+        case Axis.HEAD_DIM:
+            return config.head_dim
+        case Axis.HEADS:
+            return config.head_count * config.head_dim
+        case Axis.KV_HEADS:
+            return config.kv_head_count * config.head_dim
+        case Axis.MLP:
+            return config.intermediate_size
+        case Axis.EXPERTS:
+            return config.experts.count if config.experts else 0
+        case Axis.EXPERT_MLP:
+            return config.experts.intermediate_size if config.experts else 0
+        case Axis.VOCAB:
+            return config.vocab_size
+        case Axis.POSITIONS:
+            return config.position_count_max
+    assert_never(axis)
 
 
 def axis_part(axis: Axis, config: ModelConfig, parallel: Parallel) -> Part:
     """This rank's part of an axis. Call `check_world_size` once before."""
     whole, rank, ranks = axis_size(axis, config), parallel.rank, parallel.world_size
-    if axis is Axis.HIDDEN:
+    if axis in WHOLE:
         return Part(start=0, stop=whole, size=whole)
     if axis is Axis.KV_HEADS:
         size = local_kv_heads(config, ranks) * config.head_dim
@@ -121,9 +164,10 @@ def local_kv_heads(config: ModelConfig, world_size: int) -> int:
 
 
 def divides(config: ModelConfig, world_size: int) -> bool:
-    """Whether heads and the intermediate size split evenly over this many ranks."""
+    """Whether heads and the intermediate sizes split evenly over this many ranks."""
     few, many = sorted((config.kv_head_count, world_size))
-    return config.head_count % world_size == 0 and many % few == 0 and config.intermediate_size % world_size == 0
+    wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
+    return config.head_count % world_size == 0 and many % few == 0 and wide
 
 
 def check_world_size(config: ModelConfig, world_size: int) -> None:
@@ -131,8 +175,9 @@ def check_world_size(config: ModelConfig, world_size: int) -> None:
     if world_size >= 1 and divides(config, world_size):
         return
     fitting = [str(size) for size in range(1, config.head_count + 1) if divides(config, size)]
+    experts = f" (experts: {config.experts.intermediate_size})" if config.experts else ""
     raise ModelError(
         f"{config.head_count} attention heads, {config.kv_head_count} key-value heads and an intermediate size of "
-        f"{config.intermediate_size} do not split over {world_size} ranks; choose a world size out of "
+        f"{config.intermediate_size}{experts} do not split over {world_size} ranks; choose a world size out of "
         f"{', '.join(fitting)}"
     )

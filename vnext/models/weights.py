@@ -1,23 +1,34 @@
 """Loading weights: from the files of a checkpoint to one rank's parameters, straight and without detours.
 
-Owns slicing by the sharding table, fusing, conversion of dtypes and the report of progress. Each target tensor is made
-once at its final size, dtype and place, and filled part by part from memory-mapped files: the whole model is never
-held twice, and a rank reads its own part only.
+Owns slicing by the sharding table, fusing, packing, conversion of dtypes and the report of progress. Each target tensor
+is made once at its final size, dtype and place, and filled part by part from memory-mapped files: the whole model is
+never held twice, and a rank reads its own part only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vnext.kernels.table import operations
 from vnext.models.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.registry import family
-from vnext.models.sharding import Parallel, axes_of, axis_part, axis_size, check_world_size
+from vnext.models.sharding import (
+    Axis,
+    Layout,
+    Parallel,
+    Part,
+    axis_part,
+    axis_size,
+    check_world_size,
+    layout_of,
+)
 
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
@@ -68,16 +79,44 @@ class Loader:
         self._dtype = dtype
         self._device = device
         self._progress = progress
+        self._layouts = family(config.architecture).WEIGHT_AXES
+        self._operations = operations(device.type)
         self._done_bytes = 0
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
     def fused(self, names: tuple[str, ...]) -> torch.Tensor:
-        """This rank's parts of the tensors, one below the other. A padded axis is filled with zeros."""
-        heights = [self._local_shape(name)[0] for name in names]
-        target = torch.zeros((sum(heights), *self._local_shape(names[0])[1:]), dtype=self._dtype, device=self._device)
-        for name, place in zip(names, target.split(heights)):
-            part = self._read(name)
-            place[: part.shape[0]].copy_(part)
+        """This rank's parts of the tensors, one below the other: all queries, say, then all keys.
+
+        A padded axis is filled with zeros.
+        """
+        shape = self._local_shape(names)
+        target = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._fill(target, names)
         return target
+
+    def wide(self, name: str) -> torch.Tensor:
+        """This rank's part of one tensor in float32, whatever the model's dtype: for weights applied before rounding."""
+        target = torch.zeros(self._local_shape((name,)), dtype=torch.float32, device=self._device)
+        self._fill(target, (name,))
+        return target
+
+    def packed(self, names: tuple[str, ...]) -> Any:
+        """`fused`, packed for the operations that multiply by it."""
+        return self._operations.pack_weight(self.fused(names))
+
+    def packed_gated(self, names: tuple[str, ...]) -> Any:
+        """`fused` gate and up, packed for the product that applies the model's activation."""
+        return self._operations.pack_gated_weight(self.fused(names), self._config.activation)
+
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
+        shape = (len(groups), *self._local_shape(groups[0]))
+        target = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        for place, names in zip(target, groups):
+            self._fill(place, names)
+        return self._operations.pack_experts(target, self._config.activation if gated else "")
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor on the device, its dtype kept."""
@@ -87,19 +126,41 @@ class Loader:
         """Report the end, which also covers tensors that nobody asked for."""
         self._report(self._checkpoint.size_bytes)
 
-    def _local_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(axis_part(axis, self._config, self._parallel).size for axis in axes_of(name))
+    def _local_shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        layouts = [layout_of(name, self._layouts) for name in names]
+        height = sum(self._part(axis).size for layout in layouts for axis in layout.out)
+        return (height,) if layouts[0].inner is None else (height, self._part(layouts[0].inner).size)
 
-    def _read(self, name: str) -> torch.Tensor:
-        axes = axes_of(name)
-        parts = [axis_part(axis, self._config, self._parallel) for axis in axes]
-        shape = tuple(axis_size(axis, self._config) for axis in axes)
-        tensor = self._checkpoint.part(name, shape, tuple(slice(part.start, part.stop) for part in parts))
-        whole_bytes = tensor.itemsize
-        for size in shape:
-            whole_bytes *= size
-        self._report(self._done_bytes + whole_bytes)
-        return tensor
+    def _part(self, axis: Axis) -> Part:
+        return axis_part(axis, self._config, self._parallel)
+
+    def _fill(self, target: torch.Tensor, names: tuple[str, ...]) -> None:
+        """Copy this rank's parts of the tensors into `target`, one below the other."""
+        row = 0
+        for name in names:
+            layout = layout_of(name, self._layouts)
+            above = 0
+            for axis in layout.out:
+                part = self._part(axis)
+                piece = self._read(name, layout, slice(above + part.start, above + part.stop))
+                target[row : row + piece.shape[0]].copy_(piece)
+                row += part.size
+                above += axis_size(axis, self._config)
+
+    def _read(self, name: str, layout: Layout, rows: slice) -> torch.Tensor:
+        """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""
+        shape: tuple[int, ...] = (sum(axis_size(axis, self._config) for axis in layout.out),)
+        ranges: tuple[slice, ...] = (rows,)
+        if layout.inner is not None:
+            columns = self._part(layout.inner)
+            shape += (axis_size(layout.inner, self._config),)
+            ranges += (slice(columns.start, columns.stop),)
+        if layout.flipped:
+            shape, ranges = shape[::-1], ranges[::-1]
+        piece = self._checkpoint.part(name, shape, ranges)
+        share = prod(shape) // len(layout.out)
+        self._report(self._done_bytes + piece.itemsize * share)
+        return piece.t() if layout.flipped else piece
 
     def _report(self, done_bytes: int) -> None:
         self._done_bytes = done_bytes

@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _command(commands, name: str, run, summary: str, more: str) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. {more}")
-    command.add_argument("log", metavar="LOG", type=Path, help="directory of a log, or its first segment file")
+    command.add_argument("log", metavar="LOG", type=Path, help="directory of a log, or one segment file")
     command.add_argument("--json", action="store_true", help="print one JSON object for programs")
     command.set_defaults(run=run)
     return command

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from vnext.replay.source import Log, UnusableLog, require_whole
+from vnext.replay.source import Log, UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.keyframe import BadKeyframe, decode, load
 from vnext.state.log import Frame, LogEnd, SegmentStart
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -50,17 +51,24 @@ class Broken(msgspec.Struct, frozen=True):
     state: State
 
 
-Fold = SegmentStart | Planning | Folded | FrameFolded | Broken | LogEnd
+class SegmentFolded(msgspec.Struct, frozen=True):
+    """All segments before this one are folded; `state` is where that has led."""
+
+    start: SegmentStart
+    state: State
+
+
+Fold = SegmentFolded | Planning | Folded | FrameFolded | Broken | LogEnd
 
 
 def fold(log: Log) -> Iterator[Fold]:
-    """The whole log, ending with a LogEnd or a Broken. UnusableLog if it does not begin at the start."""
+    """The whole log, ending with a LogEnd or a Broken. UnusableLog if it begins with neither start nor keyframe."""
     state = first_state(log)
     for item in log.items():
         if not isinstance(item, Frame):
-            yield item
+            yield SegmentFolded(item, state) if isinstance(item, SegmentStart) else item
             continue
-        if item.lost:
+        if item.first_event != state.sequence:
             yield _gap(item, state)
             return
         for number, event in enumerate(item.events, item.first_event):
@@ -77,12 +85,19 @@ def fold(log: Log) -> Iterator[Fold]:
 
 
 def first_state(log: Log) -> State:
-    """The state after event 0. UnusableLog if the log does not begin with it or its configuration cannot work."""
-    require_whole(log)
+    """The state in which the log begins: after event 0, or its first segment's keyframe. UnusableLog if it has none."""
+    header, path = log.header, log.paths[0]
+    if header.index and not header.keyframe:
+        raise UnusableLog(
+            f"{path} starts at event {header.first_event}, without a keyframe and not at the engine's start: "
+            "give the directory that holds all its segments"
+        )
     try:
-        return start(log.header.started)
+        return load(decode(header.keyframe), header.started.config) if header.index else start(header.started)
     except IllegalEvent as error:
-        raise UnusableLog(f"{log.paths[0]} cannot be folded: its configuration cannot work ({error})") from error
+        raise UnusableLog(f"{path} cannot be folded: its configuration cannot work ({error})") from error
+    except BadKeyframe as error:
+        raise UnusableLog(f"{path} cannot be folded: its keyframe is of no use ({error})") from error
 
 
 def _gap(frame: Frame, state: State) -> Broken:

@@ -13,6 +13,7 @@ import numpy as np
 from vnext.replay.source import Log
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.log import Frame, LogEnd, SegmentHeader
+from vnext.state.log_read import Skim
 from vnext.state.log_schema import schema_digest
 
 PERCENTILES = (50, 90, 99, 100)
@@ -21,10 +22,12 @@ PERCENTILES = (50, 90, 99, 100)
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes are in tokens or bytes as named; percentiles are at 50, 90, 99 and 100. `batch` is samples per step.
 
-    `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
+    The header comes without its keyframe, which takes `keyframe_bytes`; `header.first_event` is more than 1 where older
+    segments are not here. `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
     """
 
     header: SegmentHeader
+    keyframe_bytes: int
     schema_is_ours: bool
     segments: int
     size_bytes: int
@@ -51,9 +54,24 @@ class _Counts:
     def __init__(self) -> None:
         self.frames = self.frames_lost = self.rank_digests = self.aborted = self.preemptions = self.steps = 0
         self.events: Counter[str] = Counter()
-        self.prompts: list[int] = []
-        self.batches: list[int] = []
-        self.arrivals_ns: list[int] = []
+        self.prompts: list[np.ndarray] = []
+        self.batches: list[np.ndarray] = []
+        self.arrivals_ns: list[np.ndarray] = []
+
+    def skim(self, run: Skim) -> None:
+        found = run.counts
+        self.frames += found.frames
+        self.steps += found.plans
+        self.preemptions += found.preempted
+        self.aborted += found.aborted
+        self.rank_digests += found.rank_digests
+        self.batches.append(run.batches)
+        self.prompts.append(run.prompts)
+        self.arrivals_ns.append(run.times)
+        self.events["RequestArrived"] += found.arrivals
+        self.events["RequestAborted"] += found.aborts
+        self.events["StepPlanned"] += found.plans
+        self.events["StepCommitted"] += found.commits
 
     def frame(self, frame: Frame) -> None:
         self.frames += 1
@@ -66,13 +84,13 @@ class _Counts:
     def event(self, event: object) -> None:
         match event:
             case StepCommitted():
-                self.batches.append(len(event.tokens) // 4)
+                self.batches.append(np.array([len(event.tokens) // 4]))
             case StepPlanned():
                 self.steps += 1
                 self.preemptions += len(event.preempted)
             case RequestArrived():
-                self.prompts.append(len(event.prompt) // 4)
-                self.arrivals_ns.append(event.arrival_ns)
+                self.prompts.append(np.array([len(event.prompt) // 4]))
+                self.arrivals_ns.append(np.array([event.arrival_ns]))
             case RequestAborted():
                 self.aborted += len(event.ids)
 
@@ -80,8 +98,10 @@ class _Counts:
 def info(log: Log) -> Info:
     """Count the log's longest valid prefix."""
     counts, segments, end = _Counts(), 0, None
-    for item in log.items():
-        if isinstance(item, Frame):
+    for item in log.items(skim=True):
+        if isinstance(item, Skim):
+            counts.skim(item)
+        elif isinstance(item, Frame):
             counts.frame(item)
         elif isinstance(item, LogEnd):
             end = item
@@ -92,30 +112,36 @@ def info(log: Log) -> Info:
 
 
 def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
-    sampled, size_bytes = sum(counts.batches), log.size_bytes
+    batches, prompts, times = map(_joined, (counts.batches, counts.prompts, counts.arrivals_ns))
+    sampled, size_bytes = int(batches.sum()), log.size_bytes
     return Info(
-        header=log.header,
+        header=msgspec.structs.replace(log.header, keyframe=b""),
+        keyframe_bytes=len(log.header.keyframe),
         schema_is_ours=log.header.schema == schema_digest(),
         segments=segments,
         size_bytes=size_bytes,
         frames=counts.frames,
         frames_lost=counts.frames_lost,
-        events=dict(counts.events),
-        requests=len(counts.prompts),
+        events={name: count for name, count in counts.events.items() if count},
+        requests=len(prompts),
         aborted=counts.aborted,
         steps=counts.steps,
         preemptions=counts.preemptions,
-        prompt_tokens=sum(counts.prompts),
+        prompt_tokens=int(prompts.sum()),
         sampled_tokens=sampled,
         bytes_per_sampled_token=size_bytes / sampled if sampled else 0.0,
         rank_digests=counts.rank_digests,
-        arrivals_seconds=(max(counts.arrivals_ns) - min(counts.arrivals_ns)) / 1e9 if counts.arrivals_ns else 0.0,
-        prompt_percentiles=percentiles(counts.prompts),
-        batch_percentiles=percentiles(counts.batches),
+        arrivals_seconds=int(np.ptp(times)) / 1e9 if len(times) else 0.0,
+        prompt_percentiles=percentiles(prompts),
+        batch_percentiles=percentiles(batches),
         end=end,
     )
 
 
-def percentiles(values: list[int]) -> list[int]:
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def percentiles(values: np.ndarray) -> list[int]:
     """Values at PERCENTILES, each one that occurs; empty for no values."""
-    return np.percentile(values, PERCENTILES, method="lower").astype(int).tolist() if values else []
+    return np.percentile(values, PERCENTILES, method="lower").astype(int).tolist() if len(values) else []

@@ -9,12 +9,13 @@ from typing import Literal
 
 import msgspec
 
-from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.folding import Broken, Folded, first_state, fold
 from vnext.replay.source import Log, UnusableLog
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.log import Privacy, SegmentHeader
 from vnext.state.outputs import outputs
 from vnext.state.rows import wants
+from vnext.state.state import Request, State
 
 Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended"]
 
@@ -152,7 +153,10 @@ class _Story:
 
 def life(log: Log, request_id: int) -> Life:
     """The life of one request. UnusableLog if the log does not hold it."""
-    story, arrived = _Story(request_id), 0
+    story, begin = _Story(request_id), first_state(log)
+    arrived = begin.next_id
+    if request_id in begin.requests:
+        story.arrival = _arrival(begin.requests[request_id])
     for item in fold(log):
         if isinstance(item, Folded):
             story.hear(item)
@@ -160,9 +164,24 @@ def life(log: Log, request_id: int) -> Life:
         if story.finish or isinstance(item, Broken):
             break
     if story.arrival is None:
-        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(arrived)}")
+        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, arrived)}")
     return story.life(story.arrival, log.header)
 
 
-def _ids(arrived: int) -> str:
-    return f"requests 0 to {arrived - 1}" if arrived else "no request"
+def _arrival(request: Request) -> RequestArrived:
+    """The event by which a request came that lives where the log begins, after it."""
+    return RequestArrived(
+        id=request.id,
+        name=request.name,
+        prompt=request.prompt,
+        sampling=request.sampling,
+        priority=request.priority,
+        arrival_ns=request.arrival_ns,
+    )
+
+
+def _ids(begin: State, arrived: int) -> str:
+    """What requests a log knows that begins in this state."""
+    alive = sum(1 for _ in begin.requests.items())
+    older = f" and {alive} older ones, those alive where it begins" if begin.next_id else ""
+    return f"requests {begin.next_id} to {arrived - 1}{older}" if arrived > begin.next_id else f"no request{older}"

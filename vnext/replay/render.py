@@ -78,6 +78,7 @@ def print_info(console: Console, answer: Info) -> None:
     facts(console, "log", [
         ("written by", f"vnext {header.code_version}, format {header.format_version}, {_schema(answer)}"),
         ("privacy", header.privacy),
+        ("begins", _beginning(answer)),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
         ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
@@ -98,6 +99,14 @@ def moment(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def _beginning(answer: Info) -> str:
+    header = answer.header
+    if header.index == 0:
+        return "with the engine's start"
+    way = "it is replayed from the state kept there" if answer.keyframe_bytes else "it cannot be replayed from there"
+    return f"later, at event {header.first_event:,}: {counted(header.index, 'older segment')} not here; {way}"
+
+
 def _schema(answer: Info) -> str:
     return "this version's events" if answer.schema_is_ours else "another version's events"
 
@@ -109,12 +118,18 @@ def _percentiles(values: list[int]) -> str:
 # ---- verify ------------------------------------------------------------------------------------------------------
 
 
+def _from_where(answer: Verdict) -> str:
+    """A log whose older segments are deleted says what its verdict is about."""
+    return f", from event {answer.first_event:,} on: the older ones are not here" if answer.first_event > 1 else ""
+
+
 def print_verdict(console: Console, answer: Verdict) -> None:
     late = f", {answer.rank_digests_unchecked:,} too late to compare" if answer.rank_digests_unchecked else ""
     facts(console, "compared", [
-        ("events", f"{answer.events:,}"),
+        ("events", f"{answer.events:,}{_from_where(answer)}"),
         ("plans", _plans_told(answer)),
         ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
+        ("keyframes", f"{answer.keyframes:,}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip

@@ -28,6 +28,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def show(log: Log, step: int | None) -> Shown:
     """The state at `step`, or at the log's end. UnusableLog if the log has no such step."""
     state, plan, broken = first_state(log), None, ""
+    first_step = state.planned
     for item in fold(log):
         if isinstance(item, Folded):
             state = item.after
@@ -37,7 +38,7 @@ def show(log: Log, step: int | None) -> Shown:
         elif isinstance(item, Broken):
             broken = f" ({item.message})"
     if step is not None and plan is None:
-        raise UnusableLog(f"step {step} is not in this log: it has {_steps(state.planned)}{broken}")
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, state.planned)}{broken}")
     return Shown(
         step=state.planned - 1,
         event=state.sequence - 1,
@@ -47,5 +48,6 @@ def show(log: Log, step: int | None) -> Shown:
     )
 
 
-def _steps(planned: int) -> str:
-    return f"steps 0 to {planned - 1}" if planned else "no step"
+def _steps(first: int, planned: int) -> str:
+    older = ", the older ones are not here" if first else ""
+    return f"steps {first} to {planned - 1}{older}" if planned > first else "no step"

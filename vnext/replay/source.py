@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.state.log import SEGMENT_SUFFIX, Frame, LogEnd, SegmentHeader, SegmentStart
+from vnext.state.log import SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart
 from vnext.state.log_read import Item, read
 
 
@@ -29,13 +29,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.paths)
 
-    def items(self) -> Iterator[Frame | SegmentStart | LogEnd]:
-        return read(_contents(self.paths))
+    def items(self, skim: bool = False) -> Iterator[Item]:
+        """A reading of the log; with `skim` as in log_read.read."""
+        return read(_contents(self.paths), skim)
 
-    @property
-    def whole(self) -> bool:
-        """True if it begins with the engine's start, so that it can be folded."""
-        return self.header.index == 0
 
 
 def open_log(path: Path) -> Log:
@@ -45,15 +42,6 @@ def open_log(path: Path) -> Log:
     if not isinstance(first, SegmentStart):
         raise UnusableLog(f"{paths[0]} cannot be read: {_message(first)}")
     return Log(paths=paths, header=first.header, chain=first.chain)
-
-
-def require_whole(log: Log) -> None:
-    """Folding needs the first event."""
-    if not log.whole:
-        raise UnusableLog(
-            f"{log.paths[0]} starts at event {log.header.first_event}, not at the engine's start: "
-            "give the directory that holds all its segments"
-        )
 
 
 def _message(item: Item) -> str:

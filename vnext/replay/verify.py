@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from vnext.replay.folding import Broken, Folded, FrameFolded, Planning, fold
+from vnext.replay.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, fold
 from vnext.replay.source import Log
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.sched.schedule import schedule
@@ -19,7 +19,8 @@ from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
 from vnext.state.laws import check, check_cheap
-from vnext.state.log import LogEnd, RankDigest, SegmentStart
+from vnext.state.keyframe import BadKeyframe, decode, keyframe
+from vnext.state.log import LogEnd, RankDigest
 from vnext.state.state import State
 
 DIGESTS_KEPT = 1 << 12
@@ -40,16 +41,20 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared, and the outcome. `digests` are chained digests of frames, `rank_digests` those of ranks.
 
+    `first_event` is the first that was compared: 1, or more where older segments are not here. `keyframes` are those
+    of the segments after the first.
     `plans_unchecked` says why no plan was decided again, "" if all were: a policy of the engine's own may not be here.
     """
 
     same: bool
+    first_event: int
     events: int
     steps: int
     plans_unchecked: str
     digests: int
     rank_digests: int
     rank_digests_unchecked: int
+    keyframes: int
     laws: str
     difference: Difference | None
     end: LogEnd | None
@@ -69,8 +74,8 @@ def verify(log: Log, all_laws: bool = False) -> Verdict:
                 check_log.folded(item)
             case FrameFolded():
                 check_log.frame(item)
-            case SegmentStart():
-                check_log.chain = item.chain
+            case SegmentFolded():
+                check_log.segment(item)
             case Broken():
                 check_log.broken(item)
             case LogEnd():
@@ -88,11 +93,33 @@ class _Checks:
         self.end: LogEnd | None = None
         self.difference: Difference | None = None
         self._all_laws = all_laws
+        self._first_event, self._first_index = log.header.first_event, log.header.index
         self._plans_unchecked = why_not_decided(log)
         self._step_digests: dict[int, int] = {}
         self._digested: State | None = None
         self._digest = 0
-        self._events = self._steps = self._digests = self._rank_digests = self._unchecked = 0
+        self._events = self._steps = self._digests = self._rank_digests = self._unchecked = self._keyframes = 0
+
+    def segment(self, item: SegmentFolded) -> None:
+        """A segment's keyframe is the state that the segments before it lead to."""
+        header = item.start.header
+        self.chain = item.start.chain
+        if not header.keyframe or header.index == self._first_index:
+            return
+        try:
+            recorded = decode(header.keyframe)
+        except BadKeyframe as error:
+            self._differ(item.state.planned - 1, item.state.sequence, "keyframe", "", "", str(error))
+            return
+        if recorded.sequence != item.state.sequence:
+            return  # frames are missing before it, and the next one says so
+        self._keyframes += 1
+        due = keyframe(item.state)
+        if header.privacy == "shape":  # it chains its tokens anew
+            due = msgspec.structs.replace(due, token_digest=0)
+        for field in [name for name in due.__struct_fields__ if getattr(due, name) != getattr(recorded, name)][:1]:
+            why = f"the keyframe of segment {header.index} is not the state that was reached"
+            self._differ(item.state.planned - 1, item.state.sequence, f"keyframe.{field}", "", "", why)
 
     def plan(self, item: Planning) -> None:
         """Decide the step anew in the recorded state."""
@@ -165,12 +192,14 @@ class _Checks:
     def verdict(self) -> Verdict:
         return Verdict(
             same=self.difference is None and self.end is not None and self.end.kind in ("complete", "torn"),
+            first_event=self._first_event,
             events=self._events,
             steps=self._steps,
             plans_unchecked=self._plans_unchecked,
             digests=self._digests,
             rank_digests=self._rank_digests,
             rank_digests_unchecked=self._unchecked,
+            keyframes=self._keyframes,
             laws="all" if self._all_laws else "cheap",
             difference=self.difference,
             end=self.end,

@@ -2,7 +2,8 @@
 
 Owns block tables and last tokens by batch row, and turns one step in flight into a ForwardBatch. Decides nothing: rows
 come from the state. `batch_rebuild.py` builds the same tensors from the state alone and is the oracle in tests.
-Cost of a steady step: a dozen array operations and the blocks that were added, nothing proportional to history.
+Cost of a steady step: a dozen array operations and the blocks that were added, nothing proportional to history. What
+is compared with the step before is compared as bytes.
 """
 
 from __future__ import annotations
@@ -32,85 +33,117 @@ class StepInputs(NamedTuple):
     logprobs: np.ndarray
 
 
+ALL_ROWS = slice(None)
+
+
 class PersistentBatch:
     """Rows of at most `config.running_max` requests. One instance a rank, used by one thread."""
 
     def __init__(self, config: SchedulerConfig, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self._config = config
-        self._device = device
+        self._device = torch.device(device)
         row_count, width = config.running_max, blocks_for(config.model_len_max, config.block_size)
         self._table = np.zeros((row_count, width), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
-        self._sampling = SamplingColumns(config, vocab_size)
+        self._sampling = SamplingColumns(config, vocab_size, self._device)
         self._free = list(range(row_count - 1, -1, -1))
-        self._ids = np.empty(0, dtype=np.int64)
-        self._epochs = np.empty(0, dtype=np.int64)
         self._row_of: dict[tuple[int, int], int] = {}
         self._places = np.empty(0, dtype=np.int64)
+        self._owners, self._blocks = (b"", b""), b""  # what the rows were brought in line with: bytes compare fastest
+        self._sampled = (-1, self._places)  # the newest step and the places it samples
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as tensors. The rows are brought in line with the state first."""
         self._update(state)
         flight = state.flights[-1]
-        rows = find_rows(state.rows, flight.ids, flight.epochs)
-        places = self._places[rows]
+        rows = self._rows_of(state, flight)
+        places, ends = self._places[rows], flight.starts + flight.counts
         sampled = np.flatnonzero(flight.samples)
-        position = (flight.starts + flight.counts)[sampled]
-        sampling, logprobs = self._sampling.inputs(places[sampled], position, self._device)
-        return StepInputs(self._forward(state, flight, rows, places), sampling, logprobs)
+        self._sampled = flight.step, places[sampled]
+        sampling, logprobs = self._sampling.inputs(places[sampled], ends[sampled])
+        return StepInputs(self._forward(state, flight, rows, places, ends, sampled), sampling, logprobs)
 
     def take_sampled(self, flight: Flight, tokens: np.ndarray) -> None:
-        """Remember what the step sampled (int64[S]): the next step may need it before it is committed."""
-        pairs = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
-        places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
+        """Remember what the newest step sampled (int64[S]): the next one may need it before it is committed.
+
+        Raises ValueError where `flight` is another step.
+        """
+        step, places = self._sampled
+        if step != flight.step:
+            raise ValueError(f"tokens of step {flight.step}, but the newest one is {step}")
         self._last[places] = tokens
         self._sampling.count(places, tokens)
 
-    def _forward(self, state: State, flight: Flight, rows: np.ndarray, places: np.ndarray) -> ForwardBatch:
-        size, counts = self._config.block_size, flight.counts
-        positions = extents.spans(flight.starts, counts)
-        owners = np.repeat(places, counts)
-        ends = np.cumsum(counts)
-        context = (flight.starts + counts).astype(np.int32)
-        starts = np.concatenate(([0], ends)).astype(np.int32)
-        width = blocks_for(int(context.max()), size)
+    def _rows_of(self, state: State, flight: Flight) -> np.ndarray | slice:
+        if (flight.ids.tobytes(), flight.epochs.tobytes()) == self._owners:
+            return ALL_ROWS
+        return find_rows(state.rows, flight.ids, flight.epochs)
+
+    def _forward(
+        self,
+        state: State,
+        flight: Flight,
+        rows: np.ndarray | slice,
+        places: np.ndarray,
+        ends: np.ndarray,
+        sampled: np.ndarray,
+    ) -> ForwardBatch:
+        size = self._config.block_size
+        positions, context = positions_of(flight), ends.astype(np.int32)
+        block, offset = np.divmod(positions, size)
+        starts = np.zeros(len(places) + 1, dtype=np.int64)
+        np.cumsum(flight.counts, out=starts[1:])
+        host = HostBatch(starts.astype(np.int32), context)
         arrays = (
-            self._token_ids(state, flight, rows, places, positions),
+            self._token_ids(state, flight, rows, places, positions, starts),
             positions,
-            self._table[owners, positions // size].astype(np.int64) * size + positions % size,
-            starts,
+            self._table[per_token(flight, places), block] * np.int64(size) + offset,
+            host.query_starts,
             context,
-            self._table[places, :width],
-            ends[flight.samples] - 1,
+            self._table[places, : blocks_for(int(ends.max()), size)],
+            starts[1:][sampled] - 1,
         )
-        tensors = (torch.from_numpy(array).to(self._device) for array in arrays)
-        return ForwardBatch(*tensors, host=HostBatch(starts, context))
+        tensors = map(torch.from_numpy, arrays)
+        if self._device.type != "cpu":
+            tensors = (tensor.to(self._device) for tensor in tensors)
+        return ForwardBatch(*tensors, host=host)
 
     def _token_ids(
-        self, state: State, flight: Flight, rows: np.ndarray, places: np.ndarray, positions: np.ndarray
+        self,
+        state: State,
+        flight: Flight,
+        rows: np.ndarray | slice,
+        places: np.ndarray,
+        positions: np.ndarray,
+        starts: np.ndarray,
     ) -> np.ndarray:
         """Known tokens from the state; a row that runs ahead of it takes the token it sampled last (int64[T])."""
         known = state.rows.known[rows]
         ahead = np.flatnonzero(flight.starts >= known)
-        from_state = np.minimum(positions, np.repeat(known - 1, flight.counts))
-        offsets = np.repeat(state.rows.tokens_at[rows], flight.counts)
+        if len(ahead) == flight.tokens:
+            return self._last[places]
+        from_state = np.minimum(positions, per_token(flight, known) - 1)
+        offsets = per_token(flight, state.rows.tokens_at[rows])
         tokens = extents.gather(state.tokens, offsets + from_state).astype(np.int64)
         if len(ahead):
-            first = np.cumsum(flight.counts) - flight.counts
-            tokens[first[ahead]] = self._last[places[ahead]]
+            tokens[starts[ahead]] = self._last[places[ahead]]
         return tokens
 
     def _update(self, state: State) -> None:
         rows = state.rows
-        if not (np.array_equal(rows.id, self._ids) and np.array_equal(rows.epoch, self._epochs)):
+        owners, blocks = (rows.id.tobytes(), rows.epoch.tobytes()), rows.blocks.tobytes()
+        if owners != self._owners:
             self._change_rows(state)
+        elif blocks == self._blocks:
+            return
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
-            owners, columns = np.repeat(self._places, grown), extents.spans(held, grown)
-            self._table[owners, columns] = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
+            places, columns = np.repeat(self._places, grown), extents.spans(held, grown)
+            self._table[places, columns] = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
             self._held[self._places] = rows.blocks
+        self._owners, self._blocks = owners, blocks
 
     def _change_rows(self, state: State) -> None:
         """Requests that left give their row back; new ones, and new epochs of old ones, take a free row."""
@@ -125,4 +158,15 @@ class PersistentBatch:
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
-        self._ids, self._epochs = state.rows.id, state.rows.epoch
+
+
+def positions_of(flight: Flight) -> np.ndarray:
+    """Position of each token of the step in its request (int64[T])."""
+    if flight.tokens == len(flight.samples):
+        return flight.starts.copy()
+    return extents.spans(flight.starts, flight.counts)
+
+
+def per_token(flight: Flight, values: np.ndarray) -> np.ndarray:
+    """One value a request as one a token; the same array where each computes one token, as in a steady step."""
+    return values if flight.tokens == len(values) else np.repeat(values, flight.counts)

@@ -6,6 +6,8 @@ them grow by one entry a token and are made anew only when the request joins.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -51,18 +53,34 @@ class TokenCounts:
         self.output = torch.from_numpy(counts)
 
 
-class SamplingColumns:
-    """One entry per batch row."""
+class Standing(NamedTuple):
+    """What stays from step to step while the same rows are sampled.
 
-    def __init__(self, config: SchedulerConfig, vocab_size: int) -> None:
+    `places` are the bytes of theirs; `fields` are those of SamplingInputs but position, penalties and bans; `logprobs`
+    int64[S]; `special` has (place among the samples, parameters) of the rows with penalties, bias or a minimum length.
+    """
+
+    places: bytes
+    fields: dict[str, torch.Tensor | LogitBias | int | bool | None]
+    logprobs: np.ndarray
+    special: list[tuple[int, Sampling]]
+
+
+class SamplingColumns:
+    """One entry per batch row. Tensors that a step was given may be given again: nobody writes them."""
+
+    def __init__(self, config: SchedulerConfig, vocab_size: int, device: torch.device) -> None:
         self._config = config
+        self._device = device
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.running_max, dtype=dtype) for name, dtype in COLUMNS.items()}
         self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
         self._counts: dict[int, TokenCounts] = {}
+        self._standing: Standing | None = None
 
     def join(self, place: int, state: State, row: int) -> None:
         """A request takes a batch row."""
+        self._standing = None
         request = state.requests[int(state.rows.id[row])]
         sampling = request.sampling
         for name in ("temperature", "top_k", "top_p", "min_p", "logprobs"):
@@ -86,35 +104,42 @@ class SamplingColumns:
             if place in self._counts:
                 self._counts[place].output[token] += 1
 
-    def inputs(
-        self, places: np.ndarray, positions: np.ndarray, device: torch.device | str
-    ) -> tuple[SamplingInputs | None, np.ndarray]:
+    def inputs(self, places: np.ndarray, positions: np.ndarray) -> tuple[SamplingInputs | None, np.ndarray]:
         """Inputs of the sampled rows (int64[S] each) and the alternatives each asked for."""
-        logprobs = self._columns["logprobs"][places]
         if len(places) == 0:
-            return None, logprobs
+            return None, self._columns["logprobs"][places]
+        standing = self._standing
+        if standing is None or standing.places != places.tobytes():
+            standing = self._standing = self._stand(places)
+        position, special = torch.from_numpy(positions).to(self._device), standing.special
+        if not special:
+            return SamplingInputs(**standing.fields, position=position), standing.logprobs
+        early = positions < self._columns["min_known"][places]
+        return SamplingInputs(
+            **standing.fields,
+            position=position,
+            penalties=self._penalties(places, special),
+            banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]], self._device),
+        ), standing.logprobs
+
+    def _stand(self, places: np.ndarray) -> Standing:
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         arrays = {name: self._columns[name][places] for name in names}
+        logprobs = self._columns["logprobs"][places]
         random = arrays["temperature"] > 0
         filtered = (arrays["top_k"] > 0) | (arrays["top_p"] < 1) | (arrays["min_p"] > 0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        early = positions < self._columns["min_known"][places]
-        return SamplingInputs(
-            **{name: torch.from_numpy(array).to(device) for name, array in arrays.items()},
-            position=torch.from_numpy(positions).to(device),
-            penalties=self._penalties(places, special, device),
-            bias=logit_bias(special, device),
-            banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]], device),
-            logprobs=int(logprobs.max()),
-            any_random=bool(random.any()),
-            any_filter=bool((random & filtered).any()),
-        ), logprobs
+        fields = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()} | {
+            "bias": logit_bias(special, self._device),
+            "logprobs": int(logprobs.max()),
+            "any_random": bool(random.any()),
+            "any_filter": bool((random & filtered).any()),
+        }
+        return Standing(places.tobytes(), fields, logprobs, special)
 
-    def _penalties(
-        self, places: np.ndarray, special: list[tuple[int, Sampling]], device: torch.device | str
-    ) -> Penalties | None:
+    def _penalties(self, places: np.ndarray, special: list[tuple[int, Sampling]]) -> Penalties | None:
         rows = [(at, sampling) for at, sampling in special if is_penalised(sampling)]
-        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows], device)
+        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows], self._device)
 
 
 def penalties(

@@ -219,7 +219,10 @@ class EngineClient:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
-        await asyncio.to_thread(self._context.term)  # waits until the last words are sent or the linger time is over
+        try:  # waits until the last words are sent or the linger time is over
+            await asyncio.to_thread(self._context.term)
+        except RuntimeError:  # the interpreter is ending and gives no more threads
+            self._context.term()
 
 
 def _decode(data: bytes) -> EngineMessage:

@@ -21,7 +21,7 @@ from vnext.runtime.executor import Executor
 from vnext.runtime.messages import EngineStats, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
-from vnext.state.committing import settle
+from vnext.state.committing import Settled, settle
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
@@ -52,7 +52,7 @@ class EngineCore:
         self._clients = clients
         self._check: Callable[[State], None] = check if all_laws else check_cheap
         self._world_size = started.world_size
-        self._unwritten: list[tuple[State, AnyEvent]] = []
+        self._unwritten: list[tuple[AnyEvent, State, Settled | None]] = []
         self._untold: list[tuple[Output, TokenLogprobs | None]] = []
         self._digests: dict[int, tuple[int, int, int]] = {}  # step -> structure, tokens, ranks still to report
         self._rank_digests: list[RankDigest] = []
@@ -87,9 +87,10 @@ class EngineCore:
 
     def _fold(self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
         before = self.state
-        self._unwritten.append((before, event))  # first: an event that breaks the engine belongs into its log
+        self._unwritten.append((event, before, None))  # first: an event that breaks the engine belongs into its log
         settled = settle(before, event) if isinstance(event, StepCommitted) else None
         self.state = reduce(before, event, settled)
+        self._unwritten[-1] = (event, before, settled)
         self._check(self.state)
         for output in outputs(before, event, self.state, settled):
             self._untold.append((output, logprobs[output.sample] if logprobs and output.sample >= 0 else None))
@@ -103,12 +104,12 @@ class EngineCore:
 
     def _write_frame(self) -> tuple[AnyEvent, ...]:
         """Record what was folded since the last frame and what the ranks reported; returns the events."""
-        befores, events = zip(*self._unwritten) if self._unwritten else ((), ())
+        events, befores, settled = zip(*self._unwritten) if self._unwritten else ((), (), ())
         self._unwritten = []
         state_digest = digest(self.state)
         if events and isinstance(events[-1], StepPlanned):
             self._expect_digests(events[-1].step, state_digest)
-        self._recorder.append(events, befores, state_digest, self._rank_digests)
+        self._recorder.append(events, befores, state_digest, self._rank_digests, settled)
         self._rank_digests = []
         return events
 
@@ -178,13 +179,12 @@ class EngineCore:
 
     def _stats(self) -> EngineStats:
         state, counters = self.state, self.state.counters
-        named_and_held = sum(1 for block, _ in state.pool.named.items() if state.pool.ref[block])
         return EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
-            blocks_total=len(state.pool.ref),
-            blocks_held=len(state.pool.ref) - state.pool.free,
-            blocks_kept=len(state.pool.named) - named_and_held,
+            blocks_total=state.pool.block_count,
+            blocks_held=state.pool.block_count - state.pool.free,
+            blocks_kept=state.pool.kept,
             steps=state.planned,
             arrived=state.next_id,
             finished=counters.finished,

@@ -25,8 +25,9 @@ from vnext.runtime.core import EngineCore
 from vnext.runtime.determinism import default_threads, prepare_process
 from vnext.runtime.executor import Executor, InprocExecutor, MpExecutor, RankStartFailed
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
-from vnext.runtime.recorder import LogUnwritable, Recorder
+from vnext.runtime.recorder import Recorder
 from vnext.runtime.ring import RingClosed
+from vnext.runtime.segments import Bounds, LogUnwritable
 from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
 from vnext.runtime.sizing import require_policy, scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
@@ -116,7 +117,8 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     model = load_config(Path(settings.model_path))
     ranks = executor.start()
     started = started_event(settings, model, ranks)
-    recorder = Recorder.open(settings.log_dir, started, settings.engine.log)
+    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s)
+    recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
     ready = EngineReady(
         config=started.config, model=started.model, world_size=started.world_size, log_dir=settings.log_dir
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -21,8 +22,19 @@ def prepare_process(threads: int) -> None:
 
 
 def default_threads(world_size: int) -> int:
-    """Threads of one rank: all cores but one, which the engine core and the API share."""
-    return max(1, (len(os.sched_getaffinity(0)) - 1) // world_size)
+    """Threads of one rank: the cores shared among the ranks.
+
+    The engine core and the API take a core's time now and then; the kernels' team goes on with those that are left (its
+    work is taken, not given). Where the kernels were not built torch's own team computes, which waits for its slowest
+    member: one core is left to the others then.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return max(1, (cores if kernels_are_built() else cores - 1) // world_size)
+
+
+def kernels_are_built() -> bool:
+    """Whether the CPU's own kernels were compiled, without importing them or torch."""
+    return find_spec("vnext.kernels.cpu._native") is not None
 
 
 def mkl_branch(flags: frozenset[str]) -> str:

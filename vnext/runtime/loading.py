@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from vnext.kernels.cpu import native
 from vnext.models.checkpoint import fingerprint
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
@@ -23,11 +24,18 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load in a blink: no bar
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights. Raises ModelError."""
-    torch.set_num_threads(settings.threads)
+    start_threads(settings.threads)
     parallel = join_group(settings.rank, settings.world_size, rendezvous)
     progress = _Bar() if settings.rank == 0 else None
     runner = ModelRunner(Path(settings.model_path), settings.dtype, settings.device, parallel, progress)
     return Rank(settings.rank, runner), runner
+
+
+def start_threads(threads: int) -> None:
+    """The kernels' own team where they were built; torch then computes alone, so that two teams never fight for cores."""
+    if native.is_built():
+        native.start(threads)
+    torch.set_num_threads(1 if native.is_built() else threads)
 
 
 def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:

@@ -32,8 +32,8 @@ class Rank:
 
     def handle(self, message: bytes) -> StepResult | None:
         """Fold the message's events in order; at most one of them plans a step, the last."""
-        result = None
-        for event in decode_events(message):
+        result, next_id = None, 0 if self._state is None else self._state.next_id
+        for event in decode_events(message, next_id):
             result = self._apply(event)
         return result
 

@@ -5,6 +5,8 @@ its own logits, parameters, seed and position, so it is the same in any batch, o
 
     logits -> bias, bans, penalties -> greedy token
                                     -> temperature, min-p, top-k, top-p -> draw
+
+Both arrows are one compiled function on a CPU (`kernels/cpu/sampling.py`) and torch elsewhere, with the same tokens.
 """
 
 from __future__ import annotations
@@ -13,30 +15,50 @@ from collections.abc import Callable
 
 import torch
 
+from vnext.kernels.cpu import native
+from vnext.kernels.cpu.sampling import sample_rows
 from vnext.runtime.logits import adjust
 from vnext.runtime.sampling_draw import draw_by_inversion
 from vnext.runtime.sampling_inputs import Banned, LogitBias, Penalties, Sampled, SamplingInputs, check_inputs
-from vnext.runtime.sampling_weights import weigh
+from vnext.runtime.sampling_weights import check_vocabulary, weigh
 
 __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> Sampled:
+def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
     """One token for each row of `logits` float32[S, V], which is left as it was.
 
     Greedy rows take the likeliest token, the lowest id among equals, and so does a row that no draw can serve (every
-    token banned, or a NaN in it). Raises ValueError where `inputs` breaks its contract.
+    token banned, or a NaN in it). A `draw` asks for the torch form with that draw. Raises ValueError where `inputs`
+    breaks its contract.
     """
     check_inputs(logits, inputs)
     adjusted = adjust(logits, inputs)
-    tokens = adjusted.argmax(dim=-1)
-    if inputs.any_random:
-        drawn = draw(weigh(adjusted, inputs), inputs.seed, inputs.position)
-        served = (inputs.temperature > 0) & (drawn < logits.shape[1])
-        tokens = torch.where(served, drawn, tokens)
+    if draw is None and logits.device.type == "cpu" and native.is_built():
+        tokens = choose_compiled(adjusted, inputs)
+    else:
+        tokens = choose(adjusted, inputs, draw or draw_by_inversion)
     return report(logits, tokens, inputs.logprobs)
+
+
+def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw) -> torch.Tensor:
+    """int64[S] tokens of adjusted logits: the simple form, and the only one on a device."""
+    tokens = logits.argmax(dim=-1)
+    if not inputs.any_random:
+        return tokens
+    drawn = draw(weigh(logits, inputs), inputs.seed, inputs.position)
+    served = (inputs.temperature > 0) & (drawn < logits.shape[1])
+    return torch.where(served, drawn, tokens)
+
+
+def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """int64[S]: what `choose` gives with `draw_by_inversion`."""
+    check_vocabulary(logits.shape[1])
+    return sample_rows(
+        logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position
+    )
 
 
 def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:

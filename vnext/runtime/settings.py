@@ -19,7 +19,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One engine. None means "decide from the model and the machine".
 
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
-    wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default.
+    wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
+    `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
     `seed` roots the keys of unseeded requests. `threads` are those of each rank.
     """
 
@@ -42,6 +43,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"
+    log_max_bytes: int = 4 * 2**30
+    log_max_age_s: float = 0.0
     digest_interval: int = 64
     check_laws: bool = False
 

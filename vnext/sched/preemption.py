@@ -11,7 +11,7 @@ import numpy as np
 
 from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
-from vnext.state.expected import expected_tokens
+from vnext.state.expected import expected_work
 from vnext.state.planning import row_blocks
 from vnext.state.rows import kept_rows, wants
 from vnext.state.state import State, blocks_for
@@ -22,7 +22,7 @@ class _Room:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.ref = state.pool.ref.copy()
+        self.ref = state.pool.ref
         self.free = state.pool.free
         self.budget = state.config.batch_tokens_max
         self.runs = np.ones(len(state.rows), dtype=bool)
@@ -62,6 +62,6 @@ def make_room(state: State) -> StepPlanned | None:
         return None
     rest = kept_rows(state.rows, room.runs)
     tokens = room.tokens[room.runs]
-    differs = np.flatnonzero(tokens != expected_tokens(state.config, rest)).tolist()
+    differs = np.flatnonzero(tokens != expected_work(state.config, rest).tokens).tolist()
     changed = tuple((row, int(tokens[row])) for row in differs)
     return StepPlanned(step=state.planned, preempted=tuple(room.victims), changed=changed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from vnext.sched.admission import admissions
 from vnext.sched.preemption import make_room
 from vnext.state.events import StepPlanned
-from vnext.state.expected import blocks_needed, expected_tokens
+from vnext.state.expected import expected_work
 from vnext.state.state import State
 
 
@@ -20,12 +20,10 @@ def schedule(state: State) -> StepPlanned | None:
     """The next step's plan, or None while the pipeline is full or there is nothing to compute."""
     if len(state.flights) >= state.config.pipeline_depth:
         return None
-    tokens = expected_tokens(state.config, state.rows)
-    _, need = blocks_needed(state.config, state.rows, tokens)
-    if need > state.pool.free:
+    work = expected_work(state.config, state.rows)
+    if work.blocks_sum > state.pool.free:
         return make_room(state)
-    total = int(tokens.sum())
-    admitted = admissions(state, total, need)
-    if total == 0 and not admitted:
+    admitted = admissions(state, work.tokens_sum, work.blocks_sum)
+    if work.tokens_sum == 0 and not admitted:
         return None
     return StepPlanned(step=state.planned, admitted=admitted)

@@ -9,13 +9,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "blake2b.h"
+
 #define LAYOUT                                                                                                         \
-    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached "                     \
+    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached table_sum "           \
     "tokens_at tokens_size table_at table_size chain_0 chain_1"
 
 enum {
     ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED,
-    TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1, FIELD_COUNT
+    TABLE_SUM, TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1, FIELD_COUNT
 };
 enum { IGNORE_EOS = 1, OWN_STOPS = 2 };
 
@@ -26,33 +28,44 @@ static Py_ssize_t rows_of(const Py_buffer *cells) { return cells->len / ((Py_ssi
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* A number for "this value at this place": sums of them tell arrays apart, in any order of writing (columns_numpy.mixed). */
+static uint64_t mixed_one(uint64_t place, uint64_t value) {
+    uint64_t x = place * 0x9E3779B97F4A7C15u + value * 0xC2B2AE3D27D4EB4Fu + 0x165667B19E3779F9u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
 static int too_small(const Py_buffer *buffer, Py_ssize_t bytes) {
     if (buffer->len >= bytes) return 0;
     PyErr_SetString(PyExc_ValueError, "an array is too short for its rows");
     return 1;
 }
 
-/* expected(cells, out tokens int64[R], budget, threshold) -> total */
+/* expected(cells, out int64[2][R]: tokens, blocks lacking; budget, threshold, size) -> (sum of tokens, sum of blocks) */
 static PyObject *expected(PyObject *self, PyObject *args) {
-    Py_buffer cells, tokens;
-    long long budget, threshold;
-    if (!PyArg_ParseTuple(args, "y*w*LL", &cells, &tokens, &budget, &threshold)) return NULL;
+    Py_buffer cells, both;
+    long long budget, threshold, size;
+    if (!PyArg_ParseTuple(args, "y*w*LLL", &cells, &both, &budget, &threshold, &size)) return NULL;
     Py_ssize_t rows = rows_of(&cells);
     PyObject *result = NULL;
-    if (!too_small(&tokens, rows * 8)) {
+    if (!too_small(&both, 2 * rows * 8)) {
         const int64_t *c = cells.buf, *known = FIELD(c, KNOWN, rows), *pending = FIELD(c, PENDING, rows);
-        const int64_t *limit = FIELD(c, LIMIT, rows), *computed = FIELD(c, COMPUTED, rows);
-        int64_t *out = tokens.buf, left = budget;
+        const int64_t *limit = FIELD(c, LIMIT, rows), *computed = FIELD(c, COMPUTED, rows), *held = FIELD(c, BLOCKS, rows);
+        int64_t *tokens = both.buf, *need = tokens + rows, left = budget, total = 0;
         for (Py_ssize_t r = 0; r < rows; ++r) {
             int64_t want = least(known[r] + pending[r], limit[r] - 1) - computed[r];
             if (threshold) want = least(want, threshold);
-            out[r] = least(want, left);
-            left -= out[r];
+            tokens[r] = least(want, left);
+            left -= tokens[r];
+            int64_t end = computed[r] + tokens[r], have = held[r] * size;
+            need[r] = end > have ? (end - have + size - 1) / size : 0;
+            total += need[r];
         }
-        result = PyLong_FromLongLong(budget - left);
+        result = Py_BuildValue("LL", (long long)(budget - left), (long long)total);
     }
     PyBuffer_Release(&cells);
-    PyBuffer_Release(&tokens);
+    PyBuffer_Release(&both);
     return result;
 }
 
@@ -106,20 +119,23 @@ static PyObject *advance(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* write_tables(advanced cells, need, blocks int32, arena int32 writable): new blocks behind those each row had. */
+/* write_tables(advanced cells writable, need, blocks int32, arena int32 writable): new blocks behind those each row had. */
 static PyObject *write_tables(PyObject *self, PyObject *args) {
     Py_buffer cells, need, blocks, arena;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*", &cells, &need, &blocks, &arena)) return NULL;
+    if (!PyArg_ParseTuple(args, "w*y*y*w*", &cells, &need, &blocks, &arena)) return NULL;
     Py_ssize_t rows = rows_of(&cells), given = blocks.len / 4, places = arena.len / 4, k = 0;
-    const int64_t *c = cells.buf, *table_at = FIELD(c, TABLE_AT, rows), *held = FIELD(c, BLOCKS, rows), *n = need.buf;
+    int64_t *c = cells.buf, *sum = FIELD(c, TABLE_SUM, rows);
+    const int64_t *table_at = FIELD(c, TABLE_AT, rows), *held = FIELD(c, BLOCKS, rows), *n = need.buf;
     const int32_t *from = blocks.buf;
     int32_t *to = arena.buf;
     int bad = need.len < rows * 8;
     for (Py_ssize_t r = 0; r < rows && !bad; ++r)
         for (int64_t j = n[r]; j > 0 && !bad; --j) {
-            int64_t at = table_at[r] + held[r] - j;
+            int64_t place = held[r] - j, at = table_at[r] + place;
             bad = k >= given || at < 0 || at >= places;
-            if (!bad) to[at] = from[k++];
+            if (bad) break;
+            sum[r] = (int64_t)((uint64_t)sum[r] + mixed_one((uint64_t)place, (uint64_t)from[k]));
+            to[at] = from[k++];
         }
     PyBuffer_Release(&cells);
     PyBuffer_Release(&need);
@@ -129,7 +145,42 @@ static PyObject *write_tables(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* oldest(queue int32, places int64[N], head, used, out blocks int32) -> head behind them */
+/* mixed(values int64[n]) -> sum of mixed_one over all places */
+static PyObject *mixed(PyObject *self, PyObject *args) {
+    Py_buffer values;
+    if (!PyArg_ParseTuple(args, "y*", &values)) return NULL;
+    const int64_t *value = values.buf;
+    uint64_t sum = 0;
+    for (Py_ssize_t at = 0; at < values.len / 8; ++at) sum += mixed_one((uint64_t)at, (uint64_t)value[at]);
+    PyBuffer_Release(&values);
+    return PyLong_FromUnsignedLongLong(sum);
+}
+
+/* put(store int64 writable, places int32[n], values int64[n] writable) -> change of the store's mixed sum.
+   Values and store change places: afterwards `values` is what brings the old array back. */
+static PyObject *put(PyObject *self, PyObject *args) {
+    Py_buffer store, places, values;
+    if (!PyArg_ParseTuple(args, "w*y*w*", &store, &places, &values)) return NULL;
+    Py_ssize_t n = places.len / 4, size = store.len / 8;
+    const int32_t *place = places.buf;
+    int64_t *kept = store.buf, *value = values.buf;
+    int bad = values.len < n * 8;
+    uint64_t change = 0;
+    for (Py_ssize_t i = 0; i < n && !bad; ++i) bad = place[i] < 0 || place[i] >= size;
+    for (Py_ssize_t i = 0; i < n && !bad; ++i) {
+        int64_t before = kept[place[i]];
+        change += mixed_one((uint64_t)place[i], (uint64_t)value[i]) - mixed_one((uint64_t)place[i], (uint64_t)before);
+        kept[place[i]] = value[i];
+        value[i] = before;
+    }
+    PyBuffer_Release(&store);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&values);
+    if (bad) return PyErr_Format(PyExc_ValueError, "a value has no place in the array");
+    return PyLong_FromUnsignedLongLong(change);
+}
+
+/* oldest(queue int32, status int64[N], head, used, out blocks int32) -> head behind them */
 static PyObject *oldest(PyObject *self, PyObject *args) {
     Py_buffer queue, places, blocks;
     Py_ssize_t head, used;
@@ -151,107 +202,200 @@ static PyObject *oldest(PyObject *self, PyObject *args) {
     return PyLong_FromSsize_t(head);
 }
 
-/* unsealed(cells, ended rows int64, size, out rows int64[R]) -> how many rows have a full block without a name */
-static PyObject *unsealed(PyObject *self, PyObject *args) {
-    Py_buffer cells, ended, found;
-    long long size;
-    if (!PyArg_ParseTuple(args, "y*y*Lw*", &cells, &ended, &size, &found)) return NULL;
-    Py_ssize_t rows = rows_of(&cells), count = 0, ended_count = ended.len / 8, e = 0;
-    const int64_t *c = cells.buf, *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows);
-    const int64_t *sealed = FIELD(c, SEALED, rows), *done = ended.buf;
-    int64_t *out = found.buf;
-    int bad = found.len < rows * 8;
-    for (Py_ssize_t r = 0; r < rows && !bad; ++r) {
-        int is_done = e < ended_count && done[e] == r; /* rows come in rising order */
-        e += is_done;
-        if (least(known[r] - is_done, computed[r]) >= (sealed[r] + 1) * size) out[count++] = r;
+/* released(status int64[N], blocks int32[n], at, out status int64[n], out freed int32[n]) -> how many are freed */
+static PyObject *released(PyObject *self, PyObject *args) {
+    Py_buffer status, blocks, left, freed;
+    long long at;
+    if (!PyArg_ParseTuple(args, "y*y*Lw*w*", &status, &blocks, &at, &left, &freed)) return NULL;
+    Py_ssize_t n = blocks.len / 4, size = status.len / 8, count = 0;
+    const int64_t *held = status.buf;
+    const int32_t *block = blocks.buf;
+    int64_t *out = left.buf;
+    int bad = left.len < n * 8 || freed.len < n * 4;
+    for (Py_ssize_t i = 0; i < n && !bad; ++i) {
+        bad = block[i] < 0 || block[i] >= size;
+        if (bad) break;
+        out[i] = held[block[i]] + 1;
+        if (out[i]) continue;
+        out[i] = at + count;
+        ((int32_t *)freed.buf)[count++] = block[i];
     }
-    PyBuffer_Release(&cells);
-    PyBuffer_Release(&ended);
-    PyBuffer_Release(&found);
-    if (bad) return PyErr_Format(PyExc_ValueError, "an array is too short for its rows");
+    PyBuffer_Release(&status);
+    PyBuffer_Release(&blocks);
+    PyBuffer_Release(&left);
+    PyBuffer_Release(&freed);
+    if (bad) return PyErr_Format(PyExc_ValueError, "a block is outside the pool");
     return PyLong_FromSsize_t(count);
 }
 
-/* seal_inputs(cells, rows int64[n], tokens arena int32, tables arena int32, size)
-   -> (tokens of each row's next block, keys of the blocks before them, the blocks' numbers), all as bytes or a list */
-static PyObject *seal_inputs(PyObject *self, PyObject *args) {
-    Py_buffer cells, which, tokens, tables;
+/* chain(parent 16 bytes, tokens int32, size) -> keys of all full blocks, a tuple of bytes */
+static PyObject *chain(PyObject *self, PyObject *args) {
+    Py_buffer parent, tokens;
     long long size;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*L", &cells, &which, &tokens, &tables, &size)) return NULL;
-    Py_ssize_t rows = rows_of(&cells), n = which.len / 8;
-    const int64_t *c = cells.buf, *row = which.buf;
-    PyObject *words = PyBytes_FromStringAndSize(NULL, n * size * 4), *keys = PyBytes_FromStringAndSize(NULL, n * 16);
-    PyObject *blocks = PyList_New(n);
-    int bad = 0, failed = !words || !keys || !blocks;
-    for (Py_ssize_t i = 0; i < n && !bad && !failed; ++i) {
-        bad = row[i] < 0 || row[i] >= rows;
-        if (bad) break;
-        int64_t sealed = FIELD(c, SEALED, rows)[row[i]];
-        int64_t at = FIELD(c, TOKENS_AT, rows)[row[i]] + sealed * size, table = FIELD(c, TABLE_AT, rows)[row[i]] + sealed;
-        bad = at < 0 || at + size > tokens.len / 4 || table < 0 || table >= tables.len / 4;
-        if (bad) break;
-        memcpy(PyBytes_AS_STRING(words) + i * size * 4, (const int32_t *)tokens.buf + at, size * 4);
-        memcpy(PyBytes_AS_STRING(keys) + i * 16, &FIELD(c, CHAIN_0, rows)[row[i]], 8);
-        memcpy(PyBytes_AS_STRING(keys) + i * 16 + 8, &FIELD(c, CHAIN_1, rows)[row[i]], 8);
-        PyObject *block = PyLong_FromLong(((const int32_t *)tables.buf)[table]);
-        failed = !block;
-        if (block) PyList_SET_ITEM(blocks, i, block);
+    if (!PyArg_ParseTuple(args, "y*y*L", &parent, &tokens, &size)) return NULL;
+    Py_ssize_t width = 4 * size, n = size > 0 ? tokens.len / width : 0;
+    PyObject *keys = parent.len == BLAKE2B_DIGEST && size > 0 ? PyTuple_New(n) : NULL;
+    if (!keys && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a key has 16 bytes and a block at least one token");
+    const uint8_t *before = parent.buf;
+    for (Py_ssize_t i = 0; keys && i < n; ++i) {
+        PyObject *key = PyBytes_FromStringAndSize(NULL, BLAKE2B_DIGEST);
+        if (!key) Py_CLEAR(keys);
+        if (!key) break;
+        uint8_t *out = (uint8_t *)PyBytes_AS_STRING(key);
+        blake2b_16(out, before, BLAKE2B_DIGEST, (const char *)tokens.buf + i * width, width);
+        PyTuple_SET_ITEM(keys, i, key);
+        before = out;
+    }
+    PyBuffer_Release(&parent);
+    PyBuffer_Release(&tokens);
+    return keys;
+}
+
+/* One more block of row r is named, if it is full: 1 and its (key, block) appended, 0 if it is not, -1 on an error. */
+static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t ready, int64_t size, const Py_buffer *tokens,
+                    const Py_buffer *tables, PyObject *pairs) {
+    int64_t sealed = FIELD(c, SEALED, rows)[r];
+    if (ready < (sealed + 1) * size) return 0;
+    int64_t at = FIELD(c, TOKENS_AT, rows)[r] + sealed * size, table = FIELD(c, TABLE_AT, rows)[r] + sealed;
+    if (at < 0 || at + size > tokens->len / 4 || table < 0 || table >= tables->len / 4) {
+        PyErr_SetString(PyExc_ValueError, "a row's next block is outside the arenas");
+        return -1;
+    }
+    uint8_t key[BLAKE2B_DIGEST];
+    memcpy(key, &FIELD(c, CHAIN_0, rows)[r], 8);
+    memcpy(key + 8, &FIELD(c, CHAIN_1, rows)[r], 8);
+    blake2b_16(key, key, sizeof key, (const int32_t *)tokens->buf + at, 4 * size);
+    FIELD(c, SEALED, rows)[r] += 1;
+    memcpy(&FIELD(c, CHAIN_0, rows)[r], key, 8);
+    memcpy(&FIELD(c, CHAIN_1, rows)[r], key + 8, 8);
+    PyObject *pair = Py_BuildValue("y#i", key, (Py_ssize_t)sizeof key, (int)((const int32_t *)tables->buf)[table]);
+    int failed = !pair || PyList_Append(pairs, pair) < 0;
+    Py_XDECREF(pair);
+    return failed ? -1 : 1;
+}
+
+/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size) -> [(key, block)], round by round:
+   every row's next full block, then the one after it */
+static PyObject *seal(PyObject *self, PyObject *args) {
+    Py_buffer cells, ended, tokens, tables;
+    long long size;
+    if (!PyArg_ParseTuple(args, "w*y*y*y*L", &cells, &ended, &tokens, &tables, &size)) return NULL;
+    Py_ssize_t rows = rows_of(&cells), ended_count = ended.len / 8;
+    int64_t *c = cells.buf;
+    const int64_t *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows), *done = ended.buf;
+    PyObject *pairs = PyList_New(0);
+    int sealed = pairs ? 1 : -1;
+    while (sealed > 0) {
+        sealed = 0;
+        for (Py_ssize_t r = 0, e = 0; r < rows; ++r) {
+            int is_done = e < ended_count && done[e] == r; /* rows come in rising order */
+            e += is_done;
+            int one = seal_one(c, rows, r, least(known[r] - is_done, computed[r]), size, &tokens, &tables, pairs);
+            if (one) sealed = one;
+            if (one < 0) break;
+        }
     }
     PyBuffer_Release(&cells);
-    PyBuffer_Release(&which);
+    PyBuffer_Release(&ended);
     PyBuffer_Release(&tokens);
     PyBuffer_Release(&tables);
-    if (!bad && !failed) return Py_BuildValue("NNN", words, keys, blocks);
-    Py_XDECREF(words);
-    Py_XDECREF(keys);
-    Py_XDECREF(blocks);
-    return bad ? PyErr_Format(PyExc_ValueError, "a row's next block is outside the arenas") : NULL;
+    if (sealed < 0) Py_CLEAR(pairs);
+    return pairs;
 }
 
-/* seal_write(cells writable, rows int64[n], keys 16 bytes each): one more block of each row is named. */
-static PyObject *seal_write(PyObject *self, PyObject *args) {
-    Py_buffer cells, which, keys;
-    if (!PyArg_ParseTuple(args, "w*y*y*", &cells, &which, &keys)) return NULL;
-    Py_ssize_t rows = rows_of(&cells), n = which.len / 8;
-    int64_t *c = cells.buf;
-    const int64_t *row = which.buf;
-    int bad = keys.len < n * 16;
-    for (Py_ssize_t i = 0; i < n && !bad; ++i) {
-        bad = row[i] < 0 || row[i] >= rows;
-        if (bad) break;
-        FIELD(c, SEALED, rows)[row[i]] += 1;
-        memcpy(&FIELD(c, CHAIN_0, rows)[row[i]], (const char *)keys.buf + i * 16, 8);
-        memcpy(&FIELD(c, CHAIN_1, rows)[row[i]], (const char *)keys.buf + i * 16 + 8, 8);
+/* flight(cells, starts int64[R], tokens int64[R], out int64[4][R]: ids, epochs, starts, counts; out samples bool[R])
+   -> rows with tokens, whose entries come first in each of the five */
+static PyObject *flight(PyObject *self, PyObject *args) {
+    Py_buffer cells, starts, tokens, entries, samples;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*w*", &cells, &starts, &tokens, &entries, &samples)) return NULL;
+    Py_ssize_t rows = rows_of(&cells), n = 0;
+    PyObject *result = NULL;
+    if (!too_small(&starts, rows * 8) && !too_small(&tokens, rows * 8) && !too_small(&entries, 4 * rows * 8) &&
+        !too_small(&samples, rows)) {
+        const int64_t *c = cells.buf, *start = starts.buf, *count = tokens.buf;
+        int64_t *out = entries.buf;
+        char *sampled = samples.buf;
+        for (Py_ssize_t r = 0; r < rows; ++r) {
+            if (!count[r]) continue;
+            out[n] = FIELD(c, ID, rows)[r];
+            out[rows + n] = FIELD(c, EPOCH, rows)[r];
+            out[2 * rows + n] = start[r];
+            out[3 * rows + n] = count[r];
+            sampled[n++] = FIELD(c, PENDING, rows)[r] > 0;
+        }
+        result = PyLong_FromSsize_t(n);
     }
     PyBuffer_Release(&cells);
-    PyBuffer_Release(&which);
-    PyBuffer_Release(&keys);
-    if (bad) return PyErr_Format(PyExc_ValueError, "a key has no row");
-    Py_RETURN_NONE;
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&tokens);
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&samples);
+    return result;
 }
 
-/* settle(cells, ids, epochs, samples bool[n], sampled int32 bytes, eos int64, out rows, out places, out stopped, out at_limit)
-   -> (samples, a row has stop tokens of its own), or None where the step's requests are not the first rows any more, or
-   the tokens are not what was asked for */
+/* lawful(cells, size) -> False if a row computed more than it knows, sealed too much, is at its limit, or holds too few
+   or too many blocks: laws S2 and M4 of laws.py in one pass, which name what is wrong */
+static PyObject *lawful(PyObject *self, PyObject *args) {
+    Py_buffer cells;
+    long long size;
+    if (!PyArg_ParseTuple(args, "y*L", &cells, &size)) return NULL;
+    Py_ssize_t rows = rows_of(&cells);
+    const int64_t *c = cells.buf, *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows);
+    const int64_t *pending = FIELD(c, PENDING, rows), *limit = FIELD(c, LIMIT, rows), *blocks = FIELD(c, BLOCKS, rows);
+    const int64_t *sealed = FIELD(c, SEALED, rows);
+    int wrong = 0;
+    for (Py_ssize_t r = 0; r < rows; ++r) {
+        int64_t spare = blocks[r] * size - computed[r];
+        wrong |= computed[r] > known[r] + pending[r];
+        wrong |= sealed[r] * size > least(computed[r], known[r]);
+        wrong |= known[r] >= limit[r];
+        wrong |= spare < 0 || spare >= size;
+    }
+    PyBuffer_Release(&cells);
+    return PyBool_FromLong(!wrong);
+}
+
+/* bounds(entries int64[4][n], samples bool[n]) -> sum, least and greatest of the token counts, rows that sample */
+static PyObject *bounds(PyObject *self, PyObject *args) {
+    Py_buffer entries, samples;
+    if (!PyArg_ParseTuple(args, "y*y*", &entries, &samples)) return NULL;
+    Py_ssize_t n = entries.len / 32, sampling = 0;
+    const int64_t *count = (const int64_t *)entries.buf + 3 * n;
+    int64_t sum = 0, smallest = n ? count[0] : 0, largest = 0;
+    PyObject *result = NULL;
+    if (!too_small(&samples, n)) {
+        for (Py_ssize_t i = 0; i < n; ++i) {
+            sum += count[i];
+            smallest = least(smallest, count[i]);
+            largest = count[i] > largest ? count[i] : largest;
+            sampling += ((const char *)samples.buf)[i] != 0;
+        }
+        result = Py_BuildValue("LLLn", (long long)sum, (long long)smallest, (long long)largest, sampling);
+    }
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&samples);
+    return result;
+}
+
+/* settle(cells, entries int64[4][E], samples bool[E], sampled int32 bytes, eos int64, out int64[2][n]: rows, places;
+          out bool[2][n]: stopped, at limit) -> (a row has stop tokens of its own, how many end), or None where the step's
+   requests are not the first rows any more, or the tokens are not what was asked for */
 static PyObject *settle(PyObject *self, PyObject *args) {
-    Py_buffer b[10];
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*w*w*w*w*", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &b[9]))
-        return NULL;
-    Py_ssize_t rows = rows_of(&b[0]), asked = b[3].len, eos_count = b[5].len / 8, n = 0;
-    const int64_t *c = b[0].buf, *ids = b[1].buf, *epochs = b[2].buf, *eos = b[5].buf;
-    const char *samples = b[3].buf;
-    const int32_t *sampled = b[4].buf;
+    Py_buffer b[7];
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*w*w*", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6])) return NULL;
+    Py_ssize_t rows = rows_of(&b[0]), asked = b[2].len, given = b[3].len / 4, eos_count = b[4].len / 8, n = 0;
+    const int64_t *c = b[0].buf, *ids = b[1].buf, *eos = b[4].buf;
+    const char *samples = b[2].buf;
+    const int32_t *sampled = b[3].buf;
     const int64_t *known = FIELD(c, KNOWN, rows), *flags = FIELD(c, FLAGS, rows);
-    int64_t *out_rows = b[6].buf, *out_places = b[7].buf;
-    char *stopped = b[8].buf, *at_limit = b[9].buf;
-    Py_ssize_t room = least(least(b[6].len / 8, b[7].len / 8), least(b[8].len, b[9].len));
-    int same = asked <= rows && b[1].len >= asked * 8 && b[2].len >= asked * 8;
-    same = same && !memcmp(ids, FIELD(c, ID, rows), asked * 8) && !memcmp(epochs, FIELD(c, EPOCH, rows), asked * 8);
-    int own = 0;
+    int64_t *out_rows = b[5].buf, *out_places = out_rows + given;
+    char *stopped = b[6].buf, *at_limit = stopped + given;
+    int same = asked <= rows && b[1].len >= 4 * asked * 8 && b[5].len >= 2 * given * 8 && b[6].len >= 2 * given;
+    same = same && !memcmp(ids, FIELD(c, ID, rows), asked * 8) && !memcmp(ids + asked, FIELD(c, EPOCH, rows), asked * 8);
+    int own = 0, ended = 0;
     for (Py_ssize_t r = 0; same && r < asked; ++r) {
         if (!samples[r]) continue;
-        if (n >= room || n >= b[4].len / 4 || sampled[n] < 0) { same = 0; break; }
+        if (n >= given || sampled[n] < 0) { same = 0; break; }
         int stops = 0;
         for (Py_ssize_t k = 0; k < eos_count; ++k) stops |= sampled[n] == eos[k];
         stops = stops && !(flags[r] & IGNORE_EOS);
@@ -260,12 +404,13 @@ static PyObject *settle(PyObject *self, PyObject *args) {
         out_places[n] = n;
         stopped[n] = stops && known[r] + 1 > FIELD(c, MIN_KNOWN, rows)[r];
         at_limit[n] = known[r] + 1 >= FIELD(c, LIMIT, rows)[r];
+        ended += stopped[n] || at_limit[n];
         ++n;
     }
-    same = same && n == b[4].len / 4;
-    for (int i = 0; i < 10; ++i) PyBuffer_Release(&b[i]);
+    same = same && n == given;
+    for (int i = 0; i < 7; ++i) PyBuffer_Release(&b[i]);
     if (!same) Py_RETURN_NONE;
-    return Py_BuildValue("ni", n, own);
+    return Py_BuildValue("ii", own, ended);
 }
 
 /* take_tokens(cells, out cells, rows int64[n], tokens int32[n], arena int32 writable) -> False if a history is full */
@@ -303,14 +448,19 @@ static PyObject *take_tokens(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
-    {"expected", expected, METH_VARARGS, "New tokens of each row under the budget; their sum."},
+    {"expected", expected, METH_VARARGS, "New tokens and blocks of each row under the budget; their sums."},
     {"needed", needed, METH_VARARGS, "Blocks each row lacks; their sum."},
     {"advance", advance, METH_VARARGS, "The matrix after a plan; how many rows it schedules."},
     {"write_tables", write_tables, METH_VARARGS, "New blocks into the rows' tables."},
+    {"mixed", mixed, METH_VARARGS, "The sum that tells arrays apart."},
+    {"put", put, METH_VARARGS, "Values into an array; the change of its sum."},
     {"oldest", oldest, METH_VARARGS, "The oldest free blocks; the queue's head behind them."},
-    {"unsealed", unsealed, METH_VARARGS, "Rows with a full block that has no name; their number."},
-    {"seal_inputs", seal_inputs, METH_VARARGS, "What the names of the rows' next full blocks are made of."},
-    {"seal_write", seal_write, METH_VARARGS, "The rows' next full blocks are named."},
+    {"released", released, METH_VARARGS, "Blocks with one holder less; how many are freed."},
+    {"chain", chain, METH_VARARGS, "Keys of the full blocks of a history."},
+    {"seal", seal, METH_VARARGS, "Full blocks without a name get their keys; the pairs."},
+    {"flight", flight, METH_VARARGS, "The entries of a step in flight; their number."},
+    {"lawful", lawful, METH_VARARGS, "Whether the rows keep the cheap laws."},
+    {"bounds", bounds, METH_VARARGS, "Bounds of a step's token counts."},
     {"settle", settle, METH_VARARGS, "A step's samples matched with its rows, or None."},
     {"take_tokens", take_tokens, METH_VARARGS, "The matrix after a commit; False if a history is full."},
     {NULL, NULL, 0, NULL},

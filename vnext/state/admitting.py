@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.state import extents, pool as pools, rows as columns
+from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
 from vnext.state.config import SchedulerConfig
 from vnext.state.extents import Extents
 from vnext.state.pool import Pool
@@ -36,7 +36,7 @@ def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.nda
 def fits(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> bool:
     """Whether the pool has the blocks to compute `tokens` after these hits."""
     need = blocks_for(len(hits) * config.block_size + tokens, config.block_size) - len(hits)
-    revived = int((pool.holders.at(hits) == 0).sum()) if len(hits) else 0
+    revived = int((pool.status.at(hits) >= 0).sum()) if len(hits) else 0
     return need + revived <= pool.free
 
 
@@ -65,12 +65,19 @@ def new_row(
     row[columns.EPOCH], row[columns.PRIORITY] = waiting.epoch, request.priority
     row[columns.FLAGS] = columns.IGNORE_EOS * sampling.ignore_eos + columns.OWN_STOPS * bool(sampling.stop_token_ids)
     row[columns.MIN_KNOWN] = request.prompt_length + sampling.min_tokens
+    row[columns.TABLE_SUM] = table_sum(np.concatenate((claimed.hits, claimed.fresh)))
     row[columns.CACHED] = claimed.hit_tokens if waiting.cached < 0 else waiting.cached
     row[columns.TOKENS_AT], row[columns.TOKENS_SIZE] = tokens_at, tokens_size(request, waiting)
     row[columns.TABLE_AT], row[columns.TABLE_SIZE] = table_at, table_size(config, request)
     parent = waiting.keys[claimed.sealed - 1] if waiting.keys and claimed.sealed else request.root
     row[columns.CHAIN_0 :] = np.frombuffer(parent, dtype=np.int64)
     return row
+
+
+def table_sum(blocks: np.ndarray) -> int:
+    """What stands for a block table in digests; the word's bits as a cell holds them."""
+    word = column_forms.kernels.mixed(blocks.astype(np.int64))
+    return word - 2**64 if word >= 2**63 else word
 
 
 def tokens_size(request: Request, waiting: Waiting) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-KEY_SIZE = 16
+from vnext.state import columns
+from vnext.state.columns_numpy import KEY_SIZE
 
 
 def root_key(cache_salt: str) -> bytes:
@@ -16,16 +17,6 @@ def root_key(cache_salt: str) -> bytes:
     return hashlib.blake2b(cache_salt.encode(), digest_size=KEY_SIZE).digest()
 
 
-def child_key(parent: bytes, tokens: bytes) -> bytes:
-    """Key of a full block (its tokens as int32 bytes) below its parent."""
-    return hashlib.blake2b(parent + tokens, digest_size=KEY_SIZE).digest()
-
-
 def chain_keys(parent: bytes, tokens: bytes, block_size: int) -> tuple[bytes, ...]:
     """Keys of all full blocks of a token history (int32 bytes), first to last."""
-    width = 4 * block_size
-    keys = []
-    for end in range(width, len(tokens) + 1, width):
-        parent = child_key(parent, tokens[end - width : end])
-        keys.append(parent)
-    return tuple(keys)
+    return columns.kernels.chain(parent, tokens, block_size)

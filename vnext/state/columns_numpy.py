@@ -6,19 +6,24 @@ everything else is read. Cells are int64[FIELD_COUNT, R] as in rows.py.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 
 from vnext.state import rows as columns
 
+KEY_SIZE = 16
 
-def expected(cells: np.ndarray, out_tokens: np.ndarray, budget: int, threshold: int) -> int:
-    """New tokens of each row (int64[R]): what it wants, under the threshold (0: none) and the budget; their sum."""
+
+def expected(cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, size: int) -> tuple[int, int]:
+    """`out` int64[2, R]: new tokens of each row, what it wants under the threshold (0: none) and the budget, and the blocks
+    it lacks for them. Both sums."""
     wants = np.minimum(cells[columns.KNOWN] + cells[columns.PENDING], cells[columns.LIMIT] - 1) - cells[columns.COMPUTED]
     if threshold:
         wants = np.minimum(wants, threshold)
     ends = np.cumsum(wants)
-    out_tokens[:] = np.clip(budget - (ends - wants), 0, wants)
-    return int(out_tokens.sum())
+    out[0] = np.clip(budget - (ends - wants), 0, wants)
+    return int(out[0].sum()), needed(cells, out[0], out[1], size)
 
 
 def needed(cells: np.ndarray, tokens: np.ndarray, out_need: np.ndarray, size: int) -> int:
@@ -39,77 +44,149 @@ def advance(cells: np.ndarray, out_cells: np.ndarray, tokens: np.ndarray, need: 
 
 
 def write_tables(cells: np.ndarray, need: np.ndarray, blocks: np.ndarray, arena: np.ndarray) -> None:
-    """New `blocks`, row by row, behind those each row of the advanced matrix had before."""
+    """New `blocks`, row by row, behind those each row of the advanced matrix had before; the tables' sums follow."""
     ends = np.cumsum(need)
-    firsts = cells[columns.TABLE_AT] + cells[columns.BLOCKS] - need
-    places = np.arange(len(blocks)) + np.repeat(firsts - (ends - need), need)
-    arena[places] = blocks
+    firsts = cells[columns.BLOCKS] - need
+    at = np.arange(len(blocks)) + np.repeat(firsts - (ends - need), need)
+    rows = np.repeat(np.arange(len(need)), need)
+    arena[cells[columns.TABLE_AT, rows] + at] = blocks
+    np.add.at(cells[columns.TABLE_SUM].view(np.uint64), rows, mixed_one(at, blocks))
 
 
-def oldest(queue: np.ndarray, places: np.ndarray, head: int, used: int, out_blocks: np.ndarray) -> int:
+def mixed_one(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """For each "this value at this place" a number (uint64[n]) that differs from others': SplitMix64's finish over both."""
+    word = np.uint64
+    x = places.astype(word) * word(0x9E3779B97F4A7C15) + values.astype(word) * word(0xC2B2AE3D27D4EB4F)
+    x += word(0x165667B19E3779F9)
+    x = (x ^ (x >> word(30))) * word(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> word(27))) * word(0x94D049BB133111EB)
+    return x ^ (x >> word(31))
+
+
+def mixed(values: np.ndarray) -> int:
+    """The sum over a whole array (int64[n]), modulo 2**64: equal arrays have equal sums, however they came about."""
+    return int(mixed_one(np.arange(len(values)), values).sum(dtype=np.uint64))
+
+
+def put(store: np.ndarray, places: np.ndarray, values: np.ndarray) -> int:
+    """`values` into int64 `store` at int32 `places`; they become what stood there. The change of the store's sum."""
+    before = store[places]
+    change = (mixed_one(places, values) - mixed_one(places, before)).sum(dtype=np.uint64)
+    store[places] = values
+    values[:] = before
+    return int(change)
+
+
+def oldest(queue: np.ndarray, status: np.ndarray, head: int, used: int, out_blocks: np.ndarray) -> int:
     """The oldest blocks of the queue [head, used) that really stand where it says; the head behind them."""
     window = queue[head:used]
-    valid = (places[window] == np.arange(head, used)).nonzero()[0][: len(out_blocks)]
+    valid = (status[window] == np.arange(head, used)).nonzero()[0][: len(out_blocks)]
     if len(valid) < len(out_blocks):
         raise ValueError(f"the queue holds {len(out_blocks) - len(valid)} blocks fewer than counted")
     out_blocks[:] = window[valid]
     return head + int(valid[-1]) + 1
 
 
-def unsealed(cells: np.ndarray, ended: np.ndarray, size: int, out_rows: np.ndarray) -> int:
-    """Rows with a full block that has no name yet; the last token of rows that have `ended` does not count."""
-    known = cells[columns.KNOWN].copy()
-    known[ended] -= 1
-    found = (np.minimum(cells[columns.COMPUTED], known) >= (cells[columns.SEALED] + 1) * size).nonzero()[0]
-    out_rows[: len(found)] = found
-    return len(found)
+def released(status: np.ndarray, blocks: np.ndarray, at: int, out_status: np.ndarray, out_freed: np.ndarray) -> int:
+    """With one holder less each, the blocks' status (int64[n]): freed ones stand in the queue from place `at` on, in order.
+    How many are freed, and which (int32[n], the first ones filled)."""
+    left = status[blocks] + 1
+    freed = (left == 0).nonzero()[0]
+    left[freed] = np.arange(at, at + len(freed))
+    out_status[:] = left
+    out_freed[: len(freed)] = blocks[freed]
+    return len(freed)
 
 
-def seal_inputs(
-    cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int
-) -> tuple[bytes, bytes, list[int]]:
-    """Of each row's next full block: its tokens (4 * size bytes), the key before it (16 bytes), its number."""
-    sealed = cells[columns.SEALED, rows]
-    places = (cells[columns.TOKENS_AT, rows] + sealed * size)[:, None] + np.arange(size)
-    blocks = tables[cells[columns.TABLE_AT, rows] + sealed]
-    return tokens[places].tobytes(), cells[columns.CHAIN_0 :, rows].T.tobytes(), blocks.tolist()
+def chain(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
+    """Keys of all full blocks of a history (int32 bytes), first to last."""
+    keys = []
+    for end in range(4 * size, len(tokens) + 1, 4 * size):
+        parent = blake2b(parent + tokens[end - 4 * size : end], digest_size=KEY_SIZE).digest()
+        keys.append(parent)
+    return tuple(keys)
 
 
-def seal_write(cells: np.ndarray, rows: np.ndarray, keys: bytes) -> None:
-    """One more block of each row is named: its key is the row's chain now."""
-    cells[columns.SEALED, rows] += 1
-    cells[columns.CHAIN_0 :, rows] = np.frombuffer(keys, dtype=np.int64).reshape(-1, 2).T
+def seal(
+    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int
+) -> list[tuple[bytes, int]]:
+    """Name full blocks: (key, block) of each, round by round, every row's next one first; writes SEALED and CHAIN.
+
+    The last token of rows that have `ended` does not count.
+    """
+    ready = cells[columns.KNOWN].copy()
+    ready[ended] -= 1
+    np.minimum(ready, cells[columns.COMPUTED], out=ready)
+    pairs: list[tuple[bytes, int]] = []
+    while len(rows := (ready >= (cells[columns.SEALED] + 1) * size).nonzero()[0]):
+        for row in rows.tolist():
+            sealed, at, table = cells[[columns.SEALED, columns.TOKENS_AT, columns.TABLE_AT], row].tolist()
+            words = tokens[at + sealed * size : at + (sealed + 1) * size].tobytes()
+            (key,) = chain(cells[columns.CHAIN_0 :, row].tobytes(), words, size)
+            pairs.append((key, int(tables[table + sealed])))
+            cells[columns.SEALED, row] += 1
+            cells[columns.CHAIN_0 :, row] = np.frombuffer(key, dtype=np.int64)
+    return pairs
+
+
+def flight(
+    cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, out: np.ndarray, out_samples: np.ndarray
+) -> int:
+    """Entries of a step, `out` int64[4, R] (ids, epochs, starts, counts) and bool[R]: how many rows have tokens.
+
+    A scheduled row with a pending token samples in this step: it has caught up with all it knows.
+    """
+    scheduled = tokens.nonzero()[0]
+    count = len(scheduled)
+    fields = (cells[columns.ID], cells[columns.EPOCH], starts, tokens)
+    for entries, field in zip(out, fields):
+        entries[:count] = field[scheduled]
+    out_samples[:count] = cells[columns.PENDING, scheduled] > 0
+    return count
+
+
+def lawful(cells: np.ndarray, size: int) -> bool:
+    """Whether all rows keep S2 and M4 of laws.py, where each part stands alone with its message."""
+    known, computed, blocks = cells[columns.KNOWN], cells[columns.COMPUTED], cells[columns.BLOCKS]
+    wrong = computed > known + cells[columns.PENDING]
+    wrong |= cells[columns.SEALED] * size > np.minimum(computed, known)
+    wrong |= known >= cells[columns.LIMIT]
+    wrong |= blocks != -(-computed // size)
+    return not wrong.any()
+
+
+def bounds(entries: np.ndarray, samples: np.ndarray) -> tuple[int, int, int, int]:
+    """Of a step's entries (int64[4, n]): sum, least (0 of none) and greatest of its token counts; how many rows sample."""
+    counts = entries[3]
+    smallest = int(counts.min()) if len(counts) else 0
+    return int(counts.sum()), smallest, int(counts.max(initial=0)), int(np.count_nonzero(samples))
 
 
 def settle(
     cells: np.ndarray,
-    ids: np.ndarray,
-    epochs: np.ndarray,
+    entries: np.ndarray,
     samples: np.ndarray,
     sampled: np.ndarray,
     eos: np.ndarray,
-    out_rows: np.ndarray,
     out_places: np.ndarray,
-    out_stopped: np.ndarray,
-    out_at_limit: np.ndarray,
-) -> tuple[int, bool] | None:
-    """A step's samples and its rows, where its requests are still the first rows: how many, and whether one has stop
-    tokens of its own (not looked at here). None where requests have gone or the tokens are not what was asked for:
-    match them one by one then.
+    out_ends: np.ndarray,
+) -> tuple[bool, int] | None:
+    """A step's samples and its rows, where its requests are still the first rows: rows and places in `out_places`
+    int64[2, n], stopped and at their limit in `out_ends` bool[2, n]. Whether one has stop tokens of its own (not looked at
+    here), and how many end. None where requests have gone or the tokens are not what was asked for: match them one by one.
     """
-    asked = len(ids)
+    asked = len(samples)
     if asked > cells.shape[1]:
         return None
-    same = np.array_equal(cells[columns.ID, :asked], ids) and np.array_equal(cells[columns.EPOCH, :asked], epochs)
+    same = np.array_equal(cells[columns.ID, :asked], entries[0]) and np.array_equal(cells[columns.EPOCH, :asked], entries[1])
     rows = samples.nonzero()[0]
     if not same or len(sampled) != len(rows) or (sampled < 0).any():
         return None
-    count, known, flags = len(rows), cells[columns.KNOWN, rows] + 1, cells[columns.FLAGS, rows]
-    out_rows[:count], out_places[:count] = rows, np.arange(count)
-    stops = np.isin(sampled[:count], eos) & ((flags & columns.IGNORE_EOS) == 0)
-    out_stopped[:count] = stops & (known > cells[columns.MIN_KNOWN, rows])
-    out_at_limit[:count] = known >= cells[columns.LIMIT, rows]
-    return count, bool((flags & columns.OWN_STOPS).any())
+    known, flags = cells[columns.KNOWN, rows] + 1, cells[columns.FLAGS, rows]
+    out_places[:] = rows, np.arange(len(rows))
+    stops = np.isin(sampled, eos) & ((flags & columns.IGNORE_EOS) == 0)
+    out_ends[:] = stops & (known > cells[columns.MIN_KNOWN, rows]), known >= cells[columns.LIMIT, rows]
+    return bool((flags & columns.OWN_STOPS).any()), int(np.count_nonzero(out_ends[0] | out_ends[1]))
 
 
 def take_tokens(

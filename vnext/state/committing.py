@@ -22,13 +22,15 @@ replace = msgspec.structs.replace
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
-    """Which row takes which token (int64[n], int32[n], place in the step's samples int64[n]) and who is done (bool[n])."""
+    """Which row takes which token (int64[n], int32[n], place in the step's samples int64[n]) and who is done (bool[n]):
+    `ended` of them."""
 
     rows: np.ndarray
     tokens: np.ndarray
     samples: np.ndarray
     stopped: np.ndarray
     at_limit: np.ndarray
+    ended: int
 
 
 def settle(state: State, event: StepCommitted) -> Settled:
@@ -46,17 +48,18 @@ def settle(state: State, event: StepCommitted) -> Settled:
 def _settle_in_place(state: State, sampled: np.ndarray) -> Settled | None:
     """The usual case: the step's requests are still the first rows. None if they are not."""
     flight, count = state.flights[0], len(sampled)
-    rows, samples = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    stopped, at_limit = np.empty(count, dtype=bool), np.empty(count, dtype=bool)
+    places, ends = np.empty((2, count), dtype=np.int64), np.empty((2, count), dtype=bool)
     eos = np.array(state.config.eos_token_ids, dtype=np.int64)
     found = column_forms.kernels.settle(
-        state.rows.cells, flight.ids, flight.epochs, flight.samples, sampled, eos, rows, samples, stopped, at_limit
+        state.rows.cells, flight.entries, flight.samples, sampled, eos, places, ends
     )
     if found is None:
         return None
-    if found[1]:
+    (rows, samples), (stopped, at_limit), (own_stops, ended) = places, ends, found
+    if own_stops:
         stopped |= _own_stops(state, rows, sampled)
-    return Settled(rows=rows, tokens=sampled, samples=samples, stopped=stopped, at_limit=at_limit)
+        ended = int(np.count_nonzero(stopped | at_limit))
+    return Settled(rows=rows, tokens=sampled, samples=samples, stopped=stopped, at_limit=at_limit, ended=ended)
 
 
 def _settle_one_by_one(state: State, sampled: np.ndarray) -> Settled:
@@ -68,13 +71,10 @@ def _settle_one_by_one(state: State, sampled: np.ndarray) -> Settled:
     found = find_rows(state.rows, flight.ids[asked], flight.epochs[asked])
     alive = (found >= 0).nonzero()[0]
     rows, tokens = found[alive], sampled[alive]
-    return Settled(
-        rows=rows,
-        tokens=tokens,
-        samples=alive,
-        stopped=_ends(state, rows, tokens) | _own_stops(state, rows, tokens),
-        at_limit=state.rows.known[rows] + 1 >= state.rows.limit[rows],
-    )
+    stopped = _ends(state, rows, tokens) | _own_stops(state, rows, tokens)
+    at_limit = state.rows.known[rows] + 1 >= state.rows.limit[rows]
+    ended = int(np.count_nonzero(stopped | at_limit))
+    return Settled(rows=rows, tokens=tokens, samples=alive, stopped=stopped, at_limit=at_limit, ended=ended)
 
 
 def _ends(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -103,11 +103,11 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     `settled` is what `settle(state, event)` gave, for a caller that has asked already.
     """
     settled = settled or settle(state, event)
-    ends = settled.stopped | settled.at_limit
-    done = np.sort(settled.rows[ends]) if ends.any() else NO_ROWS
+    done = np.sort(settled.rows[settled.stopped | settled.at_limit]) if settled.ended else NO_ROWS
     state = _take_tokens(state, settled)
     state = replace(
-        seal(state, ended=done),
+        state,
+        pool=seal(state, ended=done),
         flights=state.flights[1:],
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),

@@ -7,6 +7,8 @@ It contains no token value and no content key, so a log whose texts were replace
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import xxhash
 
@@ -16,34 +18,41 @@ from vnext.state.state import State
 
 
 def digest(state: State) -> int:
-    """xxh3-64 over the state's structure."""
-    return xxhash.xxh3_64_intdigest(b"".join(part for _, part in parts(state)))
+    """xxh3-64 over the state's structure.
+
+    Block tables, holders, the order of free blocks and the queue enter by the sums that are kept of them (TABLE_SUM,
+    VersionedArray.sum, State.waiting_sum), so that a digest costs what a step has changed; law Y1 holds each sum to what
+    it stands for.
+    """
+    hashed = xxhash.xxh3_64_intdigest
+    words = [*_scalars(state), hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])]
+    for flight in state.flights:
+        words += (flight.step, hashed(flight.entries), hashed(flight.samples))
+    return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
 def parts(state: State) -> list[tuple[str, bytes]]:
-    """What is digested, by name: comparing two states part by part names what differs."""
+    """What the digest stands for, by name and in full: comparing two states part by part names what differs."""
     rows, pool = state.rows, state.pool
     table = extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks))
     return [
-        ("scalars", _scalars(state)),
+        ("scalars", b"".join(word.to_bytes(8, "little") for word in _scalars(state))),
         ("rows", rows.cells[:STRUCTURE_FIELD_COUNT].tobytes()),
         ("tables", table.tobytes()),
-        ("holders", pool.ref.tobytes()),
-        ("free order", pool.place.tobytes()),
+        ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_flight(flight) for flight in state.flights)),
     ]
 
 
-def _scalars(state: State) -> bytes:
+def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
-    values = [
-        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), len(state.waiting),
-        len(state.requests), len(state.flights), pool.head, pool.free, len(pool.names), len(pool.named),
+    return (
+        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_sum,
+        len(state.requests), len(state.flights), pool.head, pool.free, len(pool.names), pool.status.sum,
         counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens, counters.generated_tokens,
         counters.prefix_queried_tokens, counters.prefix_hit_tokens,
-    ]  # fmt: skip
-    return np.array(values, dtype=np.int64).tobytes()
+    )  # fmt: skip
 
 
 def _queue(state: State) -> bytes:
@@ -52,5 +61,4 @@ def _queue(state: State) -> bytes:
 
 
 def _flight(flight) -> bytes:
-    columns = (flight.ids, flight.epochs, flight.starts, flight.counts, flight.samples)
-    return flight.step.to_bytes(8, "little") + b"".join(column.tobytes() for column in columns)
+    return flight.step.to_bytes(8, "little") + flight.entries.tobytes() + flight.samples.tobytes()

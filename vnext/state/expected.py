@@ -5,6 +5,7 @@ A plan is recorded and sent as its difference from this one, so a steady step co
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from vnext.state import columns
@@ -12,14 +13,26 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.rows import Rows
 
 
-def expected_tokens(config: SchedulerConfig, rows: Rows) -> np.ndarray:
-    """New tokens of each row (int64[R], 0 where nothing is to do or the budget has run out)."""
-    tokens = np.empty(len(rows), dtype=np.int64)
-    columns.kernels.expected(rows.cells, tokens, config.batch_tokens_max, config.prefill_threshold)
-    return tokens
+class Work(msgspec.Struct, frozen=True):
+    """New tokens of each row and blocks it lacks for them (int64[R] each, never written again), and both sums."""
+
+    tokens: np.ndarray
+    blocks: np.ndarray
+    tokens_sum: int
+    blocks_sum: int
 
 
-def blocks_needed(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> tuple[np.ndarray, int]:
-    """Blocks each row lacks to compute so many tokens more (int64[R]), and their sum."""
+def expected_work(config: SchedulerConfig, rows: Rows) -> Work:
+    """What each row does next: 0 tokens where nothing is to do or the budget has run out."""
+    both = np.empty((2, len(rows)), dtype=np.int64)
+    sums = columns.kernels.expected(
+        rows.cells, both, config.batch_tokens_max, config.prefill_threshold, config.block_size
+    )
+    return Work(both[0], both[1], *sums)
+
+
+def work_of(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> Work:
+    """The work of computing so many tokens of each row (int64[R])."""
     need = np.empty(len(rows), dtype=np.int64)
-    return need, columns.kernels.needed(rows.cells, tokens, need, config.block_size)
+    blocks = columns.kernels.needed(rows.cells, tokens, need, config.block_size)
+    return Work(tokens, need, int(tokens.sum()), blocks)

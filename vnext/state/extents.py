@@ -71,6 +71,13 @@ def reserve(extents: Extents, size: int) -> tuple[Extents, int]:
     return _claim(extents, extents.used + size), extents.used
 
 
+def append(extents: Extents, values: np.ndarray) -> Extents:
+    """The next places, handed out and written; the caller has made sure that they fit."""
+    owned = _claim(extents, extents.used + len(values))
+    owned.arena.data[extents.used : owned.used] = values
+    return owned
+
+
 def _claim(extents: Extents, used: int) -> Extents:
     """A new version, so that two futures of one state never hand out the same places of one arena."""
     arena = extents.arena

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from vnext.state import extents
+from vnext.state import columns, extents
+from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Extents
-from vnext.state.pool import HELD, free_blocks
-from vnext.state.state import State
+from vnext.state.order import sum_of
+from vnext.state.pool import free_blocks
+from vnext.state.state import Flight, State
+
+WORD = 2**64 - 1
 
 
 def check(state: State) -> None:
@@ -22,9 +26,35 @@ def check(state: State) -> None:
 
 
 def check_cheap(state: State) -> None:
-    """The laws that cost a few microseconds. Raises LawBroken."""
-    for law in CHEAP:
-        law(state)
+    """The laws that cost a microsecond or two: CHEAP, asked in one pass and named one by one if it fails. Raises LawBroken."""
+    if not _cheap_hold(state):
+        for law in CHEAP:
+            law(state)
+        raise LawBroken("S1", "the quick form of the cheap laws sees what none of them does")
+
+
+def _cheap_hold(state: State) -> bool:
+    """Whether all of CHEAP hold, at the cost of one pass over the rows."""
+    config, flights, counters = state.config, state.flights, state.counters
+    return (
+        columns.kernels.lawful(state.rows.cells, config.block_size)
+        and len(state.rows) <= config.running_max
+        and (not flights or _step_holds(config, flights[-1]))
+        and len(flights) == state.planned - state.committed <= config.pipeline_depth
+        and all(flight.step == state.committed + at for at, flight in enumerate(flights))
+        and state.next_id == counters.finished + counters.aborted + len(state.requests)
+    )
+
+
+def _step_holds(config: SchedulerConfig, flight: Flight) -> bool:
+    """S1 of the newest step."""
+    total, smallest, largest, samples = columns.kernels.bounds(flight.entries, flight.samples)
+    return (
+        total == flight.tokens <= config.batch_tokens_max
+        and smallest >= 1
+        and (not config.prefill_threshold or largest <= config.prefill_threshold)
+        and (config.chunked_prefill or samples == len(flight.samples))
+    )
 
 
 def _tables(state: State) -> np.ndarray:
@@ -46,21 +76,22 @@ def _hold(condition: bool, law: str, message: str) -> None:
 def free_and_held_are_all(state: State) -> None:
     """M1: free + held = total and no block is queued twice."""
     pool = state.pool
-    queued, total = free_blocks(pool).tolist(), len(pool.ref)
+    queued, total = free_blocks(pool).tolist(), pool.block_count
     held = int(np.count_nonzero(pool.ref > 0))
     _hold(len(queued) == pool.free, "M1", f"{len(queued)} blocks queued, {pool.free} counted as free")
     _hold(len(set(queued)) == len(queued), "M1", "a block is queued twice")
+    kept = pool.names.count(queued)
+    _hold(kept == pool.kept, "M1", f"{kept} free blocks have a name, {pool.kept} are counted as kept")
     _hold(held + len(queued) == total, "M1", f"{held} held and {len(queued)} free of {total}")
 
 
 def holders_are_counted(state: State) -> None:
-    """M2: a block's holders are its occurrences in the block tables; it is free iff it has none."""
+    """M2: a block's holders are its occurrences in the block tables; by its form (Pool.status) it is free iff it has none."""
     pool, blocks = state.pool, _tables(state)
-    there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < len(pool.ref))
-    _hold(there, "M2", f"a table has a block that is none of the {len(pool.ref)}")
-    wrong = (np.bincount(blocks, minlength=len(pool.ref)) != pool.ref).nonzero()[0]
+    there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < pool.block_count)
+    _hold(there, "M2", f"a table has a block that is none of the {pool.block_count}")
+    wrong = (np.bincount(blocks, minlength=pool.block_count) != pool.ref).nonzero()[0]
     _hold(len(wrong) == 0, "M2", f"holders of blocks {wrong[:8].tolist()} are not their occurrences in tables")
-    _hold(not ((pool.ref == 0) ^ (pool.place != HELD)).any(), "M2", "a block without holder is not free")
 
 
 def writers_are_exclusive(state: State) -> None:
@@ -101,7 +132,9 @@ def bounds_hold(state: State) -> None:
     if not state.flights:
         return
     flight = state.flights[-1]
-    _hold(int(flight.counts.sum()) <= config.batch_tokens_max, "S1", f"step {flight.step} is over the token budget")
+    total = int(flight.counts.sum())
+    _hold(total <= config.batch_tokens_max, "S1", f"step {flight.step} is over the token budget")
+    _hold(total == flight.tokens, "S1", f"step {flight.step} has {total} tokens and counts {flight.tokens}")
     _hold(len(flight.counts) > 0 and int(flight.counts.min()) >= 1, "S1", f"step {flight.step} has an empty chunk")
     if config.prefill_threshold:
         _hold(int(flight.counts.max()) <= config.prefill_threshold, "S1", f"step {flight.step} has a chunk over the threshold")
@@ -123,15 +156,15 @@ def progress_is_ordered(state: State) -> None:
 
 def full_blocks_are_sealed(state: State) -> None:
     """P1: a row has sealed its full blocks, whose tokens are all known and computed, and none of its other blocks has a name."""
-    rows, named = state.rows, state.pool.named
+    rows, names = state.rows, state.pool.names
     if not state.config.prefix_caching or len(rows) == 0:
         return
     full = np.minimum(rows.computed, rows.known) // state.config.block_size
     _hold(bool((rows.sealed == full).all()), "P1", f"rows have sealed {rows.sealed.tolist()} of {full.tolist()} full blocks")
-    if len(named) == 0:
+    if len(names) == 0:
         return
     for block in _ranges(state.tables, rows.table_at + full, rows.blocks - full).tolist():
-        _hold(block not in named, "P1", f"block {block} has a name and is not complete")
+        _hold(block not in names, "P1", f"block {block} has a name and is not complete")
 
 
 def placeholders_match(state: State) -> None:
@@ -148,13 +181,24 @@ def placeholders_match(state: State) -> None:
 
 def names_are_mutual(state: State) -> None:
     """P1: the two sides of the prefix table are one table."""
-    pool = state.pool
-    _hold(len(pool.names) == len(pool.named), "P1", f"{len(pool.names)} names for {len(pool.named)} blocks")
-    if len(pool.names) == 0:
-        return
-    for key, block in pool.names.items():
-        if pool.named.get(block) != key:
-            raise LawBroken("P1", f"block {block} is known by another name")
+    names = state.pool.names.mapping()
+    for key, block in names.items():
+        if names.get(block) != key:
+            raise LawBroken("P1", f"block {block if isinstance(key, bytes) else key} is known by another name")
+
+
+def sums_are_kept(state: State) -> None:
+    """Y1: the sums by which a digest knows block tables, holders and free blocks are those of what they stand for."""
+    pool, rows = state.pool, state.rows
+    _hold(pool.status.sum == columns.kernels.mixed(pool.status.values()), "Y1", "the sum of the blocks' status is another")
+    for row, (at, count, kept) in enumerate(zip(rows.table_at.tolist(), rows.blocks.tolist(), rows.table_sum.tolist())):
+        table = extents.read(state.tables, at, count).astype(np.int64)
+        _hold(columns.kernels.mixed(table) == kept & WORD, "Y1", f"the sum of row {row}'s block table is another")
+
+
+def queue_sum_is_kept(state: State) -> None:
+    """Y1: the sum by which a digest knows the queue is the queue's."""
+    _hold(state.waiting_sum == sum_of(state.waiting), "Y1", "the sum of the waiting queue is another")
 
 
 def steps_are_in_order(state: State) -> None:
@@ -187,7 +231,7 @@ def arrivals_are_accounted(state: State) -> None:
 
 ALL = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, free_and_held_are_all,
-    holders_are_counted, writers_are_exclusive, queue_is_sorted_and_distinct, full_blocks_are_sealed, placeholders_match,
-    names_are_mutual, histories_begin_with_prompts,
+    holders_are_counted, sums_are_kept, writers_are_exclusive, queue_sum_is_kept, queue_is_sorted_and_distinct,
+    full_blocks_are_sealed, placeholders_match, names_are_mutual, histories_begin_with_prompts,
 )  # fmt: skip
 CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)

@@ -11,16 +11,16 @@ xxh3_64 of that segment's header, which itself carries the last D of the segment
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import xxhash
 
-from vnext.state import log_pack
+from vnext.state import log_forms, log_pack
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted
+from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
+from vnext.state.log_plain import FRAME_HEAD, checksum
 from vnext.state.log_schema import schema_digest
 
 MAGIC = b"vnextLOG"
@@ -49,7 +49,8 @@ class RankDigest(msgspec.Struct, frozen=True, array_like=True):
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`previous` is the last chained digest of the segment before (0 in the first); `first_event` numbers the first
-    event of this segment's frames; `token_width` is the bytes of a packed token."""
+    event of this segment's frames; `token_width` is the bytes of a packed token; `keyframe` is the state in which the
+    segment begins (keyframe.py), empty in the first."""
 
     format_version: int
     schema: int
@@ -60,6 +61,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     index: int
     previous: int
     first_event: int
+    keyframe: bytes = b""
 
 
 class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,9 +133,11 @@ def segment_name(index: int) -> str:
     return f"segment-{index:06d}{SEGMENT_SUFFIX}"
 
 
-def next_header(header: SegmentHeader, chain: int, first_event: int) -> SegmentHeader:
+def next_header(header: SegmentHeader, chain: int, first_event: int, keyframe: bytes = b"") -> SegmentHeader:
     """The header of the segment after one that ended with this chained digest."""
-    return msgspec.structs.replace(header, index=header.index + 1, previous=chain, first_event=first_event)
+    return msgspec.structs.replace(
+        header, index=header.index + 1, previous=chain, first_event=first_event, keyframe=keyframe
+    )
 
 
 def token_bound(config: SchedulerConfig, privacy: Privacy) -> int:
@@ -165,8 +169,7 @@ def encode_body(
     first_event: int, events: Sequence[AnyEvent], rank_digests: Sequence[RankDigest], lost: int, width: int
 ) -> bytes:
     """The part of a frame that its chained digest covers. `width` is the header's; the frame may need a wider one."""
-    width = log_pack.frame_width(events, width)
-    packed = tuple(log_pack.pack(event, width) for event in events)
+    packed, width = log_pack.pack_all(events, width)
     return frame_encoder.encode(FrameBody(first_event, packed, tuple(rank_digests), lost, width))
 
 
@@ -180,11 +183,24 @@ def encode_frame(digest: int, body: bytes) -> bytes:
     return seal(digest_word.pack(digest) + body)
 
 
+def put_frame(frame: bytearray, body: bytes) -> None:
+    """Make `frame` the record of this body (`encode_body`); its first FRAME_HEAD bytes are left to `seal_frame`."""
+    frame[:] = bytes(FRAME_HEAD) + body
+
+
+def is_steady(events: Sequence[AnyEvent]) -> bool:
+    """Whether these are the usual two: a step is committed, and the next goes on as expected (log_plain.put_steady)."""
+    if len(events) != 2 or type(events[0]) is not StepCommitted or type(events[1]) is not StepPlanned:
+        return False
+    plan = events[1]
+    return not (plan.changed or plan.admitted or plan.preempted)
+
+
+def seal_frame(frame: bytearray, previous: int, state_digest: int) -> int:
+    """Chain and complete a frame of `put_frame`. Returns its chained digest: `chained` over its body."""
+    return log_forms.kernels.seal_frame(frame, previous, state_digest, xxhash.xxh3_64_intdigest)
+
+
 def seal(payload: bytes) -> bytes:
     """A record: length, CRC32 of length and payload, payload."""
     return record_head.pack(len(payload), checksum(payload)) + payload
-
-
-def checksum(payload: bytes | memoryview) -> int:
-    """CRC32 of the payload's length (u32) and the payload, so that no other length can pass with the same sum."""
-    return zlib.crc32(payload, zlib.crc32(len(payload).to_bytes(4, "little")))

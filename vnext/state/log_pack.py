@@ -2,7 +2,6 @@
 
 Owns the choice of the width and the rewriting of the two event types that carry tokens. Every other event passes
 through as the same object. A token too wide for the usual width widens its whole frame, so nothing is ever cut off.
-Strided byte slices beat numpy at the size of a batch.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from typing import assert_never
 
 import msgspec
 
+from vnext.state import log_forms
 from vnext.state.events import AnyEvent, EngineStarted, PrefixCacheReset, RequestAborted, RequestArrived
 from vnext.state.events import StepCommitted, StepPlanned
-
-WIDTH_MIN = 2
-WIDTH_MAX = 4
+from vnext.state.log_plain import WIDTH_MAX, WIDTH_MIN
 
 
 def width_bytes(token_bound: int) -> int:
@@ -24,43 +22,6 @@ def width_bytes(token_bound: int) -> int:
     if token_bound <= 0:
         return WIDTH_MAX
     return min(WIDTH_MAX, max(WIDTH_MIN, ((token_bound - 1).bit_length() + 7) // 8))
-
-
-def fits(tokens: bytes, width: int) -> bool:
-    """True if every int32 of `tokens` is a non-negative number of at most `width` bytes."""
-    count = len(tokens) // 4
-    return all(tokens[place::4].count(0) == count for place in range(width, WIDTH_MAX))
-
-
-def narrow(tokens: bytes, width: int) -> bytes:
-    """int32 bytes to `width` bytes a token; lossless exactly when `fits` says so."""
-    if width >= WIDTH_MAX:
-        return tokens
-    packed = bytearray(len(tokens) // 4 * width)
-    for place in range(width):
-        packed[place::width] = tokens[place::4]
-    return bytes(packed)
-
-
-def widen(packed: bytes, width: int) -> bytes:
-    """The inverse of `narrow`. ValueError if `packed` is not a whole number of tokens."""
-    if len(packed) % width:
-        raise ValueError(f"{len(packed)} bytes are not a whole number of tokens of {width} bytes")
-    if width >= WIDTH_MAX:
-        return packed
-    wide = bytearray(len(packed) // width * 4)
-    for place in range(width):
-        wide[place::4] = packed[place::width]
-    return bytes(wide)
-
-
-def frame_width(events: Sequence[AnyEvent], width: int) -> int:
-    """`width` if every token of the events fits it, else 4."""
-    for event in events:
-        tokens = tokens_of(event)
-        if tokens and not fits(tokens, width):
-            return WIDTH_MAX
-    return width
 
 
 def tokens_of(event: AnyEvent) -> bytes:
@@ -89,13 +50,28 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
             assert_never(event)
 
 
-def pack(event: AnyEvent, width: int) -> AnyEvent:
-    """The event as it stands in a frame of this width."""
-    tokens = tokens_of(event)
-    return with_tokens(event, narrow(tokens, width)) if tokens and width < WIDTH_MAX else event
+def pack_all(events: Sequence[AnyEvent], width: int) -> tuple[tuple[AnyEvent, ...], int]:
+    """The events as they stand in a frame, and the width of its tokens: `width` if every token fits it, else 4."""
+    packed = tuple(_packed(event, width) for event in events)
+    if None in packed:
+        return tuple(events), WIDTH_MAX
+    return packed, width
 
 
-def unpack(event: AnyEvent, width: int) -> AnyEvent:
-    """The inverse of `pack`. ValueError if the bytes are not a whole number of tokens."""
+def _packed(event: AnyEvent, width: int) -> AnyEvent | None:
+    """The event as it stands in a frame of this width; None if one of its tokens does not fit."""
     tokens = tokens_of(event)
-    return with_tokens(event, widen(tokens, width)) if tokens else event
+    if not tokens or width == WIDTH_MAX:
+        return event
+    narrow = log_forms.kernels.narrow(tokens, width)
+    return None if narrow is None else with_tokens(event, narrow)
+
+
+def unpack_all(events: tuple[AnyEvent, ...], width: int) -> tuple[AnyEvent, ...]:
+    """The events of a frame of this width as they were. ValueError for no width, or bytes that are not whole tokens."""
+    if not WIDTH_MIN <= width <= WIDTH_MAX:
+        raise ValueError(f"{width} bytes a token")
+    widen = log_forms.kernels.widen
+    return tuple([
+        with_tokens(event, widen(tokens, width)) if (tokens := tokens_of(event)) else event for event in events
+    ])  # fmt: skip

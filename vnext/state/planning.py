@@ -12,13 +12,13 @@ import numpy as np
 
 from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
 from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
-from vnext.state.chain import KEY_SIZE, chain_keys, child_key
+from vnext.state.chain import chain_keys
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
-from vnext.state.expected import blocks_needed, expected_tokens
+from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.lifecycle import Change, Status, after
-from vnext.state.order import enqueue
-from vnext.state.rows import Rows, kept_rows, wants
+from vnext.state.order import dequeue, enqueue
+from vnext.state.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.state import Flight, State, Waiting
 
 replace = msgspec.structs.replace
@@ -30,17 +30,17 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     _require_due(state, event)
     if event.preempted:
         state = preempt(state, event.preempted)
-    tokens = planned_tokens(state, event.changed)
-    starts = state.rows.computed
-    state = advance(state, tokens)
+    work = planned_work(state, event.changed)
+    starts, tokens, total = state.rows.computed, work.tokens, work.tokens_sum
+    state = advance(state, work)
     if event.admitted:
         state, added_starts, added_tokens = _admit_all(state, event.admitted)
         starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
-    state = seal(state)
-    total = int(tokens.sum())
+        total += int(added_tokens.sum())
     if not 0 < total <= state.config.batch_tokens_max:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.batch_tokens_max} are allowed")
-    return replace(state, planned=state.planned + 1, flights=(*state.flights, _flight(state, starts, tokens)))
+    flight = _flight(state, starts, tokens, total)
+    return replace(state, pool=seal(state), planned=state.planned + 1, flights=(*state.flights, flight))
 
 
 def _require_due(state: State, event: StepPlanned) -> None:
@@ -53,25 +53,14 @@ def _require_due(state: State, event: StepPlanned) -> None:
         raise IllegalEvent("a plan that preempts may not admit")
 
 
-def _flight(state: State, starts: np.ndarray, tokens: np.ndarray) -> Flight:
-    """The step in flight. A scheduled row with a pending token samples in this step: it has caught up with all it knows.
-
-    Columns of matrices that are never written again need no copy where every row is scheduled.
-    """
-    rows, samples = state.rows, state.rows.pending > 0
-    if tokens.all():
-        return Flight(
-            step=state.planned, ids=rows.id, epochs=rows.epoch, starts=starts, counts=tokens, samples=samples
-        )
-    scheduled = tokens.nonzero()[0]
-    return Flight(
-        step=state.planned,
-        ids=rows.id[scheduled],
-        epochs=rows.epoch[scheduled],
-        starts=starts[scheduled],
-        counts=tokens[scheduled],
-        samples=samples[scheduled],
-    )
+def _flight(state: State, starts: np.ndarray, tokens: np.ndarray, total: int) -> Flight:
+    """The step in flight: an entry for each row that has tokens."""
+    rows = len(tokens)
+    entries, samples = np.empty((4, rows), dtype=np.int64), np.empty(rows, dtype=bool)
+    count = column_forms.kernels.flight(state.rows.cells, starts, tokens, entries, samples)
+    if count < rows:
+        entries, samples = entries[:, :count].copy(), samples[:count]
+    return Flight(state.planned, entries, samples, total)
 
 
 # ---- preemption --------------------------------------------------------------------------------------------------
@@ -81,13 +70,13 @@ def preempt(state: State, preempted: tuple[int, ...]) -> State:
     """The rows give way, in the order named: their blocks are released and they return to the queue."""
     require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
     require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
-    pool, queue = state.pool, state.waiting
+    pool = state.pool
     for row in preempted:
         after(Status.RUNNING, Change.PREEMPT)
         pool = release_row(state, pool, row)
-        queue = enqueue(queue, _back_in_queue(state, row))
+        state = enqueue(state, _back_in_queue(state, row))
     counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
-    return replace(state, pool=pool, waiting=queue, rows=without_rows(state.rows, preempted), counters=counters)
+    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters)
 
 
 def _back_in_queue(state: State, row: int) -> Waiting:
@@ -129,64 +118,48 @@ def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
 # ---- running rows ------------------------------------------------------------------------------------------------
 
 
-def planned_tokens(state: State, changed: tuple[tuple[int, int], ...]) -> np.ndarray:
-    """New tokens of each row: the expected ones with the plan's changes."""
-    tokens = expected_tokens(state.config, state.rows)
+def planned_work(state: State, changed: tuple[tuple[int, int], ...]) -> Work:
+    """What the rows compute: the expected work with the plan's changes."""
+    work = expected_work(state.config, state.rows)
     if not changed:
-        return tokens
-    wanted = wants(state.rows)
+        return work
+    wanted, tokens = wants(state.rows), work.tokens.copy()
     for row, count in changed:
         require(0 <= row < len(tokens), f"no such row: {row}")
         require(0 <= count <= wanted[row], f"row {row} cannot take {count} tokens: it wants {wanted[row]}")
         tokens[row] = count
-    return tokens
+    return work_of(state.config, state.rows, tokens)
 
 
-def advance(state: State, tokens: np.ndarray) -> State:
-    """Every row computes so many tokens more; blocks are taken in row order."""
-    rows = state.rows
+def advance(state: State, work: Work) -> State:
+    """Every row computes its tokens; blocks are taken in row order."""
+    rows, pool, tables = state.rows, state.pool, state.tables
     if len(rows) == 0:
         return state
-    need, total = blocks_needed(state.config, rows, tokens)
-    if total > state.pool.free:
-        raise IllegalEvent(f"a plan needs {total} blocks where {state.pool.free} are free")
+    if work.blocks_sum > pool.free:
+        raise IllegalEvent(f"a plan needs {work.blocks_sum} blocks where {pool.free} are free")
     cells = np.empty_like(rows.cells)
-    column_forms.kernels.advance(rows.cells, cells, tokens, need)
-    pool, tables = state.pool, state.tables
-    if total:
-        pool, blocks = pools.take(pool, total)
+    column_forms.kernels.advance(rows.cells, cells, work.tokens, work.blocks)
+    if work.blocks_sum:
+        pool, blocks = pools.take(pool, work.blocks_sum)
         tables = extents.own(tables)
-        column_forms.kernels.write_tables(cells, need, blocks, tables.arena.data)
+        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data)
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
-def seal(state: State, ended: np.ndarray = NO_ROWS) -> State:
-    """Name the blocks whose tokens are all known and computed. The rows' matrix must be this state's own, still fresh.
+def seal(state: State, ended: np.ndarray = NO_ROWS) -> pools.Pool:
+    """The pool with names for the blocks whose tokens are all known and computed.
 
-    The last token of a row that has `ended` does not count: whether a step in flight computes it depends on the
-    pipeline's depth, and what the cache offers may not.
+    Writes SEALED and CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that
+    has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
+    offers may not.
     """
-    if not state.config.prefix_caching:
-        return state
-    cells, size = state.rows.cells, state.config.block_size
-    found = np.empty(cells.shape[1], dtype=np.int64)
-    pairs: list[tuple[bytes, int]] = []
-    while count := column_forms.kernels.unsealed(cells, ended, size, found):
-        pairs += _seal_next(state, found[:count])
-    return replace(state, pool=pools.name(state.pool, pairs)) if pairs else state
-
-
-def _seal_next(state: State, rows: np.ndarray) -> list[tuple[bytes, int]]:
-    """Chain keys and blocks of these rows' next full block each; writes their SEALED and CHAIN cells."""
-    cells, size = state.rows.cells, state.config.block_size
-    kernels, width = column_forms.kernels, 4 * size
-    tokens, parents, blocks = kernels.seal_inputs(cells, rows, state.tokens.arena.data, state.tables.arena.data, size)
-    keys = [
-        child_key(parents[at * KEY_SIZE : (at + 1) * KEY_SIZE], tokens[at * width : (at + 1) * width])
-        for at in range(len(rows))
-    ]
-    kernels.seal_write(cells, rows, b"".join(keys))
-    return list(zip(keys, blocks))
+    config, cells = state.config, state.rows.cells
+    if not config.prefix_caching or cells.shape[1] == 0:
+        return state.pool
+    arenas = state.tokens.arena.data, state.tables.arena.data
+    pairs = column_forms.kernels.seal(cells, ended, *arenas, config.block_size)
+    return pools.name(state.pool, pairs) if pairs else state.pool
 
 
 # ---- admission ---------------------------------------------------------------------------------------------------
@@ -199,18 +172,30 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
     room = state.config.running_max - len(state.rows)
     require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
-    queue, starts = state.waiting, []
-    for place, tokens in admitted:
-        state, start = admit(state, queue[place], tokens)
+    entries = [state.waiting[place] for place in places]
+    state = _with_room(state, *_places_for(state, entries))
+    rows, starts = [], []
+    for entry, (_, tokens) in zip(entries, admitted):
+        state, row, start = admit(state, entry, tokens)
+        rows.append(row)
         starts.append(start)
-    gone = set(places)
-    rest = tuple(entry for place, entry in enumerate(queue) if place not in gone)
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
-    return replace(state, waiting=rest), np.array(starts, dtype=np.int64), counts
+    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows))
+    return state, np.array(starts, dtype=np.int64), counts
 
 
-def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
-    """One more row. Returns the state (the queue unchanged) and the first position that is computed."""
+def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:
+    """Places that the histories and the tables of these requests need."""
+    pairs = [(state.requests[entry.id], entry) for entry in entries]
+    histories = sum(tokens_size(request, entry) for request, entry in pairs)
+    return histories, sum(table_size(state.config, request) for request, _ in pairs)
+
+
+def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, int]:
+    """The state with a request's blocks, history and table, the row it becomes, and the first position computed.
+
+    Neither the rows nor the queue are changed yet.
+    """
     after(Status.WAITING, Change.ADMIT)
     config, request = state.config, state.requests[waiting.id]
     hits = prefix_hits(config, state.pool, waiting)
@@ -218,7 +203,6 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
     require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
     require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
     claimed = claim(config, state.pool, waiting, hits, tokens)
-    state = _with_room(state, tokens_size(request, waiting), table_size(config, request))
     histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
     tables, table_at = extents.reserve(state.tables, table_size(config, request))
     row = new_row(config, request, waiting, claimed, tokens, tokens_at, table_at)
@@ -227,9 +211,8 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, int]:
         pool=claimed.pool,
         tokens=write_history(histories, waiting, tokens_at),
         tables=write_table(tables, claimed, table_at),
-        rows=Rows(np.concatenate((state.rows.cells, row[:, None]), axis=1)),
         counters=_counted(state, waiting, request.prompt_length, start),
-    ), start
+    ), row, start
 
 
 def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int):

@@ -20,33 +20,39 @@ HELD = -1
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """`holders` int32[N] of each block; `places` int64[N] its place in the queue, HELD while it has a holder.
+    """`status` int64[N] of each block: its place in the queue, or minus the number of its holders.
 
-    The queue is the range [head, queue.used) of an arena; `free` counts its valid places. `names` maps a chain key to
-    the block with that content, `named` a block to its key. A change costs what it changes, not what the pool holds.
+    The queue is the range [head, queue.used) of an arena; `free` counts its valid places and `kept` those of them whose
+    content still has a name. `names` is the prefix table,
+    both ways in one mapping: a chain key leads to the block with that content, a block to its key. A change costs what it
+    changes, not what the pool holds.
     """
 
-    holders: VersionedArray
-    places: VersionedArray
+    status: VersionedArray
     queue: Extents
     head: int
     free: int
-    names: VersionedMap[bytes, int]
-    named: VersionedMap[int, bytes]
+    kept: int
+    names: VersionedMap[bytes | int, int | bytes]
 
     @property
     def block_count(self) -> int:
-        return len(self.holders)
+        return len(self.status)
+
+    @property
+    def named_count(self) -> int:
+        """Blocks whose content has a name."""
+        return len(self.names) // 2
 
     @property
     def ref(self) -> np.ndarray:
-        """All holders, read-only (see VersionedArray.values)."""
-        return self.holders.values()
+        """Holders of all blocks (int64[N])."""
+        return np.maximum(-self.status.values(), 0)
 
     @property
     def place(self) -> np.ndarray:
-        """All places, read-only (see VersionedArray.values)."""
-        return self.places.values()
+        """Places of all blocks in the queue, HELD for those that have a holder (int64[N])."""
+        return np.maximum(self.status.values(), HELD)
 
 
 def new_pool(block_count: int) -> Pool:
@@ -54,20 +60,14 @@ def new_pool(block_count: int) -> Pool:
     queue = extents.write(extents.empty(4 * block_count), slice(0, block_count), np.arange(block_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, block_count)
     return Pool(
-        holders=VersionedArray(np.zeros(block_count, dtype=np.int32)),
-        places=VersionedArray(np.arange(block_count, dtype=np.int64)),
-        queue=queue,
-        head=0,
-        free=block_count,
-        names=VersionedMap(),
-        named=VersionedMap(),
+        status=VersionedArray(np.arange(block_count)), queue=queue, head=0, free=block_count, kept=0, names=VersionedMap()
     )
 
 
 def free_blocks(pool: Pool) -> np.ndarray:
     """Free and kept blocks in the order in which they will be taken (int32[free])."""
     waiting = extents.read(pool.queue, pool.head, pool.queue.used - pool.head)
-    return waiting[pool.place[waiting] == np.arange(pool.head, pool.queue.used)]
+    return waiting[pool.status.at(waiting) == np.arange(pool.head, pool.queue.used)]
 
 
 def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
@@ -75,15 +75,15 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
     if count == 0:
         return pool, np.empty(0, dtype=np.int32)
     blocks, head = _oldest(pool, count)
-    holders, places = pool.holders.set(blocks, 1), pool.places.set(blocks, HELD)
-    taken = _replace(pool, holders=holders, places=places, head=head, free=pool.free - count)
-    return _forget(taken, blocks.tolist()) if len(pool.named) else taken, blocks
+    status = pool.status.set(blocks, np.full(count, HELD))
+    taken = _replace(pool, status=status, head=head, free=pool.free - count)
+    return _forget(taken, blocks.tolist()) if pool.kept else taken, blocks
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
     """The first `count` valid places of the queue and the head behind them."""
     blocks = np.empty(count, dtype=np.int32)
-    head = columns.kernels.oldest(pool.queue.arena.data, pool.place, pool.head, pool.queue.used, blocks)
+    head = columns.kernels.oldest(pool.queue.arena.data, pool.status.values(), pool.head, pool.queue.used, blocks)
     return blocks, head
 
 
@@ -91,10 +91,10 @@ def hold(pool: Pool, blocks: np.ndarray) -> Pool:
     """One more holder for each block (no block twice); a kept block is revived and leaves the queue."""
     if len(blocks) == 0:
         return pool
-    before = pool.holders.at(blocks)
-    revived = blocks[before == 0]
-    places = pool.places.set(revived, HELD) if len(revived) else pool.places
-    return _replace(pool, holders=pool.holders.set(blocks, before + 1), places=places, free=pool.free - len(revived))
+    before = pool.status.at(blocks)
+    revived = int(np.count_nonzero(before >= 0))
+    status = pool.status.set(blocks, np.minimum(before, 0) - 1)
+    return _replace(pool, status=status, free=pool.free - revived, kept=pool.kept - revived)
 
 
 def release(pool: Pool, blocks: np.ndarray) -> Pool:
@@ -104,19 +104,17 @@ def release(pool: Pool, blocks: np.ndarray) -> Pool:
     """
     if len(blocks) == 0:
         return pool
-    left = pool.holders.at(blocks) - 1
-    freed = blocks[left == 0]
-    pool = _replace(pool, holders=pool.holders.set(blocks, left))
-    return _enqueue(pool, freed) if len(freed) else pool
-
-
-def _enqueue(pool: Pool, blocks: np.ndarray) -> Pool:
     if pool.queue.used + len(blocks) > pool.queue.capacity:
         pool = _tidy_queue(pool)
-    queue, at = extents.reserve(pool.queue, len(blocks))
-    queue = extents.write(queue, slice(at, at + len(blocks)), blocks)
-    places = pool.places.set(blocks, np.arange(at, at + len(blocks)))
-    return _replace(pool, queue=queue, places=places, free=pool.free + len(blocks))
+    blocks = np.ascontiguousarray(blocks)
+    left, freed = np.empty(len(blocks), dtype=np.int64), np.empty(len(blocks), dtype=np.int32)
+    count = columns.kernels.released(pool.status.values(), blocks, pool.queue.used, left, freed)
+    status = pool.status.set(blocks, left)
+    if count == 0:
+        return _replace(pool, status=status)
+    kept = pool.kept + pool.names.count(freed[:count].tolist())
+    queue = extents.append(pool.queue, freed[:count])
+    return _replace(pool, status=status, queue=queue, free=pool.free + count, kept=kept)
 
 
 def _tidy_queue(pool: Pool) -> Pool:
@@ -124,40 +122,47 @@ def _tidy_queue(pool: Pool) -> Pool:
     blocks = free_blocks(pool)
     fresh = extents.empty(pool.queue.capacity)
     queue, _ = extents.reserve(extents.write(fresh, slice(0, len(blocks)), blocks), len(blocks))
-    return _replace(pool, queue=queue, places=pool.places.set(blocks, np.arange(len(blocks))), head=0)
+    return _replace(pool, queue=queue, status=pool.status.set(blocks, np.arange(len(blocks))), head=0)
 
 
 def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
     """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one."""
     known = pool.names.mapping()
-    fresh = {key: block for key, block in reversed(pairs) if key not in known}
+    fresh = dict(reversed(pairs))
+    if not known.keys().isdisjoint(fresh):
+        fresh = {key: block for key, block in fresh.items() if key not in known}
     if not fresh:
         return pool
-    names = pool.names.with_items(fresh.items())
-    return _replace(pool, names=names, named=pool.named.with_items((block, key) for key, block in fresh.items()))
+    return _replace(pool, names=pool.names.with_items(fresh | dict(zip(fresh.values(), fresh))))
+
+
+def named_blocks(pool: Pool) -> dict[bytes, int]:
+    """The prefix table one way: key -> block."""
+    return {key: block for key, block in pool.names.items() if isinstance(key, bytes)}
 
 
 def _forget(pool: Pool, blocks: list[int]) -> Pool:
-    named = pool.named.mapping()
-    gone = [block for block in blocks if block in named]
+    """These blocks, which have just been taken, lose the names they were kept under."""
+    known = pool.names.mapping()
+    gone = [block for block in blocks if block in known]
     if not gone:
         return pool
-    names = pool.names.without([named[block] for block in gone])
-    return _replace(pool, names=names, named=pool.named.without(gone))
+    names = pool.names.without([*gone, *(known[block] for block in gone)])
+    return _replace(pool, names=names, kept=pool.kept - len(gone))
 
 
 def forget_all(pool: Pool) -> Pool:
-    return _replace(pool, names=VersionedMap(), named=VersionedMap())
+    return _replace(pool, names=VersionedMap(), kept=0)
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:
     """Blocks that hold the leading `keys`, at most `block_count_max` of them (int32[n])."""
-    blocks, names = [], pool.names.mapping()
-    for key in keys[:block_count_max]:
-        block = names.get(key)
-        if block is None:
-            break
-        blocks.append(block)
+    wanted = keys[:block_count_max]
+    if not wanted or wanted[0] not in pool.names:  # the usual miss costs one question
+        return np.empty(0, dtype=np.int32)
+    blocks = pool.names.get_all(wanted)
+    if None in blocks:
+        del blocks[blocks.index(None) :]
     return np.array(blocks, dtype=np.int32)
 
 

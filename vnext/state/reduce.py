@@ -25,7 +25,7 @@ from vnext.state.events import (
     StepPlanned,
 )
 from vnext.state.lifecycle import Change, Status, after
-from vnext.state.order import enqueue
+from vnext.state.order import dequeue, enqueue
 from vnext.state.planning import fold_step_planned
 from vnext.state.refusal import refusal
 from vnext.state.rows import no_rows
@@ -48,6 +48,7 @@ def start(event: EngineStarted) -> State:
         committed=0,
         rows=no_rows(),
         waiting=(),
+        waiting_sum=0,
         requests=VersionedMap(),
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
@@ -105,11 +106,9 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         arrival_ns=event.arrival_ns,
         root=root_key(event.cache_salt),
     )
+    state = enqueue(state, _first_wait(state.config, request))
     return replace(
-        state,
-        next_id=state.next_id + 1,
-        requests=state.requests.with_items([(request.id, request)]),
-        waiting=enqueue(state.waiting, _first_wait(state.config, request)),
+        state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)])
     )
 
 
@@ -122,11 +121,11 @@ def _fold_request_aborted(state: State, event: RequestAborted) -> State:
     statuses = {request_id: status_of(state, request_id) for request_id in event.ids}
     for status in statuses.values():
         after(status, Change.ABORT)
-    queued = {request_id for request_id, status in statuses.items() if status is Status.WAITING}
+    queued = sorted(request_id for request_id, status in statuses.items() if status is Status.WAITING)
     if queued:
-        rest = tuple(entry for entry in state.waiting if entry.id not in queued)
+        state = dequeue(state, {place for place, entry in enumerate(state.waiting) if entry.id in queued})
         counters = count_ended(state, len(queued), Change.ABORT)
-        state = replace(state, waiting=rest, requests=state.requests.without(sorted(queued)), counters=counters)
+        state = replace(state, requests=state.requests.without(queued), counters=counters)
     running = {request_id for request_id, status in statuses.items() if status is Status.RUNNING}
     rows = [row for row, request_id in enumerate(state.rows.id.tolist()) if request_id in running]
     return finish(state, rows, Change.ABORT) if rows else state

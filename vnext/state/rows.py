@@ -14,18 +14,18 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-# Fields that decisions depend on; the digest reads these.
-ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED = range(13)
-STRUCTURE_FIELD_COUNT = 13
+# Fields that decisions depend on; the digest reads these. TABLE_SUM stands for the block table (columns_numpy.mixed).
+ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED, TABLE_SUM = range(14)
+STRUCTURE_FIELD_COUNT = 14
 # Where things are stored, and names of contents: not the same in a log whose texts were replaced.
-TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1 = range(13, 19)
-FIELD_COUNT = 19
+TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1 = range(14, 20)
+FIELD_COUNT = 20
 
 IGNORE_EOS = 1
 OWN_STOPS = 2
 
 FIELD_NAMES = (
-    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached "
+    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached table_sum "
     "tokens_at tokens_size table_at table_size chain_0 chain_1"
 ).split()
 
@@ -81,6 +81,11 @@ class Rows(msgspec.Struct, frozen=True):
         return self.cells[EPOCH]
 
     @property
+    def table_sum(self) -> np.ndarray:
+        """What stands for the block table in digests: the bits of a 64-bit sum."""
+        return self.cells[TABLE_SUM]
+
+    @property
     def tokens_at(self) -> np.ndarray:
         return self.cells[TOKENS_AT]
 
@@ -100,6 +105,14 @@ def no_rows() -> Rows:
 def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
     """The rows where `keep` (bool[R]) says so. The matrix stays contiguous: the kernels of columns.py need that."""
     return Rows(np.compress(keep, rows.cells, axis=1))
+
+
+def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
+    """The rows and these columns (int64[FIELD_COUNT] each) behind them; contiguous too."""
+    cells = np.empty((FIELD_COUNT, len(rows) + len(added)), dtype=np.int64)
+    cells[:, : len(rows)] = rows.cells
+    cells[:, len(rows) :] = np.array(added).T
+    return Rows(cells)
 
 
 def find_rows(rows: Rows, ids: np.ndarray, epochs: np.ndarray) -> np.ndarray:

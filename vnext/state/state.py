@@ -54,15 +54,32 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tokens) // 4
 
 
-class Flight(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that is planned and not committed: what it computes, one entry per scheduled request (int64[n], bool[n])."""
+class Flight(msgspec.Struct, frozen=True):
+    """A step that is planned and not committed: what it computes, one entry per scheduled request.
+
+    `entries` int64[4, n]: request, epoch, first position computed, tokens computed; `samples` bool[n]. `tokens` is their sum.
+    """
 
     step: int
-    ids: np.ndarray
-    epochs: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
+    entries: np.ndarray
     samples: np.ndarray
+    tokens: int
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.entries[0]
+
+    @property
+    def epochs(self) -> np.ndarray:
+        return self.entries[1]
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self.entries[2]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self.entries[3]
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +97,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events folded; steps [committed, planned) are in `flights`, oldest first; ids below `next_id` arrived.
 
-    `waiting` is in order of arrival (order.py). `token_digest` chains all committed tokens.
+    `waiting` is in order of arrival, `waiting_sum` stands for it in digests (order.py). `token_digest` chains all committed tokens.
     """
 
     config: SchedulerConfig
@@ -90,6 +107,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     rows: Rows
     waiting: tuple[Waiting, ...]
+    waiting_sum: int
     requests: VersionedMap[int, Request]
     tokens: Extents
     tables: Extents

@@ -15,9 +15,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from vnext.state import columns
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-_ABSENT = object()
+_Change = tuple[tuple[Any, ...], dict[Any, Any]]  # keys that go, pairs that come
+_WORD = 2**64 - 1
 
 
 class _Version:
@@ -57,12 +60,17 @@ class _Version:
 
 
 class VersionedArray(_Version):
-    """A numpy array. `set` gives the next version and leaves this one as it is."""
+    """An int64 array. `set` gives the next version and leaves this one as it is.
 
-    __slots__ = ()
+    `sum` tells versions apart without reading them: it adds up a number for each value at its place (columns_numpy.mixed)
+    and follows each change at the cost of that change.
+    """
 
-    def __init__(self, values: np.ndarray) -> None:
+    __slots__ = ("sum",)
+
+    def __init__(self, values: np.ndarray, sum_: int | None = None) -> None:
         super().__init__(values)
+        self.sum = columns.kernels.mixed(values) if sum_ is None else sum_
 
     def __len__(self) -> int:
         return len(self._own())
@@ -77,20 +85,18 @@ class VersionedArray(_Version):
         """The values at `places`, copied."""
         return self._own()[places]
 
-    def set(self, places: np.ndarray, values: np.ndarray | int) -> VersionedArray:
-        """This array with other values at `places`, no place twice."""
+    def set(self, places: np.ndarray, values: np.ndarray) -> VersionedArray:
+        """This array with other values at `places`, no place twice. Takes `values` (int64) over: the caller forgets them."""
+        places = np.ascontiguousarray(places, dtype=np.int32)
         store = self._own()
-        undo = (places, store[places])
-        store[places] = values
-        newer = VersionedArray(store)
-        self._succeeded_by(newer, undo)
+        change = columns.kernels.put(store, places, values)
+        newer = VersionedArray(store, (self.sum + change) & _WORD)
+        self._succeeded_by(newer, (places, values))
         return newer
 
     def _apply(self, store: np.ndarray, undo: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        places, values = undo
-        back = (places, store[places])
-        store[places] = values
-        return back
+        columns.kernels.put(store, *undo)
+        return undo
 
 
 class VersionedMap(_Version, Generic[Key, Value]):
@@ -117,6 +123,14 @@ class VersionedMap(_Version, Generic[Key, Value]):
     def get(self, key: Key) -> Value | None:
         return self._own().get(key)
 
+    def get_all(self, keys: Iterable[Key]) -> list[Value | None]:
+        """The value of each key, None for one that is not here."""
+        return list(map(self._own().get, keys))
+
+    def count(self, keys: Iterable[Key]) -> int:
+        """How many of these keys are here."""
+        return sum(map(self._own().__contains__, keys))
+
     def mapping(self) -> Mapping[Key, Value]:
         """The whole mapping, read-only, to be read at once: valid until another version of it is read or made."""
         return MappingProxyType(self._own())
@@ -125,35 +139,33 @@ class VersionedMap(_Version, Generic[Key, Value]):
         """All pairs, as they are now: valid whatever is done while they are read."""
         return iter(list(self._own().items()))
 
-    def with_items(self, items: Iterable[tuple[Key, Value]]) -> VersionedMap[Key, Value]:
+    def with_items(self, items: dict[Key, Value] | Iterable[tuple[Key, Value]]) -> VersionedMap[Key, Value]:
         """This mapping with these pairs, new or in place of old ones."""
-        return self._changed(list(items))
+        new = items if isinstance(items, dict) else dict(items)
+        store = self._own()
+        gone = () if store.keys().isdisjoint(new) else tuple(key for key in new if key in store)
+        return self._changed(gone, new)
 
     def without(self, keys: Iterable[Key]) -> VersionedMap[Key, Value]:
         """This mapping without these keys. KeyError, and nothing changed, for one it does not have."""
-        gone = list(keys)
-        store = self._own()
+        gone, store = tuple(keys), self._own()
         for key in gone:
             if key not in store:
                 raise KeyError(key)
-        return self._changed([(key, _ABSENT) for key in gone])
+        return self._changed(gone, {})
 
-    def _changed(self, changes: list[tuple[Key, Any]]) -> VersionedMap[Key, Value]:
-        if not changes:
+    def _changed(self, gone: tuple[Key, ...], new: dict[Key, Value]) -> VersionedMap[Key, Value]:
+        if not gone and not new:
             return self
         store = self._own()
-        undo = self._apply(store, changes)
+        undo = self._apply(store, (gone, new))
         newer: VersionedMap[Key, Value] = VersionedMap(store)
         self._succeeded_by(newer, undo)
         return newer
 
-    def _apply(self, store: dict[Key, Value], undo: list[tuple[Key, Any]]) -> list[tuple[Key, Any]]:
-        back = []
-        for key, value in undo:
-            back.append((key, store.get(key, _ABSENT)))
-            if value is _ABSENT:
-                store.pop(key, None)
-            else:
-                store[key] = value
-        back.reverse()
-        return back
+    def _apply(self, store: dict[Key, Value], undo: _Change) -> _Change:
+        """Take keys out, then put pairs in; a key that gets another value is in both."""
+        gone, new = undo
+        old = {key: store.pop(key) for key in gone}
+        store.update(new)
+        return tuple(new), old

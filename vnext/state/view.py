@@ -21,9 +21,9 @@ def view(state: State) -> dict:
         ],
         "flights": [_flight(flight) for flight in state.flights],
         "blocks": {
-            "total": len(state.pool.ref),
+            "total": state.pool.block_count,
             "free": state.pool.free,
-            "named": len(state.pool.named),
+            "named": state.pool.named_count,
             "next": free_blocks(state.pool)[:16].tolist(),
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},

@@ -46,7 +46,7 @@ DECISION = [
     bug("a step too many in flight", "schedule", "len(state.flights) >= state.config.pipeline_depth",
         "len(state.flights) > state.config.pipeline_depth", "Illegal"),
     bug("a pipeline that is never filled", "schedule", "len(state.flights) >= state.config.pipeline_depth", "len(state.flights) >= 1", "S6"),
-    bug("nobody is admitted into an idle engine", "schedule", "if total == 0 and not admitted:", "if total == 0:", "S6"),
+    bug("nobody is admitted into an idle engine", "schedule", "if work.tokens_sum == 0 and not admitted:", "if work.tokens_sum == 0:", "S6"),
     bug("priorities are turned round", "ranking", "priorities = np.array([entry.priority", "priorities = np.array([-entry.priority", "S3"),
     bug("the latest arrival of a priority first", "ranking", 'np.argsort(priorities, kind="stable")[:count].tolist()',
         'np.argsort(priorities[::-1], kind="stable")[:count].tolist()', "S3", "Error"),
@@ -54,7 +54,7 @@ DECISION = [
         "np.lexsort((rows.cells[columns.PRIORITY], rows.id))", "S4"),
     bug("a scheduler that gives up under pressure", "schedule", "return make_room(state)", "return None", "S6"),
     Bug(name="a request that gives way goes to the back of the line", found_by=("M5", "L2"), edits=(
-        Edit("state.order", "    if not queue or queue[-1].id < entry.id:\n", "    if True:\n"),
+        Edit("state.order", "len(queue) if not queue or queue[-1].id < entry.id else", "len(queue) if True else"),
     )),
 ]  # fmt: skip
 

@@ -205,11 +205,11 @@ def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot) -> Non
 
 def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot) -> None:
     """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline."""
-    named, size = after.state.pool.named.mapping(), before.state.config.block_size
-    if not named:
+    names, size = after.state.pool.names.mapping(), before.state.config.block_size
+    if not names:
         return
     for row in gone:
         full = min(before.computed[row], before.known[row]) // size
         for block in before.tables[row][full:]:
-            if after.holders[block] == 0 and block in named:
+            if after.holders[block] == 0 and block in names:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+import numpy as np
+
 from vnext.sched.sim.errors import Divergence
 from vnext.sched.sim.snapshot import Snapshot
-from vnext.state import laws
-from vnext.state.pool import HELD
-from vnext.state.rows import TOKENS_AT
+from vnext.state import columns, laws
+from vnext.state.order import sum_of
+from vnext.state.rows import TABLE_SUM, TOKENS_AT
 
 ROWS, TABLES, TOKENS, FLIGHTS, POOL, WAITING, REQUESTS, COUNTERS, NUMBERS = (1 << place for place in range(9))
 """Parts of a state, as bits."""
@@ -37,7 +39,7 @@ def touched(before: Snapshot, after: Snapshot) -> int:
         | TOKENS * (old.tokens is not new.tokens)
         | FLIGHTS * (old.flights is not new.flights)
         | POOL * (old.pool is not new.pool)
-        | WAITING * (old.waiting is not new.waiting)
+        | WAITING * (old.waiting is not new.waiting or old.waiting_sum != new.waiting_sum)
         | REQUESTS * (old.requests is not new.requests)
         | COUNTERS * (old.counters is not new.counters)
         | NUMBERS * ((old.next_id, old.planned, old.committed) != (new.next_id, new.planned, new.committed))
@@ -45,8 +47,9 @@ def touched(before: Snapshot, after: Snapshot) -> int:
 
 
 def free_and_held_are_all(seen: Snapshot) -> bool:
-    queued, held = seen.queued, sum([count > 0 for count in seen.holders])
-    return len(queued) == len(set(queued)) == seen.state.pool.free == len(seen.holders) - held
+    queued, held, pool = seen.queued, sum([count > 0 for count in seen.holders]), seen.state.pool
+    counted = len(queued) == len(set(queued)) == pool.free == len(seen.holders) - held
+    return counted and pool.names.count(queued) == pool.kept
 
 
 def holders_are_counted(seen: Snapshot) -> bool:
@@ -55,7 +58,15 @@ def holders_are_counted(seen: Snapshot) -> bool:
         if not 0 <= block < total:
             return False
         counts[block] += 1
-    return counts == seen.holders and [place == HELD for place in seen.places] == [count != 0 for count in counts]
+    return counts == seen.holders
+
+
+def sums_are_kept(seen: Snapshot) -> bool:
+    status, mixed = seen.state.pool.status, columns.kernels.mixed
+    if status.sum != mixed(status.values()):
+        return False
+    sums = [mixed(np.array(table, dtype=np.int64)) for table in seen.tables]
+    return sums == [kept & laws.WORD for kept in seen.cells[TABLE_SUM]]
 
 
 def writers_are_exclusive(seen: Snapshot) -> bool:
@@ -77,6 +88,10 @@ def capacity_covers(seen: Snapshot) -> bool:
     return seen.blocks == [-(-computed // size) for computed in seen.computed]
 
 
+def queue_sum_is_kept(seen: Snapshot) -> bool:
+    return seen.state.waiting_sum == sum_of(seen.state.waiting)
+
+
 def queue_is_sorted_and_distinct(seen: Snapshot) -> bool:
     queued = [entry.id for entry in seen.state.waiting]
     live = {*queued, *seen.id}
@@ -91,7 +106,8 @@ def bounds_hold(seen: Snapshot) -> bool:
         return True
     step = seen.flights[-1]
     most = config.prefill_threshold or config.batch_tokens_max
-    fits = bool(step.counts) and sum(step.counts) <= config.batch_tokens_max
+    total = sum(step.counts)
+    fits = bool(step.counts) and total <= config.batch_tokens_max and total == seen.state.flights[-1].tokens
     return fits and min(step.counts) >= 1 and max(step.counts) <= most and (config.chunked_prefill or all(step.samples))
 
 
@@ -107,12 +123,12 @@ def full_blocks_are_sealed(seen: Snapshot) -> bool:
     config = seen.state.config
     if not config.prefix_caching:
         return True
-    named, size = seen.state.pool.named.mapping(), config.block_size
+    names, size = seen.state.pool.names.mapping(), config.block_size
     for computed, known, sealed, table in zip(seen.computed, seen.known, seen.sealed, seen.tables):
         if sealed != min(computed, known) // size:
             return False
         for block in table[sealed:]:
-            if block in named:
+            if block in names:
                 return False
     return True
 
@@ -129,9 +145,8 @@ def placeholders_match(seen: Snapshot) -> bool:
 
 
 def names_are_mutual(seen: Snapshot) -> bool:
-    pool = seen.state.pool
-    names, named = pool.names.mapping(), pool.named.mapping()
-    return len(names) == len(named) and named == dict(zip(names.values(), names.keys()))
+    names = seen.state.pool.names.mapping()
+    return names == dict(zip(names.values(), names.keys()))
 
 
 def steps_are_in_order(seen: Snapshot) -> bool:
@@ -162,7 +177,9 @@ QUICK: tuple[tuple[int, Form, Callable], ...] = (
     (COUNTERS | REQUESTS | NUMBERS, arrivals_are_accounted, laws.arrivals_are_accounted),
     (POOL, free_and_held_are_all, laws.free_and_held_are_all),
     (POOL | ROWS | TABLES, holders_are_counted, laws.holders_are_counted),
+    (POOL | ROWS | TABLES, sums_are_kept, laws.sums_are_kept),
     (FLIGHTS | ROWS | TABLES, writers_are_exclusive, laws.writers_are_exclusive),
+    (WAITING, queue_sum_is_kept, laws.queue_sum_is_kept),
     (WAITING | ROWS | REQUESTS, queue_is_sorted_and_distinct, laws.queue_is_sorted_and_distinct),
     (ROWS | TABLES | POOL, full_blocks_are_sealed, laws.full_blocks_are_sealed),
     (FLIGHTS | ROWS, placeholders_match, laws.placeholders_match),

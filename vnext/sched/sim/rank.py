@@ -159,7 +159,7 @@ class Rank:
     def _compare_name(self, work: Work, sealed: int) -> None:
         """P1: a name stands for one content, and a content has one name. Of the last block that the row has sealed."""
         block = work.blocks[sealed - 1]
-        key = self.state.pool.named.get(block)
+        key = self.state.pool.names.get(block)
         if key is None:
             return
         chain = work.story.chains[sealed * len(self.cache[0]) - 1]

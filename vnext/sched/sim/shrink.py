@@ -76,7 +76,14 @@ def shrink(
         moves = search.without_moves(moves)
         moves = search.with_simpler_requests(moves)
         moves = search.with_other_seeds(moves)
-    return search.best
+    return without_ends(search.best, failure)
+
+
+def without_ends(events: tuple[AnyEvent, ...], failure: Failure) -> tuple[AnyEvent, ...]:
+    """A beginning of the events that fails, and of which no part fails that lacks its last event."""
+    while (length := failure(events[:-1])) is not None:
+        events = events[:length]
+    return events
 
 
 def moves_of(events: Sequence[AnyEvent]) -> Iterator[Move]:

@@ -13,12 +13,13 @@ import torch
 HERE = Path(__file__).resolve().parent
 
 
-def test_logits_are_bitwise_invariant() -> None:
+@pytest.mark.parametrize("name", ["llama_invariance.py", "family_invariance.py"])
+def test_logits_are_bitwise_invariant(name: str) -> None:
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL, whose MKL_CBWR makes products independent of the number of rows")
     level = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
     settings = {"MKL_CBWR": f"{level},STRICT", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     environment = {**os.environ, **settings}
-    program = [sys.executable, str(HERE / "llama_invariance.py")]
+    program = [sys.executable, str(HERE / name)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "invariant" in done.stdout, done.stderr

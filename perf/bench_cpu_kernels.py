@@ -1,0 +1,136 @@
+"""The CPU's kernels on the shapes of two models, and sampling. `python -m pytest perf/bench_cpu_kernels.py`
+
+Weights of all layers are passed in turn, as a step does, so that they come from memory and not from a cache. Bandwidth counts
+each weight or cached key and value once; products count two operations a weight and row.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from vnext.kernels.cpu import attention, native
+from vnext.kernels.cpu import linear as products
+from vnext.kernels.cpu.memory import Arena
+from vnext.runtime.sampling import sample
+from vnext.runtime.sampling_inputs import SamplingInputs
+
+THREADS = len(os.sched_getaffinity(0))
+BLOCK_SIZE = 16
+ROUNDS = 20
+
+
+class Shape(NamedTuple):
+    """A decoder's sizes; layers bounded so that its weights fill memory, not caches, in little time."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    wide: int
+
+
+SHAPES = {"135M": Shape(576, 30, 9, 3, 64, 1536), "0.6B": Shape(1024, 28, 16, 8, 128, 3072)}
+shapes = pytest.mark.parametrize("name", SHAPES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def team() -> None:
+    torch.set_num_threads(1)
+    native.start(THREADS)
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).mul_(0.02).bfloat16()
+
+
+def layer_weights(shape: Shape, int8: bool) -> list[products.PackedLinear]:
+    """The four products of every layer."""
+    arena, query = Arena(), shape.heads * shape.head_dim
+    sizes = (
+        (query + 2 * shape.kv_heads * shape.head_dim, shape.hidden, ""),
+        (shape.hidden, query, ""),
+        (2 * shape.wide, shape.hidden, "silu"),
+        (shape.hidden, shape.wide, ""),
+    )
+    return [
+        products.pack(draw(outputs, inputs), gate=gate, int8=int8, arena=arena)
+        for _ in range(shape.layers)
+        for outputs, inputs, gate in sizes
+    ]
+
+
+@shapes
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("rows", [1, 8, 32, 128, 1024])
+def test_products_of_all_layers(benchmark, name: str, int8: bool, rows: int) -> None:
+    weights = layer_weights(SHAPES[name], int8)
+    x = {packed.inputs: draw(rows, packed.inputs) for packed in weights}
+
+    def step() -> None:
+        for packed in weights:
+            products.linear(x[packed.inputs], packed)
+
+    benchmark.pedantic(step, rounds=ROUNDS if rows <= 128 else 5, warmup_rounds=1)
+    seconds = benchmark.stats.stats.min
+    operations = 2 * rows * sum(packed.inputs * packed.outputs for packed in weights)
+    benchmark.extra_info["gb_per_s_best"] = round(sum(packed.buffer.numel() for packed in weights) / seconds / 1e9, 1)
+    benchmark.extra_info["tflop_per_s_best"] = round(operations / seconds / 1e12, 3)
+
+
+@shapes
+@pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 1024), (32, 1, 1024), (1, 1024, 1024)])
+def test_attention(benchmark, name: str, rows: int, queries: int, context: int) -> None:
+    shape = SHAPES[name]
+    block_count = rows * context // BLOCK_SIZE
+    caches = torch.randn(2, block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
+    table = torch.randperm(block_count).to(torch.int32).view(rows, -1)
+    query = torch.randn(rows * queries, shape.heads, shape.head_dim).bfloat16()
+    starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
+    step = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
+
+    def attend() -> None:
+        attention.paged_attention(query, caches[0], caches[1], step, shape.head_dim**-0.5)
+
+    benchmark.pedantic(attend, rounds=ROUNDS, warmup_rounds=1)
+    seconds = benchmark.stats.stats.min
+    pairs = rows * (queries * context - queries * (queries - 1) / 2)
+    benchmark.extra_info["gb_per_s_best"] = round(caches.numel() * 2 / seconds / 1e9, 1)
+    benchmark.extra_info["tflop_per_s_best"] = round(4 * shape.heads * shape.head_dim * pairs / seconds / 1e12, 3)
+
+
+# temperature, top_k, top_p
+CHOICES = {
+    "greedy": (0.0, 0, 1.0),
+    "all": (1.0, 0, 1.0),
+    "top_p": (1.0, 0, 0.9),
+    "top_k": (1.0, 50, 1.0),
+    "both": (1.0, 50, 0.9),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("rows", [1, 32, 256])
+@pytest.mark.parametrize("vocabulary", [32_000, 49_152, 151_936])
+@pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
+def test_sampling(benchmark, spread: float, vocabulary: int, rows: int, choice: str) -> None:
+    """Normal logits: with a standard deviation of 1 top-p has thousands of tokens to look at, with 3 a few hundred."""
+    temperature, top_k, top_p = CHOICES[choice]
+    logits = torch.randn(rows, vocabulary) * spread
+    inputs = SamplingInputs(
+        temperature=torch.full((rows,), temperature),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p),
+        min_p=torch.zeros(rows),
+        seed=torch.arange(rows),
+        position=torch.arange(rows),
+        any_random=temperature > 0,
+        any_filter=top_k > 0 or top_p < 1,
+    )
+    benchmark.pedantic(sample, (logits, inputs), rounds=ROUNDS if rows <= 32 else 5, warmup_rounds=1)
+    benchmark.extra_info["us_per_row_best"] = round(benchmark.stats.stats.min / rows * 1e6, 2)

@@ -1,0 +1,103 @@
+"""What the machine itself can do: read memory, multiply bfloat16 matrices. `python -m perf.peers.limits SHAPE`
+
+The bounds that figures are held against: a decoded token reads every weight once, a prompt's token multiplies with
+every weight once. Both by torch with the engines' number of threads; the best of several runs, since a bound is meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import torch
+
+from perf.peers.shapes import Shape, shape_of, tensor_shapes
+
+READ_BYTES = 768 * 2**20  # more than any cache holds
+GEMM_ROWS = 512
+READ_REPEATS, GEMM_REPEATS = 7, 50
+
+
+def best_s(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest call, after one that does not count."""
+    work()
+    spent_s = []
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        work()
+        spent_s.append(time.perf_counter() - begin_s)
+    return min(spent_s)
+
+
+def read_gb_per_s() -> float:
+    """A sum over float32 that no cache holds, in 10^9 bytes a second."""
+    values = torch.ones(READ_BYTES // 4)
+    return READ_BYTES / best_s(values.sum, READ_REPEATS) / 1e9
+
+
+def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+    """[out, in] of one layer's distinct products, by name."""
+    prefix = "model.layers.0."
+    return {
+        name.removeprefix(prefix).removesuffix(".weight"): sizes
+        for name, sizes in tensor_shapes(shape).items()
+        if name.startswith(prefix) and len(sizes) == 2
+    }
+
+
+def gemm_tflops(shape: Shape) -> dict[str, float]:
+    """10^12 operations a second of [512, in] by [out, in] transposed, for each product of a layer and "layer": all."""
+    operations, spent_s = {}, {}
+    for name, (rows_out, columns_in) in matrices(shape).items():
+        weight = torch.randn(rows_out, columns_in).to(torch.bfloat16)
+        states = torch.randn(GEMM_ROWS, columns_in).to(torch.bfloat16)
+        operations[name] = 2 * GEMM_ROWS * rows_out * columns_in
+        spent_s[name] = best_s(partial(torch.nn.functional.linear, states, weight), GEMM_REPEATS)
+    figures = {name: operations[name] / spent_s[name] / 1e12 for name in operations}
+    return figures | {"layer": sum(operations.values()) / sum(spent_s.values()) / 1e12}
+
+
+def weight_counts(shape: Shape) -> dict[str, int]:
+    """Weights that a decoded token reads, and those that each token of a prompt is multiplied with.
+
+    The embedding is read as the output layer, once a token; a prompt's tokens need that layer at their last one only.
+    """
+    tensors = tensor_shapes(shape)
+    total = sum(prod(sizes) for sizes in tensors.values())
+    embedding = prod(tensors["model.embed_tokens.weight"])
+    return {
+        "read_per_decoded_token": total if shape.tied else total - embedding,
+        "multiplied_per_prompt_token": total - embedding * (1 if shape.tied else 2),
+    }
+
+
+def measured(shape: Shape, threads: int) -> dict[str, object]:
+    """All limits and the counts that turn them into bounds of tokens a second."""
+    torch.set_num_threads(threads)
+    read, gemm, counts = read_gb_per_s(), gemm_tflops(shape), weight_counts(shape)
+    return {
+        "threads": threads,
+        "read_gb_per_s": round(read, 2),
+        "gemm_tflops": {name: round(value, 3) for name, value in gemm.items()},
+        "weights": counts,
+        "decode_bound_tokens_per_s": round(read * 1e9 / (2 * counts["read_per_decoded_token"]), 1),
+        "prefill_bound_tokens_per_s": round(gemm["layer"] * 1e12 / (2 * counts["multiplied_per_prompt_token"]), 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the machine itself can do.")
+    parser.add_argument("shape")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    print(json.dumps(measured(shape_of(options.shape), options.threads)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

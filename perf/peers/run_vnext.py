@@ -1,0 +1,42 @@
+"""vnext as a library: LLM(...).generate with token ids."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import face
+
+
+class Vnext:
+    """The defaults of `LLM(...)`, but for the threads and the place of the log."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        from vnext import LLM, SamplingParams
+
+        self._params = SamplingParams
+        self._logs = tempfile.TemporaryDirectory()
+        self._llm = LLM(model, threads=threads, log_dir=self._logs.name)
+
+    def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+        params = [self._params(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+        return [answer.outputs[0].token_ids for answer in self._llm.generate(prompts, params, use_tqdm=False)]
+
+    def about(self) -> dict[str, Any]:
+        from vnext.machine import library_version
+        from vnext.version import __version__
+
+        return {"vnext": __version__, "torch": library_version("torch")}
+
+    def roots(self) -> list[int]:
+        return [os.getpid()]
+
+    def close(self) -> None:
+        self._llm.close()
+        self._logs.cleanup()
+
+
+if __name__ == "__main__":
+    face.run(Vnext)

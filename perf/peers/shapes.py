@@ -1,0 +1,22 @@
+"""The shapes of scripts/random_model.py, for the modules here: `scripts` is a folder of programs and no package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
+sys.path.insert(0, SCRIPTS)
+try:
+    from random_model import SHAPES, Shape, tensor_shapes
+finally:
+    sys.path.remove(SCRIPTS)
+
+__all__ = ["SHAPES", "Shape", "shape_of", "tensor_shapes"]
+
+
+def shape_of(name: str) -> Shape:
+    """A shape by its name. SystemExit with the known ones for any other."""
+    if name not in SHAPES:
+        sys.exit(f"there is no shape {name!r}: known are {', '.join(sorted(SHAPES))}")
+    return SHAPES[name]

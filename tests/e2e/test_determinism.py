@@ -1,0 +1,63 @@
+"""One seed, one answer in bfloat16 too: alone, among many, chunked, preempted, with a cold and a warm cache.
+
+The CPU's own kernels accumulate in one order whatever the number of rows; where they were not built torch's products in
+bfloat16 depend on their neighbours, and there is nothing to hold.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from vnext.kernels.cpu import native
+from vnext.llm import LLM
+from vnext.sampling_params import SamplingParams
+
+PROMPT_COUNT = 48
+TOKENS = 40
+NEIGHBOURS = 60
+
+pytestmark = pytest.mark.skipif(not native.is_built(), reason="the CPU's kernels are not built here: no C++ compiler was found")
+
+
+def prompts() -> list[list[int]]:
+    """Of 3 to 60 tokens, every third greedy; some share a beginning of 32 tokens."""
+    shared = [7 + 11 * place % 400 for place in range(32)]
+    own = [[5 + (13 * index + 7 * place) % 500 for place in range(3 + index * 5 % 58)] for index in range(PROMPT_COUNT)]
+    return [shared + each if index % 4 == 0 else each for index, each in enumerate(own)]
+
+
+def params(index: int) -> SamplingParams:
+    temperature = 0.0 if index % 3 == 0 else 0.9
+    return SamplingParams(temperature=temperature, top_p=0.95, seed=index, max_tokens=TOKENS, ignore_eos=True)
+
+
+def answers(together: bool, **settings: object) -> list[list[int]]:
+    """The tokens of every prompt in an engine of these settings, all at once among strangers or one after the other."""
+    with LLM(dtype="bfloat16", log="off", executor="inproc", **settings) as llm:
+        asked = list(zip(prompts(), map(params, range(PROMPT_COUNT))))
+        if not together:
+            return [llm.generate([each], [how], use_tqdm=False)[0].outputs[0].token_ids for each, how in asked]
+        strangers = [([9 + index, 8, 7 + index], params(1000 + index)) for index in range(NEIGHBOURS)]
+        everybody = [*strangers[:30], *asked, *strangers[30:]]
+        found = llm.generate([each for each, _ in everybody], [how for _, how in everybody], use_tqdm=False)
+        return [each.outputs[0].token_ids for each in found[30 : 30 + PROMPT_COUNT]]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    return answers(together=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enable_prefix_caching": False, "threads": 1},
+        {"max_num_batched_tokens": 24},
+        {"num_blocks_override": 60, "max_num_seqs": 40},
+        {"async_scheduling": False, "block_size": 32},
+    ],
+    ids=["together", "cold, one thread", "chunked", "preempted", "other blocks, in step"],
+)
+def test_an_answer_does_not_depend_on_its_neighbours(alone: list[list[int]], settings: dict[str, object]) -> None:
+    assert answers(together=True, **settings) == alone

@@ -1,0 +1,139 @@
+"""Compiled sampling gives the token of its torch form, the oracle, for every row; and the power both are made of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cpu_levels import LEVELS, needs_native, using
+
+from vnext.kernels.cpu.native import Level
+from vnext.kernels.cpu.sampling import sample_rows
+from vnext.runtime.sampling import choose, choose_compiled
+from vnext.runtime.sampling_draw import draw_by_inversion
+from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.sampling_weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
+
+levels = pytest.mark.parametrize("level", LEVELS)
+INFINITY, NAN = float("inf"), float("nan")
+
+TEMPERATURES = (0.0, 1e-40, 1e-5, 0.1, 0.7, 1.0, 1.0, 1.5, 5.0, 1e30)
+TOP_K = (0, 0, 0, 1, 2, 50, 200, 3000, 10**9)
+TOP_P = (1.0, 1.0, 0.0, 1e-9, 0.5, 0.9, 0.99, 0.999999)
+MIN_P = (0.0, 0.0, 0.0, 1.0, 0.05, 1e-6, 1e-11, 1e-20)
+SPREADS = (0.0, 0.01, 0.5, 1.0, 3.0, 10.0, 100.0)
+
+
+class Draws:
+    """Seeded random rows and parameters."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def pick(self, values: tuple[float, ...], count: int) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(0, len(values), (count,), generator=self._generator)]
+
+    def chance(self, share: float) -> bool:
+        return float(torch.rand(1, generator=self._generator)) < share
+
+    def integers(self, low: int, high: int, count: int) -> torch.Tensor:
+        return torch.randint(low, high, (count,), generator=self._generator)
+
+    def inputs(self, rows: int) -> SamplingInputs:
+        return SamplingInputs(
+            temperature=self.pick(TEMPERATURES, rows),
+            top_k=self.pick(TOP_K, rows),
+            top_p=self.pick(TOP_P, rows),
+            min_p=self.pick(MIN_P, rows),
+            seed=self.integers(-(2**63), 2**63 - 1, rows),
+            position=self.integers(0, 2**32, rows),
+        )
+
+    def logits(self, rows: int, vocabulary: int) -> torch.Tensor:
+        spread = self.pick(SPREADS, rows)[:, None]
+        logits = torch.randn(rows, vocabulary, generator=self._generator) * spread + self.pick((0.0, 5.0, -3e3), 1)
+        if self.chance(0.3):
+            logits = logits.round()
+        if self.chance(0.3):
+            logits[torch.rand(rows, vocabulary, generator=self._generator) < 0.7] = -INFINITY
+        if self.chance(0.4):
+            column = int(self.integers(0, vocabulary, 1))
+            logits[0, column] = float(self.pick((NAN, INFINITY, -INFINITY, 0.0, -0.0), 1))
+        if self.chance(0.1):
+            logits[-1] = float(self.pick((NAN, INFINITY, -INFINITY, 0.0), 1))
+        return logits
+
+
+def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs) -> int:
+    expected, found = choose(logits, inputs, draw_by_inversion), choose_compiled(logits, inputs)
+    for row in (found != expected).nonzero()[:, 0].tolist():
+        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs[:6]]}")
+    return int(((inputs.temperature > 0) & (found != logits.argmax(-1))).sum())
+
+
+@needs_native
+@levels
+def test_the_token_is_that_of_the_torch_form(level: Level) -> None:
+    """Thousands of rows, everything switched on by turns: the extremes of each parameter, equals, holes, NaN."""
+    draws, drawn = Draws(level), 0
+    sizes = [(64, 7), (64, 128), (64, 129), (33, 1000), (17, 5003)] * 4 + [(9, 32_000), (3, 49_152), (2, 151_936)]
+    for turn, (rows, vocabulary) in enumerate(sizes):
+        with using(level, threads=1 + turn % 3):
+            drawn += assert_same_tokens(draws.logits(rows, vocabulary), draws.inputs(rows))
+    assert drawn > 200
+
+
+@needs_native
+@levels
+@pytest.mark.parametrize("vocabulary", [1, 16, 5003, 151_936])
+def test_one_row_shared_among_threads(vocabulary: int, level: Level) -> None:
+    draws = Draws(vocabulary)
+    for _ in range(8):
+        logits, inputs = draws.logits(1, vocabulary), draws.inputs(1)
+        for threads in (1, 2, 3):
+            with using(level, threads):
+                assert_same_tokens(logits, inputs)
+
+
+@needs_native
+@levels
+def test_many_tokens_within_a_digit_of_the_edge(level: Level) -> None:
+    """The search for a floor goes digit by digit of the weights: here thousands share the first ones, or all."""
+    draws, rows, vocabulary = Draws(5), 12, 20_000
+    spread = draws.pick((1e-7, 1e-6, 1e-4, 1e-2), rows)[:, None]
+    near = draws.logits(rows, vocabulary).nan_to_num(0, 0, 0).clamp(-5, 5) * spread
+    heavy = near + 12 * (torch.arange(vocabulary) % 100 == 0)
+    inputs = draws.inputs(rows)._replace(temperature=torch.ones(rows))
+    with using(level):
+        for logits in (near, heavy, near * 0):
+            for top_k in (0, 65, 1000, 19_999):
+                assert_same_tokens(logits, inputs._replace(top_k=torch.full((rows,), top_k)))
+
+
+@needs_native
+def test_rows_apart_in_memory() -> None:
+    draws = Draws(9)
+    wide, inputs = draws.logits(20, 700), draws.inputs(10)
+    for logits in (wide[::2, 100:], wide[:10].T.contiguous().T, wide[:1].expand(10, -1)):
+        assert_same_tokens(logits, inputs)
+    columns = [getattr(inputs, name)[:0] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
+    assert sample_rows(wide[:0], *columns).tolist() == []
+
+
+def test_the_power_is_right_and_none_is_above_the_likeliest() -> None:
+    """Every float32 from -2 to -1/4 and samples of the rest: relative error below 2e-7, and no weight above 2**40."""
+    first, last = (torch.tensor(bound).view(torch.int32).item() for bound in (-0.25, -2.0))
+    for start in range(first, last, 2**22):
+        check_power(torch.arange(start, min(start + 2**22, last), dtype=torch.int32).view(torch.float32))
+    check_power(-torch.logspace(-45, 1.2, 2**20, base=10))
+    check_power(torch.tensor([0.0, -0.0, -0.5, -1.0, -17.0]))
+
+
+def check_power(exponent: torch.Tensor) -> None:
+    exact = torch.exp2(exponent.double() + WEIGHT_BITS)
+    weights = fixed_point(exponent.clone())
+    assert int(weights.max()) <= WEIGHT_ONE
+    assert bool(((weights - exact).abs() <= exact * 2e-7 + 1).all())
+
+
+def test_what_is_too_unlikely_weighs_nothing() -> None:
+    assert fixed_point(torch.tensor([LEAST_EXPONENT, -40.5, -40.0, 0.0])).tolist() == [0, 0, 1, WEIGHT_ONE]

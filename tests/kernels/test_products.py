@@ -1,0 +1,82 @@
+"""Products with weights against formulas written another way; experts against a loop over tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vnext.kernels import references
+from vnext.kernels.table import choose
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = 1e-5 if found.dtype == torch.float32 else 0.02
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(dtype: torch.dtype, biased: bool) -> None:
+    x, weight, bias = draw(5, 12, dtype=dtype), draw(7, 12, dtype=dtype), draw(7, dtype=dtype) if biased else None
+    found = choose("linear", "cpu")(x, choose("pack_weight", "cpu")(weight), bias)
+    assert found.dtype == dtype
+    close(found, x.double() @ weight.double().t() + (bias.double() if biased else 0.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_linear(dtype: torch.dtype, activation: str) -> None:
+    x, weight, bias = draw(5, 12, dtype=dtype), draw(14, 12, dtype=dtype), draw(14, dtype=dtype)
+    found = choose("gated_linear", "cpu")(x, choose("pack_weight", "cpu")(weight), bias, activation)
+    gate, up = (x.double() @ weight.double().t() + bias.double()).chunk(2, -1)
+    act = torch.nn.functional.silu(gate) if activation == "silu" else torch.nn.functional.gelu(gate, approximate="tanh")
+    assert found.dtype == dtype
+    close(found, act * up)
+
+
+def test_logits_are_float32() -> None:
+    hidden, weight = draw(3, 12, dtype=torch.bfloat16), draw(9, 12, dtype=torch.bfloat16)
+    found = choose("logits", "cpu")(hidden, choose("pack_weight", "cpu")(weight))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), hidden.double() @ weight.double().t(), rtol=0.02, atol=0.02)
+
+
+def test_routes_are_the_largest_shares() -> None:
+    scores = draw(50, 8)
+    whole = scores.softmax(-1)
+    shares, ids = choose("route", "cpu")(scores, 3, False)
+    expected = whole.topk(3, -1)
+    assert torch.equal(ids, expected.indices) and torch.equal(shares, expected.values)
+    normalised, same = choose("route", "cpu")(scores, 3, True)
+    assert torch.equal(same, ids)
+    torch.testing.assert_close(normalised, shares / shares.sum(-1, keepdim=True))
+
+
+def test_of_equal_experts_the_lower_one_is_chosen() -> None:
+    for tokens in (1, 5, 40):
+        _, ids = choose("route", "cpu")(torch.zeros(tokens, 64), 4, True)
+        assert ids.tolist() == [[0, 1, 2, 3]] * tokens
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 30])
+def test_experts_equal_a_loop_over_tokens(dtype: torch.dtype, tokens: int) -> None:
+    count, hidden, wide = 6, 12, 5
+    x, gate_up, down = draw(tokens, hidden, dtype=dtype), draw(count, 2 * wide, hidden), draw(count, hidden, wide)
+    gate_up, down = gate_up.to(dtype), down.to(dtype)
+    shares, ids = choose("route", "cpu")(draw(tokens, count, seed=4), 3, True)
+    pack = choose("pack_experts", "cpu")
+    found = choose("experts", "cpu")(x, shares, ids, pack(gate_up, "silu"), pack(down, ""), "silu")
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64)
+    for token in range(tokens):
+        for share, expert in zip(shares[token].tolist(), ids[token].tolist()):
+            inner = references.silu_and_mul(x[token : token + 1] @ gate_up[expert].t())
+            expected[token] += share * (inner @ down[expert].t())[0].double()
+    assert found.dtype == dtype and found.shape == (tokens, hidden)
+    close(found, expected)

@@ -1,0 +1,129 @@
+"""Small random models of every family, as transformers makes them: the configurations that parity is tested on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+VOCAB_SIZE = 97
+BASE: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=120,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    initializer_range=0.15,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+GPT2: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE,
+    n_embd=64,
+    n_layer=3,
+    n_head=4,
+    n_positions=512,
+    initializer_range=0.15,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * index for index in range(6)],
+    "long_factor": [2.0 + 3.0 * index for index in range(6)],
+    "partial_rotary_factor": 0.75,
+}
+KINDS = {"linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, "own": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+class Case(NamedTuple):
+    """A model class and what its configuration has beside BASE."""
+
+    architecture: str
+    config: str
+    changes: dict[str, Any]
+
+
+CASES: dict[str, Case] = {
+    "mistral": Case("MistralForCausalLM", "MistralConfig", {"sliding_window": 40}),
+    "mixtral": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_window": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 4, "sliding_window": 40}),
+    "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", {}),
+    "qwen2_tied_yarn": Case("Qwen2ForCausalLM", "Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2_window": Case(
+        "Qwen2ForCausalLM", "Qwen2Config", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+    ),
+    "qwen3": Case("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 24}),
+    "qwen3_bias_yarn": Case(
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {"head_dim": 16, "attention_bias": True, "rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}},
+    ),
+    "qwen3_moe": Case(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {"head_dim": 24, "num_experts": 9, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "qwen3_moe_mixed": Case(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {"num_experts": 4, "moe_intermediate_size": 40, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
+    ),
+    "gemma2": Case(
+        "Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 24, "sliding_window": 40, "attn_logit_softcapping": 5.0}
+    ),
+    "gemma3": Case(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            "head_dim": 24,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": KINDS["linear"], "sliding_attention": KINDS["own"]},
+        },
+    ),
+    "gemma3_short": Case("Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "sliding_window": 600}),
+    "gemma3_caps": Case(
+        "Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "final_logit_softcapping": 20.0, "sliding_window": 17}
+    ),
+    "phi3": Case("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 40}),
+    "phi3_longrope": Case(
+        "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+    ),
+    "gpt2": Case("GPT2LMHeadModel", "GPT2Config", {}),
+    "gpt2_inner": Case("GPT2LMHeadModel", "GPT2Config", {"n_inner": 100, "tie_word_embeddings": False}),
+    "olmo2": Case("Olmo2ForCausalLM", "Olmo2Config", {}),
+    "olmo2_one_key": Case("Olmo2ForCausalLM", "Olmo2Config", {"num_key_value_heads": 1, "attention_bias": True}),
+}
+
+
+def make_model(case_name: str) -> torch.nn.Module:
+    """The transformers model of a case, seeded, with norms and biases that are no constants.
+
+    The last norm's weights have both signs, or a model with tied embeddings would repeat its last token for ever.
+    """
+    case = CASES[case_name]
+    torch.manual_seed(3)
+    base = GPT2 if case.config == "GPT2Config" else BASE
+    model = getattr(transformers, case.architecture)(getattr(transformers, case.config)(**{**base, **case.changes})).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                spread = 2.0 if name in ("model.norm.weight", "transformer.ln_f.weight") else 0.3
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
+    return model
+
+
+def save_case(path: Path, name: str) -> torch.nn.Module:
+    """The model of a case, also saved as a checkpoint into folder `path`."""
+    model = make_model(name)
+    model.save_pretrained(path)
+    return model

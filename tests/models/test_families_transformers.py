@@ -1,0 +1,86 @@
+"""Every family gives transformers' logits and greedy tokens, on one rank and on two, and stays as near in bfloat16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from family_cases import CASES, VOCAB_SIZE, save_case
+from model_helpers import Chunk, ThreadGroup, load_model
+
+from vnext.models.kv_cache import make_kv_cache
+from vnext.models.sharding import Parallel
+from vnext.models.weights import load_params
+
+PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(1))]
+BLOCKS = [9, 2, 30, 4, 11, 8, 50, 51, 52, 53, 0, 1]
+TOKEN_COUNT = 24
+ERROR_MAX = 1e-4
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+def answer(path: Path, parallel: Parallel | None = None) -> tuple[torch.Tensor, list[int]]:
+    """(logits of the prompt [150, V], greedy tokens), the prompt in two chunks."""
+    model = load_model(path, parallel=parallel)
+    first = model.logits(Chunk(PROMPT[:83], 0, BLOCKS))
+    logits = torch.cat((first, model.logits(Chunk(PROMPT[83:], 83, BLOCKS))))
+    tokens = [int(logits[-1].argmax())]
+    while len(tokens) < TOKEN_COUNT:
+        step = model.logits(Chunk(tokens[-1:], len(PROMPT) + len(tokens) - 1, BLOCKS))
+        tokens.append(int(step[-1].argmax()))
+    return logits, tokens
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_logits_and_greedy_tokens(saved: Path, name: str) -> None:
+    oracle = save_case(saved / name, name)
+    prompt = torch.tensor([PROMPT])
+    expected = oracle(prompt).logits[0]
+    greedy = oracle.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=TOKEN_COUNT, pad_token_id=0
+    )
+    expected_tokens = greedy[0, len(PROMPT) :].tolist()
+    assert len(set(expected.argmax(-1).tolist())) > 3, "a model that always says the same would prove little"
+    alone = answer(saved / name)
+    ranks = ThreadGroup(2).run(torch.inference_mode()(lambda parallel: answer(saved / name, parallel)))
+    for logits, tokens in (alone, *ranks):
+        assert relative_error(logits, expected) <= ERROR_MAX
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1)) and tokens == expected_tokens
+    assert torch.equal(ranks[0][0], ranks[1][0])
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str) -> None:
+    """The truth is the float32 result of the bfloat16 weights. Both sides round after about every operation, at places
+    that differ, so neither is right and their errors are of one size. Ours rounds less often but for one place: a bias
+    is added to a product already rounded, where a fused addition rounds once. That doubles the variance of such an
+    operation's rounding, and of the whole at most: hence the factor of the square root of 2. Two errors lie within
+    their sum of each other. The median over tokens, for a near tie of experts may send single tokens elsewhere."""
+    oracle = save_case(saved / f"{name}-16", name)
+    for parameter in oracle.parameters():
+        parameter.copy_(parameter.bfloat16())
+    prompt = torch.tensor([PROMPT])
+    truth = oracle(prompt).logits[0]
+    theirs = type(oracle).from_pretrained(saved / f"{name}-16", dtype=torch.bfloat16).eval()(prompt).logits[0].float()
+    model = load_model(saved / f"{name}-16")
+    params = load_params(saved / f"{name}-16", model.config, model.parallel, torch.bfloat16, "cpu")
+    kv = make_kv_cache(model.config, 64, 16, torch.bfloat16, "cpu", model.parallel)
+    ours = model._replace(params=params, kv=kv).logits(Chunk(PROMPT, 0, BLOCKS))
+
+    def error(one: torch.Tensor, other: torch.Tensor) -> float:
+        return float(((one - other).square().mean(1).sqrt() / truth.square().mean(1).sqrt()).median())
+
+    assert 0.0 < error(ours, truth) <= 2**0.5 * error(theirs, truth) < 0.05
+    assert error(ours, theirs) <= error(ours, truth) + error(theirs, truth)

@@ -1,0 +1,89 @@
+"""Checkpoints whose tensors are named or joined otherwise: each rank gets its own parts, whatever the names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from family_cases import save_case
+from model_helpers import Chunk, load_model, tiny_config
+from safetensors.torch import load_file, save_file
+
+from vnext.models.config import Experts, load_config
+from vnext.models.errors import ModelError
+from vnext.models.sharding import Parallel, check_world_size
+from vnext.models.weights import load_params
+
+CHUNK = Chunk(list(range(5, 60)), 0, [9, 2, 30, 4])
+
+
+def rank(index: int, ranks: int) -> Parallel:
+    return Parallel(rank=index, world_size=ranks, all_reduce=lambda part: part, all_gather=lambda part, dim: part)
+
+
+def rename(path: Path, old: str, new: str) -> None:
+    file = path / "model.safetensors"
+    tensors = {name.replace(old, new, 1): tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(tensors, file)
+
+
+def test_gpt2_without_its_prefix(tmp_path: Path) -> None:
+    save_case(tmp_path, "gpt2")
+    expected = load_model(tmp_path).logits(CHUNK)
+    rename(tmp_path, "transformer.", "")
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
+
+
+@pytest.mark.parametrize("root", ["language_model.model.", "model.language_model."])
+def test_gemma3_beside_a_vision_tower(tmp_path: Path, root: str) -> None:
+    save_case(tmp_path, "gemma3")
+    expected = load_model(tmp_path).logits(CHUNK)
+    rename(tmp_path, "model.", root)
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert torch.equal(load_model(tmp_path).logits(CHUNK), expected)
+
+
+def test_a_rank_takes_its_rows_of_each_joined_part(tmp_path: Path, plain_weights: None) -> None:
+    save_case(tmp_path, "phi3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")
+    query, key, value = tensors["model.layers.1.self_attn.qkv_proj.weight"].split((64, 32, 32))
+    assert torch.equal(params.layers[1].attention.qkv.weight, torch.cat((query[32:], key[16:], value[16:])))
+    gate, up = tensors["model.layers.1.mlp.gate_up_proj.weight"].chunk(2)
+    assert torch.equal(params.layers[1].mlp.gate_up.weight, torch.cat((gate[60:], up[60:])))
+
+
+def test_a_rank_takes_its_columns_of_flipped_weights(tmp_path: Path, plain_weights: None) -> None:
+    save_case(tmp_path, "gpt2")
+    tensors = load_file(tmp_path / "model.safetensors")
+    params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")
+    name = "transformer.h.2.attn.c_attn."
+    parts = [tensors[name + "weight"].t().split(64), tensors[name + "bias"].split(64)]
+    for found, (query, key, value) in zip(params.layers[2].attention.qkv, parts, strict=True):
+        assert torch.equal(found, torch.cat((query[32:], key[32:], value[32:])))
+    narrow = tensors["transformer.h.2.mlp.c_proj.weight"]
+    assert torch.equal(params.layers[2].narrow.weight, narrow.t()[:, 128:])
+
+
+def test_a_rank_takes_a_part_of_each_expert(tmp_path: Path, plain_weights: None) -> None:
+    save_case(tmp_path, "qwen3_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    params = load_params(tmp_path, load_config(tmp_path), rank(1, 2), torch.float32, "cpu")
+    mlp = params.layers[2].mlp
+    assert mlp.gate_up.shape == (9, 40, 64) and mlp.down.shape == (9, 64, 20) and mlp.router.shape == (9, 64)
+    for expert in range(9):
+        here = f"model.layers.2.mlp.experts.{expert}."
+        gate, up, down = (tensors[f"{here}{name}_proj.weight"] for name in ("gate", "up", "down"))
+        assert torch.equal(mlp.gate_up[expert], torch.cat((gate[20:], up[20:])))
+        assert torch.equal(mlp.down[expert], down[:, 20:])
+
+
+def test_experts_that_do_not_split_are_refused() -> None:
+    experts = Experts(count=4, per_token=2, intermediate_size=6, normalise=True)
+    check_world_size(tiny_config(experts=experts), 2)
+    with pytest.raises(ModelError, match=r"of 52 \(experts: 6\) do not split over 4 ranks; choose .* 1, 2$"):
+        check_world_size(tiny_config(experts=experts), 4)

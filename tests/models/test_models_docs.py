@@ -1,0 +1,22 @@
+"""docs/models.md tells the truth: its table is the registry, its example is the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vnext.models.registry import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "models.md").read_text()
+
+
+def test_the_table_is_the_registry() -> None:
+    rows = re.findall(r"^\| `(\w+)\.py` \| ([^|]+) \|", TEXT, flags=re.MULTILINE)
+    found = {name: file for file, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert found == dict(FAMILIES)
+
+
+def test_the_example_is_the_file() -> None:
+    example = TEXT.split("```python\n")[1].split("```")[0]
+    assert (ROOT / "vnext" / "models" / "qwen3.py").read_text().endswith(example)

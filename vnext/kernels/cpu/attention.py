@@ -1,0 +1,68 @@
+"""Paged attention over the head-major caches: a plan of the step, made once, and its run in every layer.
+
+Owns nothing but the calls. Decodes and prefills go through one kernel; contexts are read in fixed splits joined in
+order, and rows that share blocks read them together: neither shows in a bit of any row's result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels.cpu.native import KINDS, module
+
+
+class AttentionPlan(NamedTuple):
+    """What attention knows of one step. `handle` is the compiled module's."""
+
+    handle: Any
+    block_size: int
+    kv_head_count: int
+    token_count: int
+
+
+def plan(
+    query_starts: np.ndarray,
+    context_lengths: np.ndarray,
+    block_table: torch.Tensor,
+    block_size: int,
+    kv_head_count: int,
+    head_count: int,
+) -> AttentionPlan:
+    """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
+
+    query_starts [R + 1], context_lengths [R]; block_table int32 [R, W], rows dense; what it holds beyond a row's
+    context is never looked at. Rows without queries are idle.
+    """
+    starts = np.ascontiguousarray(query_starts, dtype=np.int64)
+    lengths = np.ascontiguousarray(context_lengths, dtype=np.int64)
+    handle = module().plan_attention(
+        starts.ctypes.data, lengths.ctypes.data, block_table.data_ptr(), block_table.stride(0),
+        len(lengths), head_count, kv_head_count, block_size,
+    )  # fmt: skip
+    return AttentionPlan(handle, block_size, kv_head_count, int(starts[-1]))
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    step: AttentionPlan,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of query [T, heads, D], dense, to its rows' contexts in the paged caches -> [T, heads, D].
+
+    Caches [block_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16), D even and at most 256.
+    `window` > 0: a query sees its own key and the window - 1 before it. `softcap` > 0: scores are
+    cap * tanh(score / cap). Tokens of no row give zeros.
+    """
+    result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
+    module().attention(
+        KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
+        result.data_ptr(), query.shape[2], scale, window, softcap,
+    )  # fmt: skip
+    return result

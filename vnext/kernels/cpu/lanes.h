@@ -1,0 +1,261 @@
+/* Sixteen floats at a time, the same operations on every instruction set.
+
+   Included once by each level's file with VNX_LEVEL naming its namespace and VNX_AVX512 or VNX_AVX2 set for its
+   instructions. Everything here has internal linkage and no template of the standard library is used: an inline
+   function that the linker merged across files could bring one level's instructions into another. */
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(VNX_AVX512) || defined(VNX_AVX2)
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+typedef uint16_t bf16;
+
+inline float to_float(bf16 x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+#if defined(VNX_AVX512)
+
+struct Lanes {
+    __m512 v;
+};
+inline Lanes all(float x) { return {_mm512_set1_ps(x)}; }
+inline Lanes load(const float *p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float *p, Lanes x) { _mm512_storeu_ps(p, x.v); }
+inline Lanes load(const bf16 *p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16))};
+}
+#if defined(VNX_BF16)
+inline __m256i narrow(Lanes x) { return (__m256i)_mm512_cvtneps_pbh(x.v); }
+#else
+inline __m256i narrow(Lanes x) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(_mm512_srli_epi32(rounded, 16), nan, 0x7fc0));
+}
+#endif
+inline void store(bf16 *p, Lanes x) { _mm256_storeu_si256((__m256i *)p, narrow(x)); }
+inline Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Lanes operator/(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Lanes nearest(Lanes a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+/* b where a < limit, else c. */
+inline Lanes where_less(Lanes a, Lanes limit, Lanes b, Lanes c) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, limit.v, _CMP_LT_OQ), c.v, b.v)};
+}
+/* x * 2^n for whole n in [-126, 127]. */
+inline Lanes times_power(Lanes x, Lanes n) {
+    return {_mm512_mul_ps(x.v, _mm512_castsi512_ps(_mm512_slli_epi32(
+                                   _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23)))};
+}
+/* The even and the odd one of sixteen pairs of bf16. */
+inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
+    const __m512i pairs = _mm512_loadu_si512(p);
+    even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))};
+}
+
+#elif defined(VNX_AVX2)
+
+struct Lanes {
+    __m256 a, b;
+};
+inline Lanes all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Lanes load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float *p, Lanes x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline __m256 widen(const bf16 *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+inline Lanes load(const bf16 *p) { return {widen(p), widen(p + 8)}; }
+inline __m128i narrow(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i clean = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(clean), _mm256_extracti128_si256(clean, 1));
+}
+inline void store(bf16 *p, Lanes x) {
+    _mm_storeu_si128((__m128i *)p, narrow(x.a));
+    _mm_storeu_si128((__m128i *)(p + 8), narrow(x.b));
+}
+inline Lanes operator+(Lanes x, Lanes y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Lanes operator-(Lanes x, Lanes y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Lanes operator*(Lanes x, Lanes y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Lanes operator/(Lanes x, Lanes y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Lanes fused(Lanes x, Lanes y, Lanes z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline Lanes larger(Lanes x, Lanes y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Lanes smaller(Lanes x, Lanes y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Lanes nearest(Lanes x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+inline Lanes where_less(Lanes x, Lanes limit, Lanes y, Lanes z) {
+    return {_mm256_blendv_ps(z.a, y.a, _mm256_cmp_ps(x.a, limit.a, _CMP_LT_OQ)),
+            _mm256_blendv_ps(z.b, y.b, _mm256_cmp_ps(x.b, limit.b, _CMP_LT_OQ))};
+}
+inline __m256 power(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline Lanes times_power(Lanes x, Lanes n) { return {_mm256_mul_ps(x.a, power(n.a)), _mm256_mul_ps(x.b, power(n.b))}; }
+inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
+    const __m256i low = _mm256_loadu_si256((const __m256i *)p), high = _mm256_loadu_si256((const __m256i *)(p + 16));
+    const __m256i mask = _mm256_set1_epi32(int(0xffff0000u));
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+}
+
+#else
+
+struct Lanes {
+    float v[16];
+};
+inline bf16 narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return x != x ? bf16(0x7fc0) : bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+#define VNX_EACH(expression)        \
+    Lanes result;                   \
+    for (int i = 0; i < 16; ++i)    \
+        result.v[i] = (expression); \
+    return result
+inline Lanes all(float x) { VNX_EACH(x); }
+inline Lanes load(const float *p) { VNX_EACH(p[i]); }
+inline Lanes load(const bf16 *p) { VNX_EACH(to_float(p[i])); }
+inline void store(float *p, Lanes x) { memcpy(p, x.v, 64); }
+inline void store(bf16 *p, Lanes x) {
+    for (int i = 0; i < 16; ++i)
+        p[i] = narrow(x.v[i]);
+}
+inline Lanes operator+(Lanes a, Lanes b) { VNX_EACH(a.v[i] + b.v[i]); }
+inline Lanes operator-(Lanes a, Lanes b) { VNX_EACH(a.v[i] - b.v[i]); }
+inline Lanes operator*(Lanes a, Lanes b) { VNX_EACH(a.v[i] * b.v[i]); }
+inline Lanes operator/(Lanes a, Lanes b) { VNX_EACH(a.v[i] / b.v[i]); }
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { VNX_EACH(a.v[i] * b.v[i] + c.v[i]); }
+inline Lanes larger(Lanes a, Lanes b) { VNX_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline Lanes smaller(Lanes a, Lanes b) { VNX_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+/* Adding and taking off 1.5 * 2^23 rounds to the nearest whole number: |x| below 2^22. */
+inline Lanes nearest(Lanes a) { VNX_EACH((a.v[i] + 12582912.0f) - 12582912.0f); }
+inline Lanes where_less(Lanes a, Lanes limit, Lanes b, Lanes c) { VNX_EACH(a.v[i] < limit.v[i] ? b.v[i] : c.v[i]); }
+inline Lanes times_power(Lanes x, Lanes n) {
+    Lanes result;
+    for (int i = 0; i < 16; ++i) {
+        const uint32_t bits = uint32_t(int32_t(n.v[i]) + 127) << 23;
+        float power;
+        memcpy(&power, &bits, 4);
+        result.v[i] = x.v[i] * power;
+    }
+    return result;
+}
+inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
+    for (int i = 0; i < 16; ++i)
+        even.v[i] = to_float(p[2 * i]), odd.v[i] = to_float(p[2 * i + 1]);
+}
+#undef VNX_EACH
+
+#endif
+
+/* The first n of sixteen, zeros behind them. */
+template <typename T>
+inline Lanes load_part(const T *p, int64_t n) {
+    if (n >= 16) return load(p);
+    T part[16] = {};
+    memcpy(part, p, size_t(n) * sizeof(T));
+    return load(part);
+}
+template <typename T>
+inline void store_part(T *p, Lanes x, int64_t n) {
+    if (n >= 16) return store(p, x);
+    T part[16];
+    store(part, x);
+    memcpy(p, part, size_t(n) * sizeof(T));
+}
+
+/* Rounded to T and back. */
+inline Lanes rounded(Lanes x, const float *) { return x; }
+inline Lanes rounded(Lanes x, const bf16 *) {
+    bf16 part[16];
+    store(part, x);
+    return load(part);
+}
+
+/* Sum of all sixteen by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The same on every level. */
+inline float sum(Lanes x) {
+    float v[16];
+    store(v, x);
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i)
+            v[i] += v[i + half];
+    return v[0];
+}
+
+/* 2^x for x below 127, exactly 0 below -126; relative error about 1e-7. Taylor's series of degree 6 on [-1/2, 1/2]. */
+inline Lanes exp2_lanes(Lanes x) {
+    const Lanes low = all(-126.0f), inside = larger(x, low);
+    const Lanes whole = nearest(inside), part = inside - whole;
+    Lanes p = all(1.5403530e-4f);
+    p = fused(p, part, all(1.3333558e-3f));
+    p = fused(p, part, all(9.6181291e-3f));
+    p = fused(p, part, all(5.5504109e-2f));
+    p = fused(p, part, all(2.4022651e-1f));
+    p = fused(p, part, all(6.9314718e-1f));
+    p = fused(p, part, all(1.0f));
+    return where_less(x, low, all(0.0f), times_power(p, whole));
+}
+
+/* e^x, 0 below -87 and infinity above 88; relative error about 1e-7. The reduction by ln 2 in two parts keeps it so. */
+inline Lanes exp_lanes(Lanes x) {
+    const Lanes low = all(-87.0f), high = all(88.0f), inside = larger(smaller(x, high), low);
+    const Lanes whole = nearest(inside * all(1.44269504f));
+    Lanes part = fused(whole, all(-0.693359375f), inside);
+    part = fused(whole, all(2.12194440e-4f), part);
+    Lanes p = all(1.3888889e-3f);
+    p = fused(p, part, all(8.3333333e-3f));
+    p = fused(p, part, all(4.1666667e-2f));
+    p = fused(p, part, all(1.6666667e-1f));
+    p = fused(p, part, all(0.5f));
+    p = fused(p, part, all(1.0f));
+    p = fused(p, part, all(1.0f));
+    const Lanes bounded = where_less(high, x, all(__builtin_inff()), times_power(p, whole));
+    return where_less(x, low, all(0.0f), bounded);
+}
+
+inline Lanes tanh_lanes(Lanes x) {
+    const Lanes inside = larger(smaller(x, all(20.0f)), all(-20.0f));
+    const Lanes e = exp_lanes(inside + inside);
+    return (e - all(1.0f)) / (e + all(1.0f));
+}
+
+/* x * sigmoid(x), or the tanh form of gelu. */
+inline Lanes activate(Lanes x, int gate) {
+    if (gate == SILU) return x / (all(1.0f) + exp_lanes(all(0.0f) - x));
+    const Lanes inner = all(0.7978845608f) * fused(all(0.044715f) * x * x, x, x);
+    return all(0.5f) * x * (all(1.0f) + tanh_lanes(inner));
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx

@@ -1,0 +1,103 @@
+#include "kernels.h"
+
+#include <initializer_list>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace vnx {
+namespace {
+
+#if defined(__x86_64__)
+struct Registers {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+};
+
+Registers cpuid(unsigned leaf, unsigned part) {
+    Registers r;
+    if (!__get_cpuid_count(leaf, part, &r.a, &r.b, &r.c, &r.d)) return {};
+    return r;
+}
+
+/* Which register files the system saves on a task switch. */
+uint64_t saved_state() {
+    if (!(cpuid(1, 0).c >> 27 & 1)) return 0;
+    unsigned low, high;
+    asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return uint64_t(high) << 32 | low;
+}
+
+bool has(uint64_t bits, std::initializer_list<int> wanted) {
+    for (int bit : wanted)
+        if (!(bits >> bit & 1)) return false;
+    return true;
+}
+
+/* Linux gives the tile registers' memory only to a process that asks. */
+bool tiles_permitted() {
+#if defined(__linux__)
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+Level find_level() {
+    const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_one = cpuid(7, 1);
+    const uint64_t saved = saved_state();
+    if (!has(saved, {1, 2}) || !has(one.c, {12, 28, 29}) || !has(seven.b, {5})) return PORTABLE;  // fma avx f16c; avx2
+    if (!has(saved, {5, 6, 7}) || !has(seven.b, {16, 17, 30, 31})) return AVX2;                   // f dq bw vl
+    if (!has(seven_one.a, {5})) return AVX512;                                                    // avx512_bf16
+    if (!has(seven.d, {22, 24}) || !has(seven.c, {1}) || !has(saved, {17, 18}))
+        return AVX512_BF16;  // amx_bf16 amx_tile; vbmi
+    return tiles_permitted() ? AMX : AVX512_BF16;
+}
+#else
+Level find_level() { return PORTABLE; }
+#endif
+
+const Kernels *table_of(int level) {
+    switch (level) {
+#if defined(__x86_64__)
+        case AVX2:
+            return &avx2_kernels;
+        case AVX512:
+            return &avx512_kernels;
+        case AVX512_BF16:
+            return &avx512_bf16_kernels;
+        case AMX:
+            return &amx_kernels;
+#endif
+        default:
+            return &portable_kernels;
+    }
+}
+
+Level chosen = best_level();
+const Kernels *chosen_kernels = table_of(chosen);
+
+}  // namespace
+
+Level best_level() {
+    static const Level best = find_level();
+    return best;
+}
+
+bool set_level(int level) {
+    if (level < PORTABLE || level > best_level()) return false;
+    chosen = static_cast<Level>(level);
+    chosen_kernels = table_of(chosen);
+    return true;
+}
+
+Level current_level() { return chosen; }
+
+const Kernels &kernels() { return *chosen_kernels; }
+
+}  // namespace vnx

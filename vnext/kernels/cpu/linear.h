@@ -1,0 +1,25 @@
+/* Packed weights and products with them: the entry points. */
+#pragma once
+
+#include "kernels.h"
+
+namespace vnx {
+
+/* Bytes that `pack_linear` fills: header, bias, scales, panels. */
+int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate);
+
+/* Pack weight [out, in] (rows `stride` elements apart; FLOAT32 or BFLOAT16) with bias [out] of the same kind or null
+   into `buffer`, 64-byte aligned. INT8 takes one scale an output: largest magnitude / 127. A gated weight has gate
+   above up. */
+void pack_linear(const void *weight, int weight_kind, int64_t stride, const void *bias, int64_t out, int64_t in,
+                 int kind, int gate, void *buffer);
+
+/* result [rows, out], or [rows, out / 2] of a gated weight, = x [rows, in] * weight^T + bias. */
+void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
+            int result_kind);
+
+/* result [count, in] = rows `ids` of a packed BFLOAT16 or FLOAT32 weight; an id outside [first, first + out) gives
+ * zeros. */
+void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result);
+
+}  // namespace vnx

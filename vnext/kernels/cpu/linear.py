@@ -1,0 +1,72 @@
+"""Matrix products with packed weights.
+
+Owns packed weights: made once at loading, in the order in which the kernel reads them. A product accumulates each
+output over the inputs in one order, so a row's result does not depend on how many rows there are, nor on the threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.cpu.native import KINDS, Kind, module
+
+GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
+"""Activations of a gate that the product can apply itself."""
+
+
+class PackedLinear(NamedTuple):
+    """A weight [outputs, inputs] with its bias in one buffer. `width` comes out: half the outputs of a gated one."""
+
+    buffer: torch.Tensor
+    address: int
+    inputs: int
+    outputs: int
+    width: int
+    dtype: torch.dtype
+    gate: str
+    is_int8: bool
+
+
+def pack(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gate: str = "",
+    int8: bool = False,
+    arena: Arena | None = None,
+) -> PackedLinear:
+    """Pack weight [out, in] (float32 or bfloat16, rows dense) and bias [out] of the same dtype, dense.
+
+    With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `int8` keeps
+    round(w / s) with s = max |w| of the output / 127, for bfloat16 activations. Buffers come from `arena`.
+    """
+    outputs, inputs = weight.shape
+    kind = Kind.INT8 if int8 else KINDS[weight.dtype]
+    native = module()
+    buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate]))
+    native.pack_linear(
+        weight.data_ptr(), KINDS[weight.dtype], weight.stride(0), None if bias is None else bias.data_ptr(),
+        outputs, inputs, kind, GATES[gate], buffer.data_ptr(),
+    )  # fmt: skip
+    dtype, width = torch.bfloat16 if int8 else weight.dtype, outputs // 2 if gate else outputs
+    return PackedLinear(buffer, buffer.data_ptr(), inputs, outputs, width, dtype, gate, int8)
+
+
+def linear(x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 for logits."""
+    rows = x.shape[0]
+    result = torch.empty((rows, packed.width), dtype=dtype or packed.dtype)
+    module().linear(
+        x.data_ptr(), x.stride(0), rows, packed.address, result.data_ptr(), packed.width, KINDS[dtype or packed.dtype]
+    )
+    return result
+
+
+def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight neither gated nor int8; zeros outside it."""
+    result = torch.empty((ids.shape[0], packed.inputs), dtype=packed.dtype)
+    module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())
+    return result

@@ -1,0 +1,41 @@
+"""Memory for weights that are read from start to end at every step: in huge pages, where the system has them.
+
+With 4 KiB pages a core waits for address translations and for its prefetcher, which stops at a page's end.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+HUGE_PAGE_BYTES = 2 << 20
+CHUNK_BYTES = 64 << 20
+ALIGNMENT = 4096
+
+
+class Arena:
+    """Hands out zeroed buffers side by side in huge pages. Never frees: a buffer's tensor keeps its chunk alive."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """uint8 [size_bytes], aligned to 4 KiB."""
+        if self._used + size_bytes > self._chunk.numel():
+            self._chunk = huge(max(CHUNK_BYTES, size_bytes))
+            self._used = 0
+        taken = self._chunk[self._used : self._used + size_bytes]
+        self._used += -(-size_bytes // ALIGNMENT) * ALIGNMENT
+        return taken
+
+
+def huge(size_bytes: int) -> torch.Tensor:
+    """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them."""
+    area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(area, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE_BYTES
+    return whole[start : start + size_bytes]

@@ -1,0 +1,77 @@
+"""The compiled module: whether it is there, its threads and its instruction set.
+
+Owns the only import of `_native`. Where no compiler was found at installation there is none, and the references serve.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import ModuleType
+
+import torch
+
+try:
+    from vnext.kernels.cpu import _native
+except ImportError:
+    _native = None
+
+SPIN_US = 200
+"""How long an idle thread looks for work before it sleeps: longer than what lies between two operations of a step."""
+
+
+class Level(IntEnum):
+    """Instruction sets, each with all before it. All but AVX512_BF16 give the same bits for bfloat16 products."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
+
+
+class Kind(IntEnum):
+    """Element types as the module numbers them."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+
+KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
+"""What activations may be."""
+
+
+def is_built() -> bool:
+    """Whether the module was compiled when vnext was installed."""
+    return _native is not None
+
+
+def module() -> ModuleType:
+    """The compiled module. Raises RuntimeError where there is none."""
+    if _native is None:
+        raise RuntimeError("the CPU kernels were not compiled: install a C++ compiler, then vnext again")
+    return _native
+
+
+def start(threads: int, spin_us: int = SPIN_US) -> None:
+    """Give the kernels `threads` threads, the caller's included; call it once when a rank starts.
+
+    With fewer cores than busy threads on the machine, `spin_us` 0 is kinder to the others. Results depend on neither.
+    """
+    module().configure_team(threads, spin_us)
+
+
+def best_level() -> Level:
+    """The best instruction set of this machine."""
+    return Level(module().best_level())
+
+
+def level() -> Level:
+    """The instruction set in use: the best one, unless `set_level` changed it."""
+    return Level(module().level())
+
+
+def set_level(wanted: Level) -> None:
+    """Use an instruction set from now on, for tests and comparisons. Raises ValueError where the machine lacks it."""
+    if not module().set_level(wanted):
+        raise ValueError(f"this machine has no {wanted.name}; the best it has is {best_level().name}")

@@ -1,0 +1,267 @@
+"""The CPU's row of the selection table: the compiled kernels behind the signatures of the references.
+
+Owns the choice between a kernel and its reference, which is made by what a weight or a step was made for: float32 and
+bfloat16 are the kernels', everything else is the references'. A quick look at each call's shapes stands before the kernels,
+because the contracts at the table's door cost more than a small product; what looks wrong goes to the contract, which says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels import contracts, paged_attention as plain_attention, products, references
+from vnext.kernels.cpu import attention, linear as packing, native, rows
+from vnext.kernels.cpu.linear import GATES, PackedLinear
+from vnext.kernels.cpu.memory import Arena
+
+HEAD_DIM_MAX = 256
+PACKED_TYPES = (torch.float32, torch.bfloat16)
+SUMMARY = "vnext/kernels/cpu"
+
+
+# ---- products ----------------------------------------------------------------------------------------------------
+
+
+class Packed(NamedTuple):
+    """A packed weight with what contracts ask of a plain one: `shape` [out, in] and `dtype`."""
+
+    linear: PackedLinear
+    shape: tuple[int, int]
+    dtype: torch.dtype
+
+
+class PackedExperts(NamedTuple):
+    """Weights [E, out, in], each packed."""
+
+    weights: tuple[Packed, ...]
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+
+    def __getitem__(self, expert: int) -> Packed:
+        return self.weights[expert]
+
+
+_arena = Arena()
+
+
+def pack_weight(weight: torch.Tensor) -> Any:
+    """As products.pack_weight; float16 stays plain."""
+    return _packed(weight, "")
+
+
+def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
+    """As products.pack_gated_weight; float16 stays plain."""
+    return _packed(weight, activation)
+
+
+def _packed(weight: torch.Tensor, gate: str) -> Any:
+    if weight.dtype not in PACKED_TYPES:
+        return weight
+    return Packed(packing.pack(weight, gate=gate, arena=_arena), tuple(weight.shape), weight.dtype)
+
+
+def pack_experts(weights: torch.Tensor, activation: str) -> Any:
+    """As products.pack_experts; float16 stays plain."""
+    if weights.dtype not in PACKED_TYPES:
+        return weights
+    return PackedExperts(tuple(_packed(weight, activation) for weight in weights), tuple(weights.shape), weights.dtype)
+
+
+def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """As products.linear."""
+    if not _suits(x, weight):
+        contracts.check_linear(x, weight, bias)
+    if not isinstance(weight, Packed):
+        return products.linear(x, weight, bias)
+    product = packing.linear(x, weight.linear)
+    return product if bias is None else product.add_(bias)
+
+
+def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """As products.gated_linear; a weight packed without its gate is multiplied first and gated then."""
+    if not _suits(x, weight):
+        contracts.check_gated_linear(x, weight, bias, activation)
+    if not isinstance(weight, Packed):
+        return products.gated_linear(x, weight, bias, activation)
+    if weight.linear.gate == activation and bias is None:
+        return packing.linear(x, weight.linear)
+    return rows.gate_and_mul(linear(x, weight, bias), activation)
+
+
+def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+    """As products.logits, float32 from the sums on."""
+    if not _suits(hidden, weight):
+        contracts.check_logits(hidden, weight)
+    if not isinstance(weight, Packed):
+        return products.logits(hidden, weight)
+    return packing.linear(hidden, weight.linear, torch.float32)
+
+
+def experts(
+    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+) -> torch.Tensor:
+    """As products.experts, with the products of this file."""
+    contracts.check_experts(x, shares, ids, gate_up, down, activation)
+    return products.experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+
+
+def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """As references.embedding_rows, of a plain or of a packed table."""
+    contracts.check_embedding_rows(table, ids, first)
+    if isinstance(table, Packed):
+        return packing.rows_of(table.linear, ids, first)
+    return rows.table_rows(table, ids, first)
+
+
+def _suits(x: torch.Tensor, weight: Any) -> bool:
+    """Whether a kernel may take them as they are."""
+    if not isinstance(weight, Packed):
+        return False
+    return x.dtype is weight.dtype and x.dim() == 2 and x.shape[1] == weight.shape[1] and x.stride(1) == 1
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As references.rms_norm; a float32 weight of a narrower x is the reference's."""
+    if x.dim() == 2 and x.shape[1] == weight.shape[0] and x.stride(1) == 1 and _alike(x, weight) and eps > 0:
+        return rows.rms_norm(x, weight, eps)
+    contracts.check_rms_norm(x, weight, eps)
+    return references.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As references.add_rms_norm; a float32 weight of a narrower x is the reference's."""
+    fits = x.dim() == 2 and x.shape == residual.shape and x.shape[1] == weight.shape[0] and x.stride(1) == 1
+    if fits and residual.stride(1) == 1 and _alike(x, weight) and residual.dtype is x.dtype and eps > 0:
+        return rows.add_rms_norm(x, residual, weight, eps)
+    contracts.check_add_rms_norm(x, residual, weight, eps)
+    return references.add_rms_norm(x, residual, weight, eps)
+
+
+def _alike(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Both of one dtype that the kernels know."""
+    return x.dtype is weight.dtype and x.dtype in PACKED_TYPES
+
+
+def rotary_kv_write(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cosine: torch.Tensor | None,
+    sine: torch.Tensor | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """As references.rotary_kv_write; caches or norms of another dtype are the reference's."""
+    arguments = (qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots)
+    tokens, (_, kv_heads, _, head_dim) = slots.shape[0], key_cache.shape
+    heads, rest = divmod(qkv.shape[-1], head_dim)
+    fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
+    fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
+    caches = _alike(qkv, key_cache) and key_cache.shape == value_cache.shape and value_cache.dtype is qkv.dtype
+    caches = caches and key_cache.is_contiguous() and value_cache.is_contiguous()
+    if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv.dtype, head_dim, eps):
+        return rows.rotary_kv_write(*arguments)
+    contracts.check_rotary_kv_write(*arguments)
+    return references.rotary_kv_write(*arguments)
+
+
+def _turns(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens: int, head_dim: int) -> bool:
+    """Angles that the kernel takes: none, or dense float32 [T, R / 2] with R <= D."""
+    if cosine is None or sine is None:
+        return cosine is sine
+    sized = cosine.dim() == 2 and cosine.shape[0] == tokens and 2 * cosine.shape[1] <= head_dim
+    kinds = cosine.dtype is torch.float32 and sine.dtype is torch.float32
+    return sized and kinds and sine.shape == cosine.shape and cosine.is_contiguous() and sine.is_contiguous()
+
+
+def _norms(
+    q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, dtype: torch.dtype, head_dim: int, eps: float
+) -> bool:
+    """Norms of heads that the kernel takes: none, or both [D] and of the activations' dtype."""
+    if q_norm is None or k_norm is None:
+        return q_norm is k_norm
+    return q_norm.dtype is dtype and k_norm.dtype is dtype and q_norm.shape == k_norm.shape == (head_dim,) and eps > 0
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------
+
+
+class StepAttention:
+    """One step for all layers: described once, planned by the kernel when the first layer shows its heads."""
+
+    __slots__ = ("_described", "_kernel", "_plain", "block_size", "kv_head_count", "windows")
+
+    def __init__(self, described: tuple[Any, ...]) -> None:
+        self._described = described
+        self._kernel: attention.AttentionPlan | None = None
+        self._plain: plain_attention.AttentionMetadata | None = None
+        self.block_size, self.kv_head_count, self.windows = described[3:]
+
+    def kernel(self, head_count: int) -> attention.AttentionPlan:
+        """The plan of the kernel."""
+        if self._kernel is None:
+            self._kernel = attention.plan(*self._described[:5], head_count)
+        return self._kernel
+
+    def plain(self) -> plain_attention.AttentionMetadata:
+        """The reference's metadata."""
+        if self._plain is None:
+            self._plain = plain_attention.attention_metadata(*self._described)
+        return self._plain
+
+
+def attention_metadata(
+    query_starts: np.ndarray,
+    context_lengths: np.ndarray,
+    block_table: torch.Tensor,
+    block_size: int,
+    kv_head_count: int,
+    windows: tuple[int, ...] = (0,),
+) -> StepAttention:
+    """As paged_attention.attention_metadata; the arrays are kept until the step is over."""
+    return StepAttention((query_starts, context_lengths, block_table, block_size, kv_head_count, windows))
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: StepAttention,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
+    wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
+    fits = key_cache.shape[1:] == wanted and value_cache.shape == key_cache.shape and query.is_contiguous()
+    sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
+    if fits and sized and _alike(query, key_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
+        plan = metadata.kernel(query.shape[1])
+        return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)
+    contracts.check_paged_attention(query, key_cache, value_cache, metadata, scale, window, softcap)
+    return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), scale, window, softcap)
+
+
+FUNCTIONS = (
+    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, linear,
+    gated_linear, logits, pack_experts, experts, embedding_rows,
+)  # fmt: skip
+"""What the kernels serve; the rest of the table stays the references'."""
+
+
+def describe() -> str:
+    """Where the code is and which instruction set serves, for the table's rows."""
+    return f"{SUMMARY}: {native.level().name.lower()}"
+
+
+assert set(GATES) - {""} == set(contracts.ACTIVATIONS), "a gate that the kernels do not know"

@@ -1,0 +1,21 @@
+/* Row-wise operations: the entry points. Kinds are FLOAT32 or BFLOAT16, for all arrays of a call. */
+#pragma once
+
+#include "kernels.h"
+
+namespace vnx {
+
+/* normed [rows, width] = rms norm of x, or of total = x + residual where there is a residual. Results are contiguous.
+ */
+void rms_norm(int kind, int64_t rows, const NormCall &call);
+/* result [rows, width] = activation(x[:, :width]) * x[:, width:]. */
+void gate_and_mul(int kind, int64_t rows, const GateCall &call);
+/* query [T, heads, D], and key and value of each token at its slot of the caches, from joined [T, (heads + 2 kv_heads)
+ * * D]. */
+void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
+/* result [count, row_bytes] = rows `ids` of a table of `table_rows`; an id outside [first, first + table_rows) gives
+ * zeros. */
+void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,
+                 int64_t first, void *result);
+
+}  // namespace vnx

@@ -1,0 +1,99 @@
+"""Row-wise operations: norms, gates, rotary embedding with the write to the caches, rows of a table.
+
+Each rounds where its plain form in `references` rounds. All take float32 or bfloat16, rows dense, and give new tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vnext.kernels.cpu.linear import GATES
+from vnext.kernels.cpu.native import KINDS, module
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> torch.Tensor:
+    """x [T, H] divided by its root mean square over H, times weight [H] (plus an offset: weights stored less one)."""
+    rows, width = x.shape
+    normed = torch.empty((rows, width), dtype=x.dtype)
+    module().rms_norm(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), weight_offset, eps, rows, width,
+        normed.data_ptr(), None,
+    )  # fmt: skip
+    return normed
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual), x + residual), each [T, H]."""
+    rows, width = x.shape
+    normed, total = torch.empty((rows, width), dtype=x.dtype), torch.empty((rows, width), dtype=x.dtype)
+    module().rms_norm(
+        KINDS[x.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(),
+        weight_offset, eps, rows, width, normed.data_ptr(), total.data_ptr(),
+    )  # fmt: skip
+    return normed, total
+
+
+def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
+    """x [T, 2 * I] -> act(x[:, :I]) * x[:, I:], [T, I], with "silu" or "gelu_tanh"."""
+    rows, width = x.shape[0], x.shape[1] // 2
+    result = torch.empty((rows, width), dtype=x.dtype)
+    module().gate_and_mul(KINDS[x.dtype], x.data_ptr(), x.stride(0), rows, width, GATES[gate], result.data_ptr())
+    return result
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
+    return gate_and_mul(x, "silu")
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2 * I] -> gelu(x[:, :I]) * x[:, I:], [T, I], by the tanh form."""
+    return gate_and_mul(x, "gelu_tanh")
+
+
+def rotary_kv_write(
+    joined: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    eps: float,
+    cosine: torch.Tensor | None,
+    sine: torch.Tensor | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    weight_offset: float = 0.0,
+) -> torch.Tensor:
+    """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm, turn, write -> query [T, heads, D].
+
+    Norm weights [D] or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of a head turns; None:
+    no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count, kv_heads, block_size, D] of
+    the same dtype, in place; slots must be distinct.
+    """
+    _, kv_heads, block_size, head_dim = key_cache.shape
+    tokens = joined.shape[0]
+    heads = joined.shape[1] // head_dim - 2 * kv_heads
+    query = torch.empty((tokens, heads, head_dim), dtype=joined.dtype)
+    module().rotary_kv_write(
+        KINDS[joined.dtype], joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
+        weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
+        key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
+        query.data_ptr(),
+    )  # fmt: skip
+    return query
+
+
+def table_rows(table: torch.Tensor, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """[N, H]: rows `ids` int64 [N], counted from `first`, of table [V, H], dense, of any dtype; zeros outside it."""
+    result = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype)
+    row_bytes = table.shape[1] * table.element_size()
+    module().gather_rows(
+        table.data_ptr(), row_bytes, table.shape[0], ids.data_ptr(), ids.shape[0], first, result.data_ptr()
+    )
+    return result
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a tensor's elements lie; None for none."""
+    return None if tensor is None else tensor.data_ptr()

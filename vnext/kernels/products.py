@@ -1,0 +1,114 @@
+"""Reference products with weights, in plain torch on any device, and the packing that comes before them.
+
+A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
+back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing.
+Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
+is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
+
+GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
+
+
+def pack_weight(weight: torch.Tensor) -> Any:
+    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. It may be the same tensor."""
+    return weight
+
+
+def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
+    """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
+    return weight
+
+
+def pack_experts(weights: torch.Tensor, activation: str) -> Any:
+    """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
+
+    `activation` is that of weights that hold gate and up, "" for others.
+    """
+    return weights
+
+
+def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
+    product = functional.linear(x, weight)
+    return product if bias is None else product.add_(bias)
+
+
+def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """activation(gate) * up -> [T, I] in x's dtype, where `linear` gives [T, 2 * I]: gate, then up.
+
+    Activations: "silu" and "gelu_tanh".
+    """
+    return GATES[activation](linear(x, weight, bias))
+
+
+def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+    """hidden [S, in] times weight [vocabulary, in] -> float32 [S, vocabulary]."""
+    return functional.linear(hidden, weight).float()
+
+
+def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` experts of largest softmax over scores [T, E]: (shares float32 [T, count], ids int64 [T, count]).
+
+    Largest first; of equals the lower id. The shares are those of the softmax, or sum to one if `normalise`.
+    """
+    shares, ids = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    shares, ids = shares[:, :count], ids[:, :count].contiguous()
+    if normalise:
+        total = shares[:, :1].clone()
+        for place in range(1, count):
+            total += shares[:, place : place + 1]
+        shares = shares / total
+    return shares.contiguous(), ids
+
+
+def experts(
+    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+) -> torch.Tensor:
+    """See `experts_by`, with the products of this file."""
+    return experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+
+
+def experts_by(
+    multiply: Callable[..., torch.Tensor],
+    multiply_gated: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    activation: str,
+) -> torch.Tensor:
+    """The sum over a token's k experts of share * down(activation(gate(x)) * up(x)), for x [T, H] -> [T, H].
+
+    shares float32 and ids int64 [T, k]; gate_up [E, 2 * I, H], down [E, H, I]. Tokens are sorted by expert, and each
+    expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
+    ids, so who else went to its experts changes nothing.
+    """
+    tokens, count = ids.shape
+    chosen = ids.reshape(-1)
+    order = chosen.argsort(stable=True)
+    sorted_x = x.index_select(0, torch.div(order, count, rounding_mode="floor"))
+    products = torch.empty_like(sorted_x)
+    start = 0
+    for expert, size in enumerate(torch.bincount(chosen, minlength=gate_up.shape[0]).tolist()):
+        if size:
+            widened = multiply_gated(sorted_x[start : start + size], gate_up[expert], None, activation)
+            products[start : start + size] = multiply(widened, down[expert], None)
+            start += size
+    parts = torch.empty(products.shape, dtype=torch.float32, device=x.device).index_copy_(0, order, products.float())
+    parts = parts.view(tokens, count, x.shape[1]).mul_(shares.unsqueeze(-1))
+    total = parts[:, 0].clone()
+    for place in range(1, count):
+        total += parts[:, place]
+    return total.to(x.dtype)

@@ -1,0 +1,153 @@
+"""A reading end of a ring: spins and sleeps, gives whole messages in order, notices a writer that is gone."""
+
+from __future__ import annotations
+
+import os
+from typing import Self
+
+from vnext.runtime.futex import WaitMethod
+from vnext.runtime.ring_ends import (
+    MESSAGE_BYTES_MAX,
+    NANOSECONDS,
+    RingAbandoned,
+    RingClosed,
+    RingCorrupt,
+    deadline_s,
+    left_s,
+    look,
+    require_open,
+)
+from vnext.runtime.ring_memory import WRITER, Segment
+from vnext.runtime.ring_plain import ALIGNMENT_BYTES, HEAD_BYTES, NUMBER_MASK, Presence, length_in, padded
+
+WRITER_POLL_S = 0.25  # how often a sleeping reader asks whether the writer still lives
+SPIN_US_DEFAULT = 50.0  # where there are cores to spare
+
+
+def default_spin_us(reader_count: int) -> float:
+    """How long a reader looks again before it sleeps: not at all unless each reader, the writer's process and the one
+    that serves the clients can have a core of their own. A spinning reader on a busy core delays what it waits for."""
+    core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return SPIN_US_DEFAULT if core_count >= reader_count + 2 else 0.0
+
+
+class RingReader:
+    """One of the reading ends. One thread uses it."""
+
+    def __init__(self, segment: Segment, reader_index: int, spin_us: float) -> None:
+        self._segment = segment
+        self._memory = segment.memory
+        self._line = 1 + reader_index
+        self._position = 0
+        self._number = 0
+        self._spin_ns = int(spin_us * 1e3)
+        self._parts: list[bytes] = []
+        self._missing_bytes: int | None = None  # of a message begun
+
+    @classmethod
+    def attach(
+        cls, name: str, reader_index: int, *, spin_us: float | None = None, waits: WaitMethod | None = None
+    ) -> Self:
+        """Take one of the reader's places. The first `read` gives the first message ever written.
+
+        `spin_us` is how long a `read` looks again before it sleeps (None: default_spin_us); it gives way to whoever
+        wants the core, yet pays only with a core to spare. `waits`: see RingWriter.create. Raises FileNotFoundError for
+        an unknown name, ValueError for what is no ring or for a place taken, used before or not there.
+        """
+        segment = Segment.open(name, waits)
+        reader_count = segment.reader_count
+        if not (0 <= reader_index < reader_count and _claim(segment, 1 + reader_index)):
+            segment.close()
+            raise ValueError(f"place {reader_index} of {reader_count} in the ring is taken, was used or does not exist")
+        return cls(segment, reader_index, default_spin_us(reader_count) if spin_us is None else spin_us)
+
+    def read(self, timeout_s: float | None = None) -> bytes | None:
+        """The next message, or None when `timeout_s` is over (None: no limit); a message begun stays for the next call.
+
+        Raises, once every whole message was read, RingClosed when the writer has closed the ring and RingAbandoned,
+        within WRITER_POLL_S, when its process has ended. Raises RingCorrupt for memory that no writer of ours has
+        written.
+        """
+        require_open(self._segment)
+        end_s = deadline_s(timeout_s)
+        spin_ns, is_dead = self._spin_ns, False
+        while True:
+            rest_s = left_s(end_s)
+            wait_s = WRITER_POLL_S if rest_s is None else max(0.0, min(rest_s, WRITER_POLL_S))
+            if (message := self._wait_and_take(spin_ns, 0 if is_dead else int(wait_s * NANOSECONDS))) is not None:
+                return message
+            presence, position = look(self._memory, WRITER)
+            if position != self._position:
+                if (message := self._take_part(position)) is not None:
+                    return message
+            elif presence == Presence.GONE:
+                raise RingClosed("the writer has closed the ring")
+            elif is_dead:
+                raise RingAbandoned("the process of the ring's writer has ended without closing it")
+            elif not self._segment.lives.has_owner(WRITER):
+                is_dead = True  # what it wrote last may have come after our look
+            elif end_s is not None and left_s(end_s) <= 0:
+                return None
+            spin_ns = 0
+
+    def close(self) -> None:
+        """Leave the ring: a writer that would have to wait for this reader gets RingClosed. Idempotent."""
+        if self._segment.closed:
+            return
+        self._memory.publish(self._line, self._position, Presence.GONE)
+        self._segment.close()
+
+    def _wait_and_take(self, spin_ns: int, timeout_ns: int) -> bytes | None:
+        """Wait for news; the message if it is a whole one, which is the usual case. None: look closer."""
+        if self._missing_bytes is not None:
+            return self._memory.await_change(WRITER, self._position, spin_ns, timeout_ns)
+        message = self._memory.receive(self._line, self._position, self._number, spin_ns, timeout_ns)
+        if message is not None:
+            self._position += HEAD_BYTES + padded(len(message))
+            self._number = self._number + 1 & NUMBER_MASK
+        return message
+
+    def _take_part(self, written: int) -> bytes | None:
+        """Copy and free what is there of the current message, up to `written`; returns it once it is whole."""
+        available = written - self._position
+        if not 0 < available <= self._segment.capacity_bytes or available % ALIGNMENT_BYTES:
+            raise RingCorrupt(f"the ring's writer stands at {written}, its reader at {self._position}")
+        position, missing_bytes = self._position, self._missing_bytes
+        if missing_bytes is None:
+            missing_bytes = self._length_at(position)
+            position, available = position + HEAD_BYTES, available - HEAD_BYTES
+        part_bytes = min(missing_bytes, available)
+        if part_bytes < min(missing_bytes, self._segment.capacity_bytes // 2):
+            raise RingCorrupt(f"the ring holds {part_bytes} bytes where a part of a message of {missing_bytes} is due")
+        self._parts.append(self._memory.take(position, part_bytes))
+        self._missing_bytes = missing_bytes - part_bytes
+        self._position = position + padded(part_bytes)
+        self._memory.publish(self._line, self._position, Presence.ATTACHED)
+        return None if self._missing_bytes else self._whole()
+
+    def _whole(self) -> bytes:
+        message = b"".join(self._parts)
+        self._parts.clear()
+        self._missing_bytes = None
+        self._number = self._number + 1 & NUMBER_MASK
+        return message
+
+    def _length_at(self, position: int) -> int:
+        length = length_in(self._memory.take(position, HEAD_BYTES), self._number)
+        if length is None or length > MESSAGE_BYTES_MAX:
+            raise RingCorrupt(f"no head of message {self._number} stands at position {position} of the ring")
+        return length
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _claim(segment: Segment, line: int) -> bool:
+    """Take a place that nobody has had. A reader that dies between the two steps leaves it free."""
+    if not segment.lives.claim(line) or look(segment.memory, line)[0] != Presence.FRESH:
+        return False
+    segment.memory.publish(line, 0, Presence.ATTACHED)
+    return True

@@ -1,0 +1,179 @@
+"""Segments: the files of one engine's log, a ring that is bounded by size and age.
+
+Owns what is opened, written, cut off and deleted in one log directory. Every segment but the first begins with a
+keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from vnext.state import log
+from vnext.state.log import SegmentHeader
+
+FILE_MODE = 0o600
+FIRST_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+NEXT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+KEYFRAME_SHARE = 4
+"""A segment is at least so many times as long as its header, so that keyframes never are most of a log."""
+RETRY_SHARE = 16
+SEGMENTS_MIN = 4
+"""A bound on all segments is at least so many of them: a ring of few would forget much at once."""
+
+
+class LogUnwritable(Exception):
+    """The log directory cannot be written; one sentence with the remedy."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How long segments and the log may get: `max_bytes` and `max_age_s` of all segments, 0 for no such bound.
+
+    A segment counts from its last frame. Segments are deleted when a new one starts, so an engine that does nothing
+    deletes nothing.
+    """
+
+    segment_bytes: int = log.SEGMENT_SIZE_BYTES
+    max_bytes: int = 0
+    max_age_s: float = 0.0
+
+    @property
+    def segment_bytes_max(self) -> int:
+        """A segment's length: less than `segment_bytes` where the whole log may take little."""
+        return min(self.segment_bytes, self.max_bytes // SEGMENTS_MIN) if self.max_bytes else self.segment_bytes
+
+    @property
+    def segment_age_s_max(self) -> float:
+        """After so long a segment ends even if it is short: what is too old can go only with its segment."""
+        return self.max_age_s / SEGMENTS_MIN
+
+
+UNBOUNDED = Bounds()
+
+
+def open_segments(log_dir: Path, header: SegmentHeader, bounds: Bounds) -> Segments:
+    """Make the directory and the first segment. LogUnwritable if that fails or there is a log already."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        return Segments(log_dir, header, bounds)
+    except FileExistsError as error:
+        raise LogUnwritable(f"{log_dir} holds a log already: give every engine start a directory of its own") from error
+    except OSError as error:
+        raise LogUnwritable(
+            f"the log directory {log_dir} cannot be written ({error}): choose another one or switch the log off"
+        ) from error
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """A segment that is complete; `last_write_s` on the monotonic clock."""
+
+    path: Path
+    size: int
+    last_write_s: float
+
+
+class Segments:
+    """The newest segment file, where the log stands in it, and the older ones.
+
+    `is_due`: the next frame belongs into a new segment, because this one is full or old. `failure` is the last complaint.
+    """
+
+    def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
+        self._dir = log_dir
+        self._bounds = bounds
+        self._closed: deque[_Closed] = deque()
+        self._fd = -1
+        self._torn = False
+        self._written_event = header.first_event
+        self.bytes_written = 0
+        self.bytes_deleted = 0
+        self.failure = ""
+        self._start(header, FIRST_FLAGS)
+
+    def start_next(self, keyframe: bytes) -> None:
+        """Begin the next segment with the state in which its first frame comes; goes on in this one if that fails.
+
+        It follows what was written, not what was lost: the frame after a gap explains the gap.
+        """
+        ended = _Closed(self._dir / log.segment_name(self._header.index), self._size, time.monotonic())
+        try:
+            if self._torn:
+                self._cut()
+            self._start(log.next_header(self._header, self._chain, self._written_event, keyframe), NEXT_FLAGS)
+        except OSError as error:
+            self.failure = str(error)
+            self._full_at = self._size + self._bounds.segment_bytes_max // RETRY_SHARE
+            self.is_due, self._old_at = False, 0.0
+            return
+        self._closed.append(ended)
+        self._delete_oldest()
+
+    def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
+        """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
+        if self._torn:
+            self._cut()
+        digest = log.seal_frame(frame, self._chain, state_digest)
+        try:
+            _write_whole(self._fd, frame)
+        except OSError as error:
+            self._torn, self.failure = True, str(error)
+            self._cut()
+            raise
+        self._size += len(frame)
+        self.bytes_written += len(frame)
+        self._chain, self._written_event = digest, next_event
+        self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _start(self, header: SegmentHeader, flags: int) -> None:
+        data, chain = log.open_segment(header)
+        path = self._dir / log.segment_name(header.index)
+        fd = os.open(path, flags, FILE_MODE)
+        try:
+            _write_whole(fd, data)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
+        self._size, self.is_due = len(data), False
+        self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
+        self._old_at = time.monotonic() + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
+        self.bytes_written += len(data)
+
+    def _delete_oldest(self) -> None:
+        """Keep the bounds, with room for the newest segment to grow."""
+        while self._closed and self._is_too_much(self._closed[0]):
+            try:
+                self._closed[0].path.unlink(missing_ok=True)
+            except OSError as error:
+                self.failure = str(error)
+                return
+            self.bytes_deleted += self._closed.popleft().size
+
+    def _is_too_much(self, oldest: _Closed) -> bool:
+        bounds = self._bounds
+        if bounds.max_age_s and time.monotonic() - oldest.last_write_s > bounds.max_age_s:
+            return True
+        newest = self._full_at + self._full_at // RETRY_SHARE  # it ends with the frame that fills it
+        return bool(bounds.max_bytes) and sum(each.size for each in self._closed) + newest > bounds.max_bytes
+
+    def _cut(self) -> None:
+        """Take a half-written frame off again; as long as that fails nothing may follow it."""
+        os.ftruncate(self._fd, self._size)
+        self._torn = False
+
+
+def _write_whole(fd: int, data: bytes | bytearray) -> None:
+    """One os.write; a short one is an error, because the rest could not follow at once."""
+    written = os.write(fd, data)
+    if written != len(data):
+        raise OSError(f"only {written} of {len(data)} bytes were written")
