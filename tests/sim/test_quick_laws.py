@@ -161,7 +161,7 @@ def wrong(state: State, chance: Chance) -> State:
 def test_quick_forms_see_what_the_laws_see() -> None:
     chance, seen = Chance(7), Counter()
     for state in states(range(300, 330)):
-        for other in (state, wrong(state, chance)):
+        for other in (state, wrong(state, chance), wrong(state, chance)):
             snapshot = Snapshot(other)
             for _, quick, law in QUICK:
                 breaks, holds = broken(law, other), holds_quickly(quick, snapshot)

@@ -10,7 +10,7 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 
 
 POOL = [
-    bug("a double free", "columns_numpy", "left = status[blocks] + 1", "left = status[blocks] + 2", "M1", "M2"),
+    bug("a double free", "columns_numpy", "left = status[blocks] + 1", "left = status[blocks] + 2", "M1", "M2", "Illegal"),
     bug("a block taken with two holders", "pool", "np.full(count, HELD)", "np.full(count, HELD - 1)", "M2"),
     bug("a block taken with its old name", "pool", "return _forget(taken, blocks.tolist()) if pool.kept else taken, blocks",
         "return taken, blocks", "P1", "M1"),
@@ -86,7 +86,7 @@ STEPS = [
         "np.clip(budget + 1 - (ends - wants), 0, wants)", "S1", "Illegal"),
     bug("the budget is one token too small", "columns_numpy", "np.clip(budget - (ends - wants), 0, wants)",
         "np.clip(budget - 1 - (ends - wants), 0, wants)", "S6", "Error", "S2"),
-    bug("a threshold that is ignored", "columns_numpy", "    if threshold:\n", "    if threshold > 99:\n", "S1"),
+    bug("a threshold that is ignored", "columns_numpy", "    if threshold:\n", "    if threshold > 99:\n", "S1", "S3"),
     bug("one block too few at a block's edge", "columns_numpy", "lacks = -(-(cells[columns.COMPUTED] + tokens) // size)",
         "lacks = (cells[columns.COMPUTED] + tokens) // size", "M4"),
     bug("one block more than needed", "columns_numpy", "lacks = -(-(cells[columns.COMPUTED] + tokens) // size)",
@@ -148,7 +148,7 @@ LIVES = [
     bug("a prompt's first chunk owes a token", "admitting", "row[columns.PENDING] = computed == waiting.known",
         "row[columns.PENDING] = computed > 0", "A2", "S2", "samples: True"),
     bug("a limit that moves with each preemption", "admitting", "row[columns.LIMIT] = request.prompt_length + sampling.max_tokens",
-        "row[columns.LIMIT] = waiting.known + sampling.max_tokens", "where alone", "Error", "M2"),
+        "row[columns.LIMIT] = waiting.known + sampling.max_tokens", "where alone", "Error", "M2", "S6"),
     bug("min_tokens counted from the last preemption", "admitting", "row[columns.MIN_KNOWN] = request.prompt_length + ",
         "row[columns.MIN_KNOWN] = waiting.known + ", "where alone"),
     bug("a row that forgets its epoch", "admitting", "= waiting.epoch, request.priority", "= 0, request.priority", "A2"),

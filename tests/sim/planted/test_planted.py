@@ -13,6 +13,8 @@ from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
+CLIENTS = 30
+"""Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS]
 
 
@@ -29,7 +31,7 @@ def hunt(bug: Bug, events_max: int = EVENTS_MAX) -> Find | None:
     seed = events = 0
     with plain_columns(), small_arenas(), planted(bug):
         while events < events_max:
-            simulation = Simulation(scenario(seed))
+            simulation = Simulation(scenario(seed, CLIENTS))
             try:
                 simulation.run_and_require_all()
             except Exception as error:  # any failure of any kind is a find

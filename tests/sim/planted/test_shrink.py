@@ -56,7 +56,7 @@ def bug_named(name: str) -> Bug:
 @pytest.mark.parametrize(
     ("name", "events_max"),
     [("a double free on abort", 6), ("a request comes back in its old epoch", 20), ("the model's end token ignored", 6),
-     ("usage tells the newest hit", 20), ("two futures share an arena", 12)],
+     ("usage tells the newest hit", 30), ("two futures share an arena", 12)],
 )  # fmt: skip
 def test_a_failure_becomes_small(name: str, events_max: int) -> None:
     bug = bug_named(name)

@@ -11,10 +11,6 @@ from vnext.sched.policies import Candidate
 Key = tuple[int | float, ...]
 
 
-def shortest_job(candidate: Candidate) -> Key:
-    return (candidate.prompt_length + candidate.max_tokens,)
-
-
 def fair_share(candidate: Candidate) -> Key:
     return (candidate.id + 4 * (candidate.tenant_before + candidate.tenant_live),)
 
@@ -24,8 +20,9 @@ def crowd_last(candidate: Candidate) -> Key:
     return (candidate.tenant_running, candidate.priority, candidate.arrival_ns)
 
 
-def least_left(candidate: Candidate) -> Key:
-    return (candidate.remaining,)
+def least_computed(candidate: Candidate) -> Key:
+    """Whoever has come furthest gives way: only patience ends that."""
+    return (candidate.computed, candidate.remaining)
 
 
 def last_come(candidate: Candidate) -> Key:
@@ -41,6 +38,6 @@ def scattered(candidate: Candidate) -> Key:
     return ((candidate.id * 7919 + candidate.known * 31 + candidate.computed * 17 + candidate.preemptions) % 13,)
 
 
-FUNCTIONS = (shortest_job, fair_share, crowd_last, least_left, last_come, all_equal, scattered)
+FUNCTIONS = (fair_share, crowd_last, least_computed, last_come, all_equal, scattered)
 POLICIES = tuple(f"{__name__}:{function.__name__}" for function in FUNCTIONS)
 """Their names in a configuration."""

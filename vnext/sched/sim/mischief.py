@@ -119,8 +119,8 @@ def _wrong_admissions(plan: StepPlanned, seen: Snapshot) -> Iterator[dict[str, t
     place = plan.admitted[0][0] if plan.admitted else 0
     yield dict(admitted=((place, 1), (place, 1)))
     others = [other for other in range(count) if other != place]
-    if count > room:
-        yield dict(admitted=tuple((each, 1) for each in (place, *others)[: room + 1]))
+    if count > room:  # seldom refused for its number alone: there must be blocks for all of them
+        yield from [dict(admitted=tuple((each, 1) for each in (place, *others)[: room + 1]))] * 4
     for wrong in (0, -1, seen.state.waiting[place].known + 1, seen.state.config.batch_tokens_max + 1):
         yield dict(admitted=((place, wrong), *plan.admitted[1:]))
 

@@ -63,8 +63,8 @@ def crowd_last(request: Request, tenants: Tenants, *_: int) -> tuple:
     return (tenants.running[request.root], request.priority, request.arrival_ns)
 
 
-def least_left(request: Request, tenants: Tenants, known: int, computed: int, epoch: int) -> tuple:
-    return (len(request.prompt) // 4 + request.sampling.max_tokens - 1 - computed,)
+def least_computed(request: Request, tenants: Tenants, known: int, computed: int, epoch: int) -> tuple:
+    return (computed, len(request.prompt) // 4 + request.sampling.max_tokens - 1 - computed)
 
 
 def scattered(request: Request, tenants: Tenants, known: int, computed: int, epoch: int) -> tuple:
@@ -72,10 +72,9 @@ def scattered(request: Request, tenants: Tenants, known: int, computed: int, epo
 
 
 HOUSE: dict[str, Callable] = {
-    f"{house.__name__}:shortest_job": lambda request, *_: (len(request.prompt) // 4 + request.sampling.max_tokens,),
     f"{house.__name__}:fair_share": fair_share,
     f"{house.__name__}:crowd_last": crowd_last,
-    f"{house.__name__}:least_left": least_left,
+    f"{house.__name__}:least_computed": least_computed,
     f"{house.__name__}:last_come": lambda request, *_: (-request.id,),
     f"{house.__name__}:all_equal": lambda request, *_: (),
     f"{house.__name__}:scattered": scattered,

@@ -7,14 +7,20 @@ decided here and nowhere else.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from vnext.sched.sim.chance import Chance
 from vnext.sched.sim.house import POLICIES
 from vnext.sched.sim.setting import NEVER, Client, Faults, Scenario, capacity
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Sampling
 
+LARGE_RUNNING_MAX = 20
+CROWD = 4
+"""So many times more requests where the batch has room for more than LARGE_RUNNING_MAX."""
 VOCAB_SIZE = 7
 END_TOKEN = 0
+DUELLING = tuple(name for name in POLICIES if name.endswith((":least_computed", ":scattered")))
 SALTS = (("",), ("",), ("", "a"), ("", "a", "b", "c"))
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
@@ -23,7 +29,9 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     """The scenario of one seed."""
     chance = Chance(seed)
     config = draw_config(chance.fork())
-    clients = draw_clients(chance.fork(), config, client_count)
+    if chance.happens(5):
+        config = as_duel(chance.fork(), config)
+    clients = draw_clients(chance.fork(), config, client_count * (CROWD if config.running_max > LARGE_RUNNING_MAX else 1))
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = chance.choose((0, 0, 0, 0, *(chance.between(1, 12) for _ in range(3)), 60))
     return Scenario(
@@ -38,13 +46,18 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
 
 
 def draw_config(chance: Chance) -> SchedulerConfig:
-    chunked, large = chance.happens(75), chance.happens(15)
+    chunked, blocks, rows = chance.happens(75), (1, 16), (1, 8)
+    if chance.happens(15):
+        blocks, rows = (2, 64), (8, LARGE_RUNNING_MAX)
+    elif chance.happens(1):
+        blocks, rows = (100, 600), (LARGE_RUNNING_MAX + 1, 150)
+    few_tokens = chunked and chance.happens(30)
     return SchedulerConfig(
         block_size=chance.choose((1, 2, 3, 4, 4, 5, 16)),
-        block_count=chance.between(2, 64) if large else chance.between(1, 16),
-        batch_tokens_max=chance.between(1, 8) if chunked and chance.happens(30) else chance.between(8, 40 if chunked else 16),
-        running_max=chance.between(8, 20) if large else chance.between(1, 8),
-        model_len_max=chance.choose((8, 24, 60)),
+        block_count=chance.between(*blocks),
+        batch_tokens_max=chance.between(1, 8) if few_tokens else chance.between(8, 40 if chunked else 16) + rows[1] - 8,
+        running_max=chance.between(*rows),
+        model_len_max=200 if rows[1] == 8 and chance.happens(2) else chance.choose((8, 24, 60)),
         prefill_threshold=chance.choose((0, 0, 1, 3)) if chunked else 0,
         prefix_caching=chance.happens(80),
         chunked_prefill=chunked,
@@ -53,6 +66,15 @@ def draw_config(chance: Chance) -> SchedulerConfig:
         eos_token_ids=chance.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
         vocab_size=VOCAB_SIZE if chance.happens(85) else chance.choose((300, 70_000, 70_000)),
     )
+
+
+def as_duel(chance: Chance, config: SchedulerConfig) -> SchedulerConfig:
+    """Few requests that each need the whole cache grow side by side and throw each other out, token by token."""
+    return replace(
+        config, policy=chance.choose(DUELLING), chunked_prefill=True, prefill_threshold=1, running_max=chance.between(2, 4),
+        block_size=chance.choose((1, 2)), block_count=chance.between(3, 8), model_len_max=60,
+        batch_tokens_max=max(config.batch_tokens_max, 4),
+    )  # fmt: skip
 
 
 def draw_faults(chance: Chance, config: SchedulerConfig) -> Faults:
@@ -69,7 +91,7 @@ def draw_faults(chance: Chance, config: SchedulerConfig) -> Faults:
         crash=class_of(1, 80 if logged else 40),
         logged=logged,
         hesitation=class_of(50),
-        illegal=class_of(30, 30),
+        illegal=class_of(30, 50),
         # Nobody is out of order where first come is first served, and no prompt is cut where prompts stay whole.
         whim=class_of(40, 30) if config.policy != "fcfs" and config.chunked_prefill else 0,
         clock_jump_us=10**9 if chance.happens(40) else 0,
@@ -110,6 +132,8 @@ def draw_prompt(chance: Chance, config: SchedulerConfig, histories: list[tuple[i
         return tuple(1 + place % 3 for place in range(min(length, config.model_len_max)))
     if kind == 6:  # no engine serves this
         return (1,) * chance.choose((0, config.model_len_max, 3 * config.model_len_max))
+    if config.policy in DUELLING and config.prefill_threshold == 1 and kind < 60:  # a request alone fills the cache
+        return tuple(chance.between(1, 3) for _ in range(max(capacity(config) - chance.between(1, 4), 1)))
     earlier = chance.choose(histories)
     fresh = [chance.between(1, 3) for _ in range(chance.below(9))]
     prompt = (*earlier[: chance.between(1, len(earlier))], *fresh)
