@@ -64,7 +64,7 @@ SHAPES = {
     ),
     "qwen3-tiny": qwen3(
         hidden_size=64, layer_count=2, head_count=4, kv_head_count=2, head_dim=32, intermediate_size=160,
-        vocab_size=3200, position_count_max=2048, tied=True,
+        vocab_size=3200, position_count_max=2048, tied=False,
     ),
     "llama-135m": llama(  # SmolLM-135M
         hidden_size=576, layer_count=30, head_count=9, kv_head_count=3, head_dim=64, intermediate_size=1536,
