@@ -40,17 +40,17 @@ REFUSALS = [
 ]  # fmt: skip
 
 LOG = [
-    bug("a torn record is damage", "log_read", "if len(payload) < length or not (length or any(data[offset:])):",
-        "if not (length or any(data[offset:])):", "X2"),
-    bug("a log's last frame is overlooked", "log_read", "while offset < size:", "while offset < size - 60:", "X2"),
+    bug("a torn record is damage", "log_read", "if end == 0 or bytes(data[offset:])", "if bytes(data[offset:])", "X2"),
+    bug("a log's last frame is overlooked", "log_read", "while (offset := reading.offset) < size:",
+        "while (offset := reading.offset) < size - 60:", "X2"),
     Bug(name="a token cut off in the log", found_by=("X2",), edits=(
         Edit("state.log_pack", "((token_bound - 1).bit_length() + 7) // 8", "(token_bound - 1).bit_length() // 8"),
-        Edit("state.log_pack", "if tokens and not fits(tokens, width):", "if tokens and width > WIDTH_MAX:"),
+        Edit("state.log_plain", "if any(tokens[place::4].count(0) != count for place in range(width, WIDTH_MAX)):", "if False:"),
     )),
-    bug("a token's third byte is lost", "log_pack", "wide[place::4] = packed[place::width]",
+    bug("a token's third byte is lost", "log_plain", "wide[place::4] = packed[place::width]",
         "wide[place::4] = packed[place % 2 :: width]", "X2", "did not sample", "history changed", "Illegal"),
-    bug("a reset that is not written", "log", "packed = tuple(log_pack.pack(event, width) for event in events)",
-        "packed = tuple(log_pack.pack(event, width) for event in events if len(type(event).__name__) < 16)", "X2"),
+    bug("a reset that is not written", "log_pack", "packed = tuple(_packed(event, width) for event in events)",
+        "packed = tuple(_packed(event, width) for event in events if len(type(event).__name__) < 16)", "X2"),
 ]  # fmt: skip
 
 EDGE_BUGS = [*REFUSALS, *LOG]

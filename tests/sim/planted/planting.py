@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
@@ -19,7 +18,7 @@ import pytest
 
 from vnext.sched.sim.fleet import Fleet
 from vnext.sched.sim.rank import StepResult
-from vnext.state import admitting, columns_numpy, reduce as reducer
+from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, reduce as reducer
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -130,11 +129,10 @@ def on_rank_1(changes: list[Swap]) -> Iterator[None]:
 
 @contextmanager
 def plain_columns() -> Iterator[None]:
-    """The columns' arithmetic in numpy, where bugs can be planted, not its compiled twin."""
+    """The columns' arithmetic in numpy and the log's work in Python, where bugs can be planted, not their compiled twins."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("vnext.") and hasattr(module, "kernels") and "state" in name:
-                patch.setattr(module, "kernels", columns_numpy)
+        patch.setattr(columns, "kernels", columns_numpy)
+        patch.setattr(log_forms, "kernels", log_plain)
         yield
 
 
