@@ -53,4 +53,14 @@ LOG = [
         "packed = tuple(_packed(event, width) for event in events if len(type(event).__name__) < 16)", "X2"),
 ]  # fmt: skip
 
-EDGE_BUGS = [*REFUSALS, *LOG]
+KEYFRAMES = [
+    bug("a keyframe forgets in which epoch a request waits", "keyframe", "(entry.epoch, entry.cached)", "(0, entry.cached)", "X2"),
+    bug("a keyframe forgets a first hit", "keyframe", "(entry.epoch, entry.cached)", "(entry.epoch, -1)", "X2"),
+    bug("a keyframe forgets the order of free blocks", "keyframe", "queue[pool.status.at(free) - pool.head] = free",
+        "queue[np.sort(pool.status.at(free)) - pool.head] = np.sort(free)", "X2", "Illegal"),
+    bug("a keyframe forgets the tokens' digest", "keyframe", "token_digest=state.token_digest,", "token_digest=0,", "X2"),
+    bug("a loaded queue begins elsewhere", "keyframe", "head=frame.head,\n        free=len(valid),", "head=0,\n        free=len(valid),",
+        "X2", "Error", "BadKeyframe"),
+]  # fmt: skip
+
+EDGE_BUGS = [*REFUSALS, *LOG, *KEYFRAMES]
