@@ -41,15 +41,26 @@ REFUSALS = [
 
 LOG = [
     bug("a torn record is damage", "log_read", "if end == 0 or bytes(data[offset:])", "if bytes(data[offset:])", "X2"),
-    bug("a log's last frame is overlooked", "log_read", "while (offset := reading.offset) < size:", "while (offset := reading.offset) < size - 60:", "X2"),
+    bug("a log's last frame is overlooked", "log_read", "while (offset := reading.offset) < size:",
+        "while (offset := reading.offset) < size - 60:", "X2"),
     Bug(name="a token cut off in the log", found_by=("X2",), edits=(
         Edit("state.log_pack", "((token_bound - 1).bit_length() + 7) // 8", "(token_bound - 1).bit_length() // 8"),
-        Edit("state.log_plain", "for place in range(width, WIDTH_MAX)):", "for place in range(WIDTH_MAX, WIDTH_MAX)):"),
+        Edit("state.log_plain", "if any(tokens[place::4].count(0) != count for place in range(width, WIDTH_MAX)):", "if False:"),
     )),
     bug("a token's third byte is lost", "log_plain", "wide[place::4] = packed[place::width]",
         "wide[place::4] = packed[place % 2 :: width]", "X2", "did not sample", "history changed", "Illegal"),
-    bug("a reset that is not written", "log", "packed, width = log_pack.pack_all(events, width)",
-        "packed, width = log_pack.pack_all([event for event in events if len(type(event).__name__) < 16], width)", "X2"),
+    bug("a reset that is not written", "log_pack", "packed = tuple(_packed(event, width) for event in events)",
+        "packed = tuple(_packed(event, width) for event in events if len(type(event).__name__) < 16)", "X2"),
 ]  # fmt: skip
 
-EDGE_BUGS = [*REFUSALS, *LOG]
+KEYFRAMES = [
+    bug("a keyframe forgets in which epoch a request waits", "keyframe", "(entry.epoch, entry.cached)", "(0, entry.cached)", "X2"),
+    bug("a keyframe forgets a first hit", "keyframe", "(entry.epoch, entry.cached)", "(entry.epoch, -1)", "X2"),
+    bug("a keyframe forgets the order of free blocks", "keyframe", "queue[pool.status.at(free) - pool.head] = free",
+        "queue[np.sort(pool.status.at(free)) - pool.head] = np.sort(free)", "X2", "Illegal"),
+    bug("a keyframe forgets the tokens' digest", "keyframe", "token_digest=state.token_digest,", "token_digest=0,", "X2"),
+    bug("a loaded queue begins elsewhere", "keyframe", "head=frame.head,\n        free=len(valid),", "head=0,\n        free=len(valid),",
+        "X2", "Error", "BadKeyframe"),
+]  # fmt: skip
+
+EDGE_BUGS = [*REFUSALS, *LOG, *KEYFRAMES]

@@ -18,7 +18,7 @@ import pytest
 
 from vnext.sched.sim.fleet import Fleet
 from vnext.sched.sim.rank import StepResult
-from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, log_skim, reduce as reducer
+from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, reduce as reducer
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -129,11 +129,10 @@ def on_rank_1(changes: list[Swap]) -> Iterator[None]:
 
 @contextmanager
 def plain_columns() -> Iterator[None]:
-    """The columns' arithmetic and the log's bytes in their plain forms, where bugs can be planted, not the compiled twins."""
+    """The columns' arithmetic in numpy and the log's work in Python, where bugs can be planted, not their compiled twins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "kernels", columns_numpy)
         patch.setattr(log_forms, "kernels", log_plain)
-        patch.setattr(log_forms, "skim", log_skim.skim)
         yield
 
 

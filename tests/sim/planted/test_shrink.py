@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
@@ -13,9 +14,9 @@ from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
 from vnext.replay.source import open_log
 from vnext.replay.verify import verify
-from vnext.sched.sim.shrink import Author, reduced, shrink, simpler_arrivals
+from vnext.sched.sim.shrink import Author, Voice, reduced, shrink, simpler_arrivals
 from vnext.sched.sim.judge import Finding, failing_like, judge, kind_of, told, toy_voice
-from vnext.sched.sim.scenario import VOCAB_SIZE, scenario
+from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.seeds import SeedFailed
 from vnext.sched.sim.setting import NEVER, Faults
 from vnext.sched.sim.simulator import Simulation, simulate
@@ -24,7 +25,9 @@ from vnext.state.events import AnyEvent, RequestArrived, pack_tokens
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 
-VOICE = toy_voice(VOCAB_SIZE)
+
+def voice_of(events: Sequence[AnyEvent]) -> Voice:
+    return toy_voice(events[0].config.vocab_size)
 
 
 def failing_simulation() -> tuple[Simulation, Exception]:
@@ -46,7 +49,7 @@ def failure() -> SeedFailed:
 def shrunk(events: list[AnyEvent]) -> tuple[tuple[AnyEvent, ...], Finding]:
     finding = judge(events)
     assert finding is not None
-    return shrink(events, failing_like(finding.kind), VOICE), finding
+    return shrink(events, failing_like(finding.kind), voice_of(events)), finding
 
 
 def bug_named(name: str) -> Bug:
@@ -73,13 +76,13 @@ def test_a_failure_becomes_small(name: str, events_max: int) -> None:
 def test_a_log_that_is_right_stays_as_it_is() -> None:
     events = simulate(scenario(3)).events
     assert judge(events) is None
-    assert shrink(events, failing_like("M1"), VOICE, folded_max=500) == events
+    assert shrink(events, failing_like("M1"), voice_of(events), folded_max=500) == events
 
 
 def test_what_an_author_writes_is_what_the_simulator_wrote() -> None:
     """The same moves decided anew and sampled again are the same events, with no event left out."""
     events = simulate(scenario(5)).events
-    author = Author(events[0], VOICE)
+    author = Author(events[0], voice_of(events))
     for place, move in enumerate(events[1:]):
         assert author.follow(place, move)
     assert author.events == list(events)
@@ -88,7 +91,7 @@ def test_what_an_author_writes_is_what_the_simulator_wrote() -> None:
 def test_what_is_left_out_is_numbered_anew() -> None:
     events = simulate(scenario(5)).events
     gone = {move.id for move in events[1:] if isinstance(move, RequestArrived) and move.id % 2}
-    author = Author(events[0], VOICE)
+    author = Author(events[0], voice_of(events))
     for place, move in enumerate(events[1:]):
         if not (isinstance(move, RequestArrived) and move.id in gone):
             assert author.follow(place, move)
@@ -137,7 +140,8 @@ def test_fuzz_writes_logs_that_replay_opens(fuzz, tmp_path, capsys) -> None:
         assert not verify(open_log(tmp_path / "seed" / "smallest"), all_laws=True).same
     assert re.search(r"requests \[.*\] leave", capsys.readouterr().err)
     for name in ("whole", "smallest"):
-        assert open_log(tmp_path / "seed" / name).header.index == 0
+        *_, end = open_log(tmp_path / "seed" / name).items()
+        assert end.kind == "complete"
 
 
 def test_a_failure_of_one_rank_is_made_small_by_its_scenario(fuzz, tmp_path, capsys) -> None:

@@ -14,8 +14,10 @@ from vnext.sched.sim.rank import Rank, StepResult, rebuilt
 from vnext.sched.sim.setting import Faults
 from vnext.sched.sim.snapshot import Snapshot
 from vnext.state.digest import digest
-from vnext.state.events import EngineStarted, StepPlanned
+from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
+from vnext.state.keyframe import decode, encode, keyframe, load
 from vnext.state.reduce import reduce, start
+from vnext.state.state import State
 
 CODE_VERSION = "simulated"
 TORN_BYTES_MAX = 200
@@ -34,12 +36,14 @@ class Fleet:
         self._digests: dict[int, int] = {}
         self._tape = Tape(started, CODE_VERSION) if faults.logged else None
         self._written = 1
+        self._loaded: State | None = None
 
     def tell(self) -> StepResult | None:
         """One more event of the core, for all that are not slow; what rank 0 says to it."""
         event, state = self.core.events[-1], self.core.state
         if isinstance(event, StepPlanned) and len(self.ranks) > 1:
             self._digests[event.step] = digest(state)
+        self._follow_keyframe(event)
         said = self.catch_up(0)
         for rank in range(1, len(self.ranks)):
             if not self._chance.happens(self._faults.slow_rank):
@@ -92,6 +96,21 @@ class Fleet:
         if kind != right or len(found) != count or found != self.core.events[:count]:
             raise Divergence(f"X2: {len(found)} events were read, {kind}, where {count} are whole in {size} bytes")
         return found
+
+    def _follow_keyframe(self, event: AnyEvent) -> None:
+        """X2: a state that was loaded from a log's keyframe is the core's, and stays so until the next one is loaded."""
+        if self._tape is None:
+            return
+        state = self.core.state
+        if self._loaded is not None:
+            self._loaded = reduce(self._loaded, event)
+        if state.sequence % WHOLE_CHECK_EVENTS:
+            return
+        if self._loaded is not None:
+            differ = differences(contents(self.core.seen), contents(Snapshot(self._loaded)))
+            if differ or digest(self._loaded) != digest(state):
+                raise Divergence(f"X2: a loaded keyframe has other {', '.join(differ)} after event {state.sequence - 1}")
+        self._loaded = load(decode(encode(keyframe(state), self._tape.width)), state.config)
 
     def end_of_iteration(self) -> None:
         """What the engine core did since the last time becomes one frame of its log."""

@@ -14,18 +14,19 @@ from vnext.state.state import State
 
 
 class Tape:
-    """A segment that grows by frames. Mutable; `ends` says behind how many bytes how many events are whole."""
+    """A segment that grows by frames. Mutable; `width` bytes a token; `ends` says behind how many bytes how many events
+    are whole."""
 
     def __init__(self, started: EngineStarted, code_version: str) -> None:
         header = first_header(started, "full", code_version)
         data, self._chain = open_segment(header)
-        self._width, self._parts = header.token_width, [data]
+        self.width, self._parts = header.token_width, [data]
         self.ends = [(len(data), 1)]
 
     def write(self, events: Sequence[AnyEvent], after: State) -> None:
         """One frame: an iteration of the engine, and the digest of the state that it left."""
         size, count = self.ends[-1]
-        body = encode_body(count, events, (), 0, self._width)
+        body = encode_body(count, events, (), 0, self.width)
         self._chain = chained(self._chain, digest(after), body)
         self._parts.append(encode_frame(self._chain, body))
         self.ends.append((size + len(self._parts[-1]), count + len(events)))

@@ -64,7 +64,7 @@ def draw_config(chance: Chance) -> SchedulerConfig:
         pipeline_depth=chance.choose((1, 2, 2, 3, 4, chance.between(5, 8))),
         policy=chance.choose(("fcfs", "fcfs", "priority", chance.choose(POLICIES))),
         eos_token_ids=chance.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
-        vocab_size=VOCAB_SIZE if chance.happens(85) else chance.choose((300, 70_000, 70_000)),
+        vocab_size=VOCAB_SIZE if chance.happens(80) else chance.choose((300, 70_000, 70_000)),
     )
 
 
@@ -81,7 +81,7 @@ def draw_faults(chance: Chance, config: SchedulerConfig) -> Faults:
     def class_of(percent: int, on: int = 40) -> int:
         return chance.between(1, percent) if chance.happens(on) else 0
 
-    logged = chance.happens(60 if config.vocab_size > VOCAB_SIZE else 8)  # logs pack large tokens otherwise
+    logged = chance.happens(60 if config.vocab_size > VOCAB_SIZE else 15)  # logs pack large tokens otherwise
     return Faults(
         duplicate_result=class_of(40),
         late_result=class_of(40),

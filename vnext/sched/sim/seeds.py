@@ -1,7 +1,7 @@
 """Seeds: all that a seed stands for, and what is left of a seed that fails.
 
 A seed is a scenario and the form of the engine in which it runs: every other one with arenas of a few places, so that
-histories and tables move every few steps, and one of four with the columns' plain form.
+histories and tables move every few steps, and one of four with the plain forms of what is compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vnext.sched.sim.judge import failing_like, fewer_clients, judge, kind_of, t
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.shrink import shrink
 from vnext.sched.sim.simulator import Simulation
-from vnext.state import admitting, columns, columns_numpy, reduce as reducer
+from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, reduce as reducer
 from vnext.state.events import AnyEvent
 
 SMALL_ARENA_PLACES = 8
@@ -50,18 +50,18 @@ class Form:
     """The engine in the form that a seed stands for, inside a `with` block of this process."""
 
     def __init__(self, seed: int) -> None:
-        self.small_arenas, self.plain_columns = seed % 2 == 1, seed % 8 in (4, 5)
-        self._before = (0, 0, columns.kernels)
+        self.small_arenas, self.plain = seed % 2 == 1, seed % 8 in (4, 5)
+        self._before = (0, 0, columns.kernels, log_forms.kernels)
 
     def __enter__(self) -> None:
-        self._before = reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels
+        self._before = reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels
         if self.small_arenas:
             reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE = SMALL_ARENA_PLACES, SMALL_TOKENS_SPARE
-        if self.plain_columns:
-            columns.kernels = columns_numpy
+        if self.plain:
+            columns.kernels, log_forms.kernels = columns_numpy, log_plain
 
     def __exit__(self, *raised: object) -> None:
-        reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels = self._before
+        reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels = self._before
 
 
 def explained(failed: SeedFailed) -> Explanation:
