@@ -176,7 +176,7 @@ def job(options: argparse.Namespace) -> int:
                 failed, simulation = True, failure.simulation
                 explain(failure, options.out / f"seed-{seed}")
             memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            told = dict(job=options.job, seed=seed, events=len(simulation.events), failed=failed, memory_bytes=memory_bytes)
+            told = dict(job=options.job, seed=seed, events=len(simulation.events) - 1, failed=failed, memory_bytes=memory_bytes)
             print(json.dumps(told), flush=True)
             count += 1
     except (KeyboardInterrupt, BrokenPipeError):

@@ -37,6 +37,7 @@ STEP_US = 50
 TOKEN_US = 10
 RETRY_US = 2_000
 STEPS_PER_TOKEN_MAX = 20
+STEPS_PER_TOKEN_MAX_ON_A_WHIM = 200
 
 Kind = Literal["arrival", "abort", "reset", "shutdown", "result", "wake"]
 
@@ -115,6 +116,7 @@ class Simulation:
     def run(self) -> None:
         """Until nothing is due any more."""
         tokens = sum(len(client.prompt) + client.sampling.max_tokens for client in self.scenario.clients)
+        most = tokens * (STEPS_PER_TOKEN_MAX_ON_A_WHIM if self.scenario.faults.whim else STEPS_PER_TOKEN_MAX)
         while self._due:
             self.now_us = self._due[0][0]
             while self._due and self._due[0][0] == self.now_us:
@@ -125,7 +127,7 @@ class Simulation:
                 self.core.require_refused(illegal_event(self.chance, self.core.seen))
             self._plan()
             self.fleet.end_of_iteration()
-            if self.state.planned > STEPS_PER_TOKEN_MAX * tokens:
+            if self.state.planned > most:
                 raise Divergence(f"L1: {self.state.planned} steps for {tokens} tokens, and no end")
 
     def _meet(self, kind: Kind, what: object) -> None:
