@@ -370,5 +370,7 @@ def test_a_sleeping_reader_lets_other_threads_run(waits: futex.WaitMethod | None
     """The compiled form sleeps without Python's lock, else the writer below could never write."""
     writer, reader = both_ends(waits)
     with writer, reader:
-        threading.Timer(0.02, writer.write, (b"from a thread",)).start()
+        timer = threading.Timer(0.02, writer.write, (b"from a thread",))
+        timer.start()
         assert reader.read(timeout_s=30) == b"from a thread"
+        timer.join()  # the message is there before the call that wrote it has returned
