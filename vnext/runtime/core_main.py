@@ -12,6 +12,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -52,9 +54,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> int:
     settings = msgspec.msgpack.decode(enter_child(), type=CoreSettings)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    wake, signals = socket.socketpair()
-    wake_on_signals(signals)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+    with wake_on_signals() as wake, zmq.Context() as context, context.socket(zmq.ROUTER) as front:
         front.set(zmq.SNDHWM, 0)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
@@ -78,11 +78,22 @@ def main() -> int:
     return 0
 
 
-def wake_on_signals(writer: socket.socket) -> None:
-    """SIGTERM writes to this socket, whose other end is polled; it does nothing else."""
+@contextmanager
+def wake_on_signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable at SIGTERM, which does nothing else; SIGTERM is ignored once this has ended.
+
+    The process ends by itself then: a signal that comes late must not write to a socket that is gone.
+    """
+    wake, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with wake, writer:
+        try:
+            yield wake
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
 
 
 def make_executor(settings: CoreSettings) -> Executor:
