@@ -32,6 +32,8 @@ BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
 TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring_plain.py"}  # what the two forms do not share
 HANG_S = 20.0
 PTRACE_TRACEME, PTRACE_SINGLESTEP = 0, 9
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 Account = dict[str, Any]
 ring_reader.WRITER_POLL_S = ring_writer.ALIVE_POLL_S = 0.0005  # thousands of kills: the same code, asked more often
@@ -60,9 +62,10 @@ def die_at(step: int, traced: str) -> None:
 
 
 def fork(work: Callable[[], None]) -> int:
-    """A child that does `work`; exit status 0 when it came to the end."""
+    """A child that does `work`; exit status 0 when it came to the end. It does not outlive its parent."""
     if pid := os.fork():
         return pid
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         work()
         os._exit(0)
@@ -173,7 +176,7 @@ class Stepper:
     """A child that is led through `work`, instruction by instruction, up to a number of changes of the memory."""
 
     def __init__(self) -> None:
-        self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+        self._ptrace = LIBC.ptrace
         self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
         self._ptrace.restype = ctypes.c_long
 
