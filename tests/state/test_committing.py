@@ -194,13 +194,15 @@ def test_long_answers_outgrow_their_first_extent() -> None:
     engine = Engine(block_count=400, block_size=4, model_len_max=1200, batch_tokens_max=1200)
     engine.arrive([1] * 5, max_tokens=1000)
     engine.arrive([2] * 7, max_tokens=900)
-    before = None
+    before, arenas = None, []
     for turn in range(600):
         engine.step(token=1 + turn % 50)
+        arenas += [] if engine.state.tokens.arena in arenas else [engine.state.tokens.arena]
         if turn == 200:
             before, tokens = engine.state, engine.tokens(0)
     assert engine.tokens(0) == [1] * 5 + [1 + turn % 50 for turn in range(600)]
     assert engine.tokens(1) == [2] * 7 + [1 + turn % 50 for turn in range(600)]
+    assert len(arenas) <= 2, "a history that moves takes a place of the same arena; the rest is not copied"
     engine.state = before
     assert engine.tokens(0) == tokens
 

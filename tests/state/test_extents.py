@@ -67,6 +67,17 @@ def test_compaction_keeps_every_extent_and_makes_room(shapes: list[tuple[int, in
     assert all(int(ends[i]) <= int(places[i + 1]) for i in range(len(shapes) - 1)), "extents overlap"
 
 
+def test_a_moved_extent_leaves_the_others_and_its_past_alone() -> None:
+    past = extents.append(extents.append(extents.empty(16), values_of(1, 2)), values_of(3, 4, 5))
+    moved, places = extents.move(past, np.array([2]), np.array([3]), np.array([6]))
+    assert places.tolist() == [5] and moved.used == 11 and moved.arena is past.arena
+    assert extents.read(moved, 5, 3).tolist() == [3, 4, 5]
+    other, _ = extents.move(past, np.array([0]), np.array([2]), np.array([4]))
+    assert other.arena is not moved.arena, "a second future of one state has an arena of its own"
+    assert extents.read(other, 5, 2).tolist() == [1, 2] and extents.read(moved, 5, 3).tolist() == [3, 4, 5]
+    assert extents.read(past, 0, 5).tolist() == [1, 2, 3, 4, 5]
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=8))
 def test_spans_are_the_ranges_one_after_the_other(ranges: list[tuple[int, int]]) -> None:
     at, counts = np.array([a for a, _ in ranges], dtype=np.int64), np.array([c for _, c in ranges], dtype=np.int64)

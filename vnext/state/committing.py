@@ -119,7 +119,7 @@ def _take_tokens(state: State, settled: Settled) -> State:
     rows, tokens = state.rows, extents.own(state.tokens)
     cells = np.empty_like(rows.cells)
     if not column_forms.kernels.take_tokens(rows.cells, cells, settled.rows, settled.tokens, tokens.arena.data):
-        return _take_tokens(_with_places(state, settled), settled)
+        return _take_tokens(_with_places(replace(state, tokens=tokens), settled), settled)
     counters = state.counters
     return replace(
         state,
@@ -132,10 +132,9 @@ def _take_tokens(state: State, settled: Settled) -> State:
 def _with_places(state: State, settled: Settled) -> State:
     """Full histories move to extents twice as large (rarely: see admitting.TOKENS_SPARE)."""
     rows = state.rows
-    sizes = rows.cells[columns.TOKENS_SIZE].copy()
+    sizes = rows.cells[columns.TOKENS_SIZE]
     full = settled.rows[rows.known[settled.rows] >= sizes[settled.rows]]
-    sizes[full] = np.minimum(2 * sizes[full], rows.limit[full])
-    return move_tokens(state, sizes, 0)
+    return move_tokens(state, full, np.minimum(2 * sizes[full], rows.limit[full]))
 
 
 def finish(state: State, gone: list[int], change: Change) -> State:

@@ -96,9 +96,24 @@ def compact(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndar
     starts = np.cumsum(sizes) - sizes
     used = int(sizes.sum())
     data = np.empty(max(extents.capacity, 2 * (used + extra)), dtype=np.int32)
-    for old, new, count in zip(at.tolist(), starts.tolist(), counts.tolist(), strict=True):
-        data[new : new + count] = extents.arena.data[old : old + count]
+    _copy(extents.arena.data, at, data, starts, counts)
     return Extents(Arena(data), used, 0), starts
+
+
+def move(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> tuple[Extents, np.ndarray]:
+    """These extents alone, at new places of the given sizes; the caller has made sure that they fit (see `compact`).
+
+    Arrays are int64[n]. Returns the new places too. What it costs depends on the moved ones only.
+    """
+    starts = extents.used + np.cumsum(sizes) - sizes
+    moved = _claim(extents, extents.used + int(sizes.sum()))
+    _copy(extents.arena.data, at, moved.arena.data, starts, counts)
+    return moved, starts
+
+
+def _copy(old: np.ndarray, at: np.ndarray, new: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+    for source, target, count in zip(at.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        new[target : target + count] = old[source : source + count]
 
 
 def spans(at: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -229,7 +229,9 @@ def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int
 def _with_room(state: State, tokens_places: int, table_places: int) -> State:
     """Arenas with so many places left."""
     if state.tokens.used + tokens_places > state.tokens.capacity:
-        state = move_tokens(state, state.rows.cells[columns.TOKENS_SIZE], tokens_places)
+        rows = state.rows
+        tokens, at = extents.compact(state.tokens, rows.tokens_at, rows.known, rows.cells[columns.TOKENS_SIZE], tokens_places)
+        state = replace(state, tokens=tokens, rows=_with_cells(rows, {columns.TOKENS_AT: at}))
     if state.tables.used + table_places > state.tables.capacity:
         rows = state.rows
         tables, at = extents.compact(state.tables, rows.table_at, rows.blocks, rows.cells[columns.TABLE_SIZE], table_places)
@@ -237,11 +239,14 @@ def _with_room(state: State, tokens_places: int, table_places: int) -> State:
     return state
 
 
-def move_tokens(state: State, sizes: np.ndarray, extra: int) -> State:
-    """All live histories in a fresh arena, with extents of the given sizes (int64[R]) and `extra` places more."""
+def move_tokens(state: State, moving: np.ndarray, sizes: np.ndarray) -> State:
+    """The histories of the rows `moving` (int64[n]) in extents of other sizes (int64[n]), the others where they are."""
+    state = _with_room(state, int(sizes.sum()), 0)
     rows = state.rows
-    tokens, at = extents.compact(state.tokens, rows.tokens_at, rows.known, sizes, extra)
-    return replace(state, tokens=tokens, rows=_with_cells(rows, {columns.TOKENS_AT: at, columns.TOKENS_SIZE: sizes}))
+    tokens, at = extents.move(state.tokens, rows.tokens_at[moving], rows.known[moving], sizes)
+    cells = rows.cells.copy()
+    cells[columns.TOKENS_AT, moving], cells[columns.TOKENS_SIZE, moving] = at, sizes
+    return replace(state, tokens=tokens, rows=Rows(cells))
 
 
 def _with_cells(rows: Rows, fields: dict[int, np.ndarray]) -> Rows:
