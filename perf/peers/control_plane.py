@@ -73,14 +73,19 @@ def main() -> int:
         for round_index in range(next_round(sessions), next_round(sessions) + options.rounds):
             shift = round_index % len(runners)
             sessions += [session(runner, round_index) for runner in runners[shift:] + runners[:shift]]
+            write(options.json, record(before, sessions))
     except EngineError as error:
         print(f"perf.peers.control_plane: {error}", file=sys.stderr)
         return 1
     print(table(rows_of(sessions)))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(record(before, sessions), indent=2) + "\n")
     print(f"written: {options.json}")
     return 0
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """After every round, so that an interrupted run keeps those that it did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def parse_options() -> argparse.Namespace:

@@ -13,7 +13,8 @@ source "$TREE/scripts/_setup.sh"
 install_torch() { pip_install "$(grep '^torch==' "$ROOT/constraints.txt")"; }
 
 # vLLM's wheel alone (330 MB): what it asks for is a CUDA build of torch. Then what its scheduler imports, no more.
-VLLM_IMPORTS=(aiohttp blake3 cachetools cloudpickle fastapi msgspec openai pillow prometheus_client psutil py-cpuinfo pyzmq)
+VLLM_IMPORTS=(aiohttp blake3 cachetools cloudpickle fastapi msgspec openai pillow prometheus_client psutil py-cpuinfo pyzmq
+    requests)
 install_vllm() {
     install_torch
     pip_install "${VLLM_IMPORTS[@]}" "${@:2}"
