@@ -131,7 +131,7 @@ def test_plan_decode(benchmark, request_count: int) -> None:
 
 
 def test_loop(benchmark) -> None:
-    """1,000 turns of an empty loop: by this figure of the machine others' records may be scaled."""
+    """1,000 turns of an empty loop: whether two records are of machines that run Python equally fast."""
 
     def loop() -> None:
         for _ in range(1000):
