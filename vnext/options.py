@@ -24,6 +24,7 @@ from vnext.version import __version__
 API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
     "dtype": "number type of weights and cache; auto takes the checkpoint's",
+    "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
     "seed": "roots the keys of requests that bring no seed (default: a fresh one)",
     "max_model_len": "tokens of one request, answer included (default: the model's)",
     "max_num_seqs": "requests in the batch",

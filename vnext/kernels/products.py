@@ -1,7 +1,8 @@
 """Reference products with weights, in plain torch on any device, and the packing that comes before them.
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
-back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing.
+back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
+`quantization` "int8" gives whole numbers (quantized.py), whose dtype is that of their activations, bfloat16.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """
@@ -15,32 +16,38 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from vnext.kernels import quantized
+from vnext.kernels.quantized import Int8Weight
 from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
 
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
 
-def pack_weight(weight: torch.Tensor) -> Any:
+def pack_weight(weight: torch.Tensor, quantization: str = "none") -> Any:
     """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. It may be the same tensor."""
-    return weight
+    return _rounded(weight, quantization)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
+def pack_gated_weight(weight: torch.Tensor, activation: str, quantization: str = "none") -> Any:
     """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
-    return weight
+    return _rounded(weight, quantization)
 
 
-def pack_experts(weights: torch.Tensor, activation: str) -> Any:
+def pack_experts(weights: torch.Tensor, activation: str, quantization: str = "none") -> Any:
     """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
 
     `activation` is that of weights that hold gate and up, "" for others.
     """
-    return weights
+    return _rounded(weights, quantization)
+
+
+def _rounded(weight: torch.Tensor, quantization: str) -> Any:
+    return quantized.quantize(weight) if quantization == "int8" else weight
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
-    product = functional.linear(x, weight)
+    product = _sums(x, weight).to(x.dtype)
     return product if bias is None else product.add_(bias)
 
 
@@ -54,7 +61,12 @@ def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activa
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """hidden [S, in] times weight [vocabulary, in] -> float32 [S, vocabulary]."""
-    return functional.linear(hidden, weight).float()
+    return _sums(hidden, weight).float()
+
+
+def _sums(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    """x times weight, in float32 where the weight is of whole numbers, else in x's dtype."""
+    return quantized.product(x, weight) if isinstance(weight, Int8Weight) else functional.linear(x, weight)
 
 
 def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

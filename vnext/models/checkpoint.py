@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from vnext.models.json_keys import read_json
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 HEADER_SIZE_MAX = 100_000_000
+DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+"""The files' names of what can be read."""
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
@@ -39,6 +42,12 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._handles
 
+    def dtype(self, name: str) -> torch.dtype | None:
+        """A tensor's dtype in its file, None where `part` would refuse it."""
+        if name not in self._handles:
+            return None
+        return DTYPES.get(self._handles[name].get_slice(name).get_dtype())
+
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError."""
         if name not in self._handles:
@@ -50,9 +59,9 @@ class Checkpoint:
                 f"tensor {name!r} in {self._files[name]} has the shape {list(found)} but config.json asks for "
                 f"{list(shape)}; the two files do not belong together"
             )
-        if view.get_dtype() not in ("F32", "F16", "BF16"):
+        if view.get_dtype() not in DTYPES:
             raise ModelError(
-                f"tensor {name!r} in {self._files[name]} has the dtype {view.get_dtype()}; supported are F32, F16, BF16"
+                f"tensor {name!r} in {self._files[name]} has the dtype {view.get_dtype()}; supported are {', '.join(DTYPES)}"
             )
         return view[ranges]
 

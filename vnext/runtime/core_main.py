@@ -110,6 +110,7 @@ def make_executor(settings: CoreSettings) -> Executor:
             rendezvous=rendezvous,
             model_path=settings.model_path,
             dtype=engine.dtype,
+            quantization=engine.quantization,
             device=settings.device,
             threads=threads,
             block_size=engine.block_size,

@@ -27,7 +27,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     start_threads(settings.threads)
     parallel = join_group(settings.rank, settings.world_size, rendezvous)
     progress = _Bar() if settings.rank == 0 else None
-    runner = ModelRunner(Path(settings.model_path), settings.dtype, settings.device, parallel, progress)
+    path = Path(settings.model_path)
+    runner = ModelRunner(path, settings.dtype, settings.device, parallel, progress, settings.quantization)
     return Rank(settings.rank, runner), runner
 
 
@@ -46,8 +47,15 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
-        environment=describe_process(settings.device),
+        environment=describe_process(settings.device) | describe_numbers(settings, runner),
     )
+
+
+def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
+    """How this rank holds and multiplies its numbers: with the checkpoint's digest, what a replay must have alike."""
+    kernels = native.level().name if native.is_built() and settings.device == "cpu" else "plain torch"
+    dtype = str(runner.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
 
 
 def default_cache_bytes(settings: RankSettings) -> int:

@@ -36,23 +36,29 @@ class ModelRunner:
     """Parameters and cache of one rank. `make_cache` comes before the first `run`."""
 
     def __init__(
-        self, path: Path, dtype: str, device: torch.device | str, parallel: Parallel, progress: Progress | None = None
+        self,
+        path: Path,
+        dtype: str,
+        device: torch.device | str,
+        parallel: Parallel,
+        progress: Progress | None = None,
+        quantization: str = "none",
     ) -> None:
         self.config: ModelConfig = load_config(path)
         self.device = torch.device(device)
-        self._dtype = choose_dtype(dtype, self.config)
+        self.dtype = choose_dtype(dtype, self.config, quantization)
         self._parallel = parallel
         self._family = family(self.config.architecture)
-        self._params = load_params(path, self.config, parallel, self._dtype, self.device, progress)
+        self._params = load_params(path, self.config, parallel, self.dtype, self.device, progress, quantization)
         self._kv = None
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block on this rank."""
-        return kv_bytes_per_block(self.config, block_size, self._dtype, self._parallel)
+        return kv_bytes_per_block(self.config, block_size, self.dtype, self._parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
         """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
-        self._kv = make_kv_cache(self.config, block_count, block_size, self._dtype, self.device, self._parallel)
+        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self._parallel)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutputs:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
 
@@ -21,11 +22,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
-    `seed` roots the keys of unseeded requests. `threads` are those of each rank.
+    `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `seed` roots the keys of unseeded
+    requests. `threads` are those of each rank.
     """
 
     model: str = ""
     dtype: Dtype = "auto"
+    quantization: Quantization = "none"
     seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -59,6 +62,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str
     model_path: str
     dtype: str
+    quantization: str
     device: str
     threads: int
     block_size: int

@@ -47,27 +47,32 @@ class PackedExperts(NamedTuple):
 _arena = Arena()
 
 
-def pack_weight(weight: torch.Tensor) -> Any:
-    """As products.pack_weight; float16 stays plain."""
-    return _packed(weight, "")
+def pack_weight(weight: torch.Tensor, quantization: str = "none") -> Any:
+    """As products.pack_weight; float16 stays plain unless it is quantised."""
+    return _packed(weight, "", quantization)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
-    """As products.pack_gated_weight; float16 stays plain."""
-    return _packed(weight, activation)
+def pack_gated_weight(weight: torch.Tensor, activation: str, quantization: str = "none") -> Any:
+    """As products.pack_gated_weight; float16 stays plain unless it is quantised."""
+    return _packed(weight, activation, quantization)
 
 
-def _packed(weight: torch.Tensor, gate: str) -> Any:
+def _packed(weight: torch.Tensor, gate: str, quantization: str) -> Any:
+    int8 = quantization == "int8"
+    if int8 and weight.dtype is torch.float16:
+        weight = weight.float()
     if weight.dtype not in PACKED_TYPES:
         return weight
-    return Packed(packing.pack(weight, gate=gate, arena=_arena), tuple(weight.shape), weight.dtype)
+    packed = packing.pack(weight, gate=gate, int8=int8, arena=_arena)
+    return Packed(packed, tuple(weight.shape), packed.dtype)
 
 
-def pack_experts(weights: torch.Tensor, activation: str) -> Any:
-    """As products.pack_experts; float16 stays plain."""
-    if weights.dtype not in PACKED_TYPES:
+def pack_experts(weights: torch.Tensor, activation: str, quantization: str = "none") -> Any:
+    """As products.pack_experts; float16 stays plain unless it is quantised."""
+    if weights.dtype not in PACKED_TYPES and quantization == "none":
         return weights
-    return PackedExperts(tuple(_packed(weight, activation) for weight in weights), tuple(weights.shape), weights.dtype)
+    packed = tuple(_packed(weight, activation, quantization) for weight in weights)
+    return PackedExperts(packed, tuple(weights.shape), packed[0].dtype)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
