@@ -36,7 +36,10 @@ class Int8Weight(NamedTuple):
 
 
 def quantize(weight: torch.Tensor) -> Int8Weight:
-    """weight [..., out, in], finite, of any float dtype -> round(w / s), halves to even, with s = largest |w| of the output / 127."""
+    """weight [..., out, in], finite, of any float dtype: round(w / s), halves to even, s = largest |w| of the output / 127.
+
+    An output of zeros, or one so small that its s would be zero, has s = 1.
+    """
     wide = weight.float()
     scales = wide.abs().amax(-1) / LARGEST
     scales = torch.where(scales > 0, scales, 1.0)
