@@ -10,7 +10,7 @@ from checkpoints import PLAIN, random_tensors, save_checkpoint
 from model_helpers import Chunk, Model, ThreadGroup, load_model
 
 from vnext.kernels.cpu import native
-from vnext.kernels.quantized import Int8Weight, quantize
+from vnext.kernels.forms import Int8Weight, quantize
 from vnext.models.errors import ModelError
 from vnext.models.config import load_config
 from vnext.models.sharding import Parallel, alone

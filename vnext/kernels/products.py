@@ -2,7 +2,8 @@
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
 back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
-`quantization` "int8" gives whole numbers (quantized.py), whose dtype is that of their activations, bfloat16.
+the form "int8" gives whole numbers (forms.py), whose dtype is that of their activations, bfloat16, and "wide" a
+weight whose products are made in float32, where one code path of MKL is the same for any number of rows.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """
@@ -14,40 +15,34 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from vnext.kernels import quantized
-from vnext.kernels.quantized import Int8Weight
+from vnext.kernels import forms
 from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
 
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
 
-def pack_weight(weight: torch.Tensor, quantization: str = "none") -> Any:
+def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
     """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. It may be the same tensor."""
-    return _rounded(weight, quantization)
+    return forms.formed(weight, form)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str, quantization: str = "none") -> Any:
+def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
     """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
-    return _rounded(weight, quantization)
+    return forms.formed(weight, form)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, quantization: str = "none") -> Any:
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
     """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
 
     `activation` is that of weights that hold gate and up, "" for others.
     """
-    return _rounded(weights, quantization)
-
-
-def _rounded(weight: torch.Tensor, quantization: str) -> Any:
-    return quantized.quantize(weight) if quantization == "int8" else weight
+    return forms.formed(weights, form)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
-    product = _sums(x, weight).to(x.dtype)
+    product = forms.sums(x, weight).to(x.dtype)
     return product if bias is None else product.add_(bias)
 
 
@@ -61,12 +56,7 @@ def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activa
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """hidden [S, in] times weight [vocabulary, in] -> float32 [S, vocabulary]."""
-    return _sums(hidden, weight).float()
-
-
-def _sums(x: torch.Tensor, weight: Any) -> torch.Tensor:
-    """x times weight, in float32 where the weight is of whole numbers, else in x's dtype."""
-    return quantized.product(x, weight) if isinstance(weight, Int8Weight) else functional.linear(x, weight)
+    return forms.sums(hidden, weight).float()
 
 
 def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

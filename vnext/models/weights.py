@@ -44,14 +44,16 @@ def load_params(
     device: torch.device | str,
     progress: Progress | None = None,
     quantization: str = "none",
+    wide: bool = False,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
 
-    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16.
+    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `wide`: products that
+    plain torch makes are made in float32.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization)
+        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, wide)
         params = family(config.architecture).assemble(loader, config)
         loader.finish()
     return params
@@ -78,6 +80,7 @@ class Loader:
         device: torch.device,
         progress: Progress | None,
         quantization: str = "none",
+        wide: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
@@ -85,7 +88,8 @@ class Loader:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._quantization = quantization
+        self._exact_form = "wide" if wide and dtype != torch.float32 else "plain"
+        self._form = self._exact_form if quantization == "none" else quantization
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._operations = operations(device.type)
         self._done_bytes = 0
@@ -107,12 +111,12 @@ class Loader:
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
         if exact:
-            return self._operations.pack_weight(self.fused(names))
-        return self._operations.pack_weight(self._source(names), self._quantization)
+            return self._operations.pack_weight(self.fused(names), self._exact_form)
+        return self._operations.pack_weight(self._source(names), self._form)
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._operations.pack_gated_weight(self._source(names), self._config.activation, self._quantization)
+        return self._operations.pack_gated_weight(self._source(names), self._config.activation, self._form)
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
@@ -122,7 +126,7 @@ class Loader:
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite(target, names)
-        return self._operations.pack_experts(target, self._config.activation if gated else "", self._quantization)
+        return self._operations.pack_experts(target, self._config.activation if gated else "", self._form)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor on the device, its dtype kept."""
@@ -145,14 +149,14 @@ class Loader:
 
     def _packing_dtype(self, names: tuple[str, ...]) -> torch.dtype:
         """What is quantised is rounded once, from the checkpoint's own numbers, which float32 holds all."""
-        if self._quantization == "none":
+        if self._form != "int8":
             return self._dtype
         kinds = {self._checkpoint.dtype(name) for name in names}
         return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float32
 
     def _check_finite(self, weight: torch.Tensor, names: tuple[str, ...]) -> None:
         """Raise ModelError for what no scale can hold. One pass: a NaN is both bounds."""
-        if self._quantization != "none" and not torch.stack(torch.aminmax(weight)).isfinite().all():
+        if self._form == "int8" and not torch.stack(torch.aminmax(weight)).isfinite().all():
             raise ModelError(
                 f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
                 "leave --quantization out or repair the checkpoint"

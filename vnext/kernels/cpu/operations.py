@@ -47,31 +47,31 @@ class PackedExperts(NamedTuple):
 _arena = Arena()
 
 
-def pack_weight(weight: torch.Tensor, quantization: str = "none") -> Any:
-    """As products.pack_weight; float16 stays plain unless it is quantised."""
-    return _packed(weight, "", quantization)
+def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
+    """As products.pack_weight; float16 is the reference's unless it becomes int8."""
+    return _packed(weight, "", form)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str, quantization: str = "none") -> Any:
-    """As products.pack_gated_weight; float16 stays plain unless it is quantised."""
-    return _packed(weight, activation, quantization)
+def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
+    """As products.pack_gated_weight; float16 is the reference's unless it becomes int8."""
+    return _packed(weight, activation, form)
 
 
-def _packed(weight: torch.Tensor, gate: str, quantization: str) -> Any:
-    int8 = quantization == "int8"
+def _packed(weight: torch.Tensor, gate: str, form: str) -> Any:
+    int8 = form == "int8"
     if int8 and weight.dtype is torch.float16:
         weight = weight.float()
     if weight.dtype not in PACKED_TYPES:
-        return weight
+        return products.pack_weight(weight, form)
     packed = packing.pack(weight, gate=gate, int8=int8, arena=_arena)
     return Packed(packed, tuple(weight.shape), packed.dtype)
 
 
-def pack_experts(weights: torch.Tensor, activation: str, quantization: str = "none") -> Any:
-    """As products.pack_experts; float16 stays plain unless it is quantised."""
-    if weights.dtype not in PACKED_TYPES and quantization == "none":
-        return weights
-    packed = tuple(_packed(weight, activation, quantization) for weight in weights)
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
+    """As products.pack_experts; float16 is the reference's unless it becomes int8."""
+    if weights.dtype not in PACKED_TYPES and form != "int8":
+        return products.pack_experts(weights, activation, form)
+    packed = tuple(_packed(weight, activation, form) for weight in weights)
     return PackedExperts(packed, tuple(weights.shape), packed[0].dtype)
 
 
@@ -118,6 +118,8 @@ def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
     contracts.check_embedding_rows(table, ids, first)
     if isinstance(table, Packed):
         return packing.rows_of(table.linear, ids, first)
+    if not isinstance(table, torch.Tensor):
+        return references.embedding_rows(table, ids, first)
     return rows.table_rows(table, ids, first)
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from cpu_levels import LEVELS, ROUNDING, draw, needs_native, using, within
 
-from vnext.kernels import quantized
+from vnext.kernels import forms
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cpu import linear as packing
 from vnext.kernels.cpu.native import Level
-from vnext.kernels.quantized import Int8Weight, quantize
+from vnext.kernels.forms import Int8Weight, quantize
 from vnext.kernels.table import Operations, operations, plain_operations
 
 SHAPES = [(96, 160), (100, 70), (33, 31), (1, 1), (40, 33)]
@@ -53,9 +53,9 @@ def test_an_expert_is_quantised_as_if_alone() -> None:
         assert torch.equal(together[expert].values, alone.values) and torch.equal(together[expert].scales, alone.scales)
 
 
-def test_an_unknown_quantization_is_refused() -> None:
+def test_an_unknown_form_is_refused() -> None:
     for choice in (operations("cpu"), plain_operations()):
-        with pytest.raises(ContractError, match="quantization 'int3' is not known; there are: none, int8"):
+        with pytest.raises(ContractError, match="the form 'int3' of a weight is not known; there are: plain, int8, wide"):
             choice.pack_weight(draw(4, 4), "int3")
 
 
@@ -66,7 +66,7 @@ def test_packed_bits_are_the_plain_ones(outputs: int, inputs: int, dtype: torch.
     """Rows bring back every value and scale; ids outside give zeros."""
     weight = odd_weight(outputs, inputs, dtype)
     packed, ids = packing.pack(weight, int8=True), torch.arange(outputs)
-    assert torch.equal(packing.rows_of(packed, ids), quantized.rows_of(quantize(weight), ids))
+    assert torch.equal(packing.rows_of(packed, ids), forms.rows(quantize(weight), ids))
     assert not packing.rows_of(packed, torch.tensor([-1, outputs])).any()
     assert packing.rows_of(packed, ids + 7, 7).equal(packing.rows_of(packed, ids))
 
@@ -107,7 +107,7 @@ def test_operations_multiply_by_the_rounded_weight(source: Operations) -> None:
     within(product, exact, bound)
     assert torch.equal(source.linear(x, packed, bias), product + bias)
     ids = torch.tensor([0, 69, 5, 70, -1])
-    expected = quantized.rows_of(rounded, ids.clamp(0, 69)).masked_fill(((ids < 0) | (ids > 69))[:, None], 0.0)
+    expected = forms.rows(rounded, ids.clamp(0, 69)).masked_fill(((ids < 0) | (ids > 69))[:, None], 0.0)
     assert torch.equal(source.embedding_rows(packed, ids, 0), expected)
 
 
@@ -131,3 +131,15 @@ def test_experts_agree_with_the_plain_ones() -> None:
         for each in (chosen, plain)
     )
     torch.testing.assert_close(found, expected, rtol=2.0**-6, atol=2.0**-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_wide_weight_is_multiplied_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    source = plain_operations()
+    weight, x = draw(70, 100, dtype=dtype), draw(9, 100, dtype=dtype)
+    wide = source.pack_weight(weight, "wide")
+    assert wide.shape == weight.shape and wide.dtype == dtype
+    exact = torch.nn.functional.linear(x.float(), weight.float())
+    assert torch.equal(source.linear(x, wide, None), exact.to(dtype)) and torch.equal(source.logits(x, wide), exact)
+    assert torch.equal(source.embedding_rows(wide, torch.tensor([3, 69]), 0), weight[[3, 69]])
+    assert torch.equal(source.pack_experts(weight.view(2, 35, 100), "", "wide")[1].weight, weight[35:])
