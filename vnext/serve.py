@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -149,11 +149,18 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     print(
         f"vnext: model    {engine.ready.model}: {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
+        f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
         "vnext: Ctrl-C stops",
         flush=True,
     )
+
+
+def invariance_line(environment: Mapping[str, str]) -> str:
+    """Whether tokens depend on the batch, as the first rank said it."""
+    holds, _, why = environment.get("batch_invariant", "no: unknown").partition(": ")
+    return f"a request's tokens {'do not' if holds == 'yes' else 'may'} depend on its batch ({why})"
 
 
 def curl_line(settings: ServerSettings, chat: bool) -> str:

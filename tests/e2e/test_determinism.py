@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from vnext.kernels.cpu import native
 from vnext.llm import LLM
 from vnext.replay.source import open_log
+from vnext.runtime.determinism import cpu_flags, has_strict_path
 from vnext.sampling_params import SamplingParams
 
 PROMPT_COUNT = 48
@@ -91,3 +93,14 @@ def test_two_ranks_of_int8_weights(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     found = open_log(folder).header.started.environment
     assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
+
+
+def test_sixteen_bits_in_plain_torch_when_it_is_asked_for(tmp_path: Path) -> None:
+    """float16 is not the compiled kernels' business, so torch's own products serve."""
+    if not (torch.backends.mkl.is_available() and has_strict_path(cpu_flags())):
+        pytest.skip("this torch has no MKL with one code path for any number of rows")
+    settings = {"dtype": "float16", "deterministic": True}
+    expected = answers(together=False, log="shape", log_dir=str(tmp_path), **settings)
+    assert answers(together=True, max_num_batched_tokens=24, **settings) == expected
+    (folder,) = tmp_path.iterdir()
+    assert open_log(folder).header.started.environment["batch_invariant"].startswith("yes: plain torch, products of float16")

@@ -97,6 +97,7 @@ def load_model(
     parallel: Parallel | None = None,
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
+    wide: bool = False,
 ) -> Model:
     """The checkpoint in `path` on the CPU, in float32 unless told otherwise."""
     from vnext.models.config import load_config
@@ -107,7 +108,7 @@ def load_model(
     parallel = parallel or alone()
     config = load_config(path)
     module = family(config.architecture)
-    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization)
+    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, wide=wide)
     kv = make_kv_cache(config, block_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)
 

@@ -111,6 +111,7 @@ def make_executor(settings: CoreSettings) -> Executor:
             model_path=settings.model_path,
             dtype=engine.dtype,
             quantization=engine.quantization,
+            deterministic=engine.deterministic,
             device=settings.device,
             threads=threads,
             block_size=engine.block_size,
@@ -118,7 +119,7 @@ def make_executor(settings: CoreSettings) -> Executor:
         )
 
     if engine.executor == "inproc":
-        prepare_process(threads)
+        prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
     return MpExecutor(engine.tensor_parallel_size, Path(settings.run_dir), settings_of)
 
@@ -132,7 +133,11 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s)
     recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
     ready = EngineReady(
-        config=started.config, model=started.model, world_size=started.world_size, log_dir=settings.log_dir
+        config=started.config,
+        model=started.model,
+        world_size=started.world_size,
+        log_dir=settings.log_dir,
+        environment=started.environment,
     )
     seed = settings.engine.seed
     clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)

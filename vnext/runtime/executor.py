@@ -17,7 +17,7 @@ import zmq
 from vnext.runtime.children import Child, check_alive, start_child, terminate_all
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.ring import RingWriter
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.settings import RankSettings, SettingsError
 
 POLL_MS = 200
 STOP_GRACE_S = 5.0
@@ -140,7 +140,7 @@ class InprocExecutor:
 
         try:
             self._rank, runner = load_rank(self._settings, Path(self._settings.rendezvous))
-        except ModelError as error:
+        except (ModelError, SettingsError) as error:
             raise RankStartFailed(str(error)) from error
         return (ready_message(self._settings, runner),)
 

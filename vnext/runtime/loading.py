@@ -23,12 +23,14 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load in a blink: no bar
 
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
-    """This rank with its weights. Raises ModelError."""
+    """This rank with its weights. Raises ModelError, SettingsError."""
     start_threads(settings.threads)
     parallel = join_group(settings.rank, settings.world_size, rendezvous)
     progress = _Bar() if settings.rank == 0 else None
     path = Path(settings.model_path)
-    runner = ModelRunner(path, settings.dtype, settings.device, parallel, progress, settings.quantization)
+    runner = ModelRunner(
+        path, settings.dtype, settings.device, parallel, progress, settings.quantization, settings.deterministic
+    )
     return Rank(settings.rank, runner), runner
 
 
@@ -55,7 +57,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     """How this rank holds and multiplies its numbers: with the checkpoint's digest, what a replay must have alike."""
     kernels = native.level().name if native.is_built() and settings.device == "cpu" else "plain torch"
     dtype = str(runner.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    return numbers | {"batch_invariant": str(runner.invariance)}
 
 
 def default_cache_bytes(settings: RankSettings) -> int:

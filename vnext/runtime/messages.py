@@ -66,6 +66,7 @@ class EngineReady(Message, tag=10):
     model: str
     world_size: int
     log_dir: str
+    environment: dict[str, str] = {}
 
 
 class RequestRefused(Message, tag=11):

@@ -22,13 +22,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
-    `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `seed` roots the keys of unseeded
-    requests. `threads` are those of each rank.
+    `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
+    not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
+    those of each rank.
     """
 
     model: str = ""
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
+    deterministic: bool | None = None
     seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -63,6 +65,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     dtype: str
     quantization: str
+    deterministic: bool | None
     device: str
     threads: int
     block_size: int

@@ -266,6 +266,11 @@ FUNCTIONS = (
 """What the kernels serve; the rest of the table stays the references'."""
 
 
+def serves_all(head_dim: int) -> bool:
+    """Whether every product and the attention of a float32 or bfloat16 model are these kernels', none a reference's."""
+    return native.is_built() and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0
+
+
 def describe() -> str:
     """Where the code is and which instruction set serves, for the table's rows."""
     return f"{SUMMARY}: {native.level().name.lower()}"
