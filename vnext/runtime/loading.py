@@ -12,7 +12,7 @@ from vnext.kernels.cpu import native
 from vnext.models.checkpoint import fingerprint
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
-from vnext.runtime.messages import RankReady
+from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
 from vnext.runtime.settings import RankSettings
@@ -45,6 +45,11 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
     """What the engine core needs to size the cache."""
     budget = settings.kv_cache_bytes or default_cache_bytes(settings)
     return RankReady(
+        model=ModelFacts(
+            vocab_size=runner.config.vocab_size,
+            position_count_max=runner.config.position_count_max,
+            eos_token_ids=runner.config.eos_token_ids,
+        ),
         rank=settings.rank,
         block_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),

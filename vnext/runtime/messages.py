@@ -125,9 +125,18 @@ EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDie
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
 
+class ModelFacts(Message):
+    """What decisions need of a model: its vocabulary, the longest context in tokens, the tokens that end an answer."""
+
+    vocab_size: int
+    position_count_max: int
+    eos_token_ids: tuple[int, ...]
+
+
 class RankReady(Message, tag=20):
     """The weights are loaded; `block_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
 
+    model: ModelFacts
     rank: int
     block_count_max: int
     block_bytes: int

@@ -54,6 +54,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     check_laws: bool = False
 
 
+class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What launch.py decided: `model_path` is a folder, `log_dir` this start's own, `run_dir` holds the sockets."""
+
+    engine: EngineSettings
+    model_path: str
+    device: str
+    address: str
+    run_dir: str
+    log_dir: str
+
+
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
 

@@ -32,8 +32,11 @@ class Arena:
 
 
 def huge(size_bytes: int) -> torch.Tensor:
-    """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them."""
-    area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES)
+    """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them.
+
+    Private: what could be shared counts as shared memory, for which Linux gives no huge pages unless told to.
+    """
+    area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(area, dtype=torch.uint8)
