@@ -182,6 +182,7 @@ class Loader:
                 target[row : row + piece.shape[0]].copy_(piece)
                 row += part.size
                 above += axis_size(axis, self._config)
+            self._checkpoint.release(name)
 
     def _read(self, name: str, layout: Layout, rows: slice) -> torch.Tensor:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""
