@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vnext.kernels.cpu.memory import apart
 from vnext.kernels.table import operations
 from vnext.models.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.config import DTYPES, ModelConfig
@@ -32,6 +33,7 @@ from vnext.models.sharding import (
 
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
+APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 Progress = Callable[[int, int], None]
 """Called with (bytes dealt with, bytes of all files) as loading goes on; the last call has both equal."""
 
@@ -122,7 +124,7 @@ class Loader:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
         names = tuple(name for group in groups for name in group)
         shape = (len(groups), *self._local_shape(groups[0]))
-        target = torch.zeros(shape, dtype=self._packing_dtype(names), device=self._device)
+        target = self._zeros(shape, self._packing_dtype(names))
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite(target, names)
@@ -137,9 +139,16 @@ class Loader:
         self._report(self._checkpoint.size_bytes)
 
     def _fused(self, names: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
-        target = torch.zeros(self._local_shape(names), dtype=dtype, device=self._device)
+        target = self._zeros(self._local_shape(names), dtype)
         self._fill(target, names)
         return target
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Most are packed and then thrown away."""
+        size_bytes = prod(shape) * dtype.itemsize
+        if self._device.type != "cpu" or size_bytes < APART_BYTES_MIN:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+        return apart(size_bytes).view(dtype).view(shape)
 
     def _source(self, names: tuple[str, ...]) -> torch.Tensor:
         """`fused`, as exact as packing wants it."""
