@@ -17,10 +17,10 @@ from vnext.kernels.cpu import native
 from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
 from vnext.models.config import DTYPES
-from vnext.state.columns import implementation
 from vnext.options import DoctorCommand
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
 from vnext.runtime.ring_memory import implementation as ring_implementation
+from vnext.state import columns, log_forms, tails
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -47,7 +47,9 @@ def examine() -> dict[str, Any]:
         "torch": torch_facts(),
         "gpus": found,
         "compilers": compilers(),
-        "columns": implementation(),
+        "columns": columns.implementation(),
+        "log": log_forms.implementation(),
+        "tails": tails.implementation(),
         "ring": ring_implementation(),
         "cpu_kernels": cpu_kernels(),
         "batch_invariant": batch_invariant(),
@@ -141,6 +143,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
+        ("log", f"{report['log']} writer, {report['tails']} tails"),
         ("ring", f"{report['ring']} operations"),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]

@@ -53,6 +53,10 @@ class Executor(Protocol):
     def stall_count(self) -> int:
         """How often a rank was too far behind."""
 
+    @property
+    def stall_seconds(self) -> float:
+        """How long that held everybody up, in all."""
+
     def stop(self) -> None:
         """End the ranks."""
 
@@ -117,6 +121,10 @@ class MpExecutor:
     def stall_count(self) -> int:
         return self._ring.stall_count
 
+    @property
+    def stall_seconds(self) -> float:
+        return self._ring.stall_seconds
+
     def stop(self) -> None:
         self._ring.close()
         for child in self._children:
@@ -166,6 +174,10 @@ class InprocExecutor:
     @property
     def stall_count(self) -> int:
         return 0
+
+    @property
+    def stall_seconds(self) -> float:
+        return 0.0
 
     def stop(self) -> None:
         """Nothing to end."""

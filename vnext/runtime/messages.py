@@ -114,6 +114,7 @@ class EngineStats(Message, tag=13):
     plan_seconds_sum: float
     digest_checks: int
     log_frames_lost: int = 0
+    ring_stall_seconds: float = 0.0
 
 
 class EngineDied(Message, tag=14):
