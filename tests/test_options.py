@@ -26,7 +26,7 @@ def test_nothing_given_is_all_defaults() -> None:
 
 def test_every_option_reaches_its_field() -> None:
     command = parse(
-        "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --seed 7 "
+        "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --quantization int8 --no-deterministic --seed 7 "
         "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
@@ -35,7 +35,8 @@ def test_every_option_reaches_its_field() -> None:
         {},
     )
     assert command.engine == EngineSettings(
-        model="folder", dtype="bfloat16", seed=7, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64,
+        model="folder", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
+        max_num_batched_tokens=64,
         long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
         threads=3, log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, digest_interval=1, check_laws=True,
@@ -91,6 +92,7 @@ def test_chat_and_doctor() -> None:
         ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 2048"),
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, or name your own"),
+        ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
         ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization"),
     ],
 )

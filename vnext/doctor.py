@@ -16,10 +16,11 @@ from rich.table import Table
 from vnext.kernels.cpu import native
 from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
-from vnext.state.columns import implementation
+from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
-from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
+from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
 from vnext.runtime.ring_memory import implementation as ring_implementation
+from vnext.state import columns, log_forms, tails
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -46,9 +47,12 @@ def examine() -> dict[str, Any]:
         "torch": torch_facts(),
         "gpus": found,
         "compilers": compilers(),
-        "columns": implementation(),
+        "columns": columns.implementation(),
+        "log": log_forms.implementation(),
+        "tails": tails.implementation(),
         "ring": ring_implementation(),
         "cpu_kernels": cpu_kernels(),
+        "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
     }
@@ -70,6 +74,12 @@ def cpu_kernels() -> str:
     if not native.is_built():
         return "plain torch: no C++ compiler was found when vnext was installed"
     return f"compiled, {native.level().name}; an idle thread spins {native.SPIN_US} us, then sleeps"
+
+
+def batch_invariant() -> dict[str, str]:
+    """By number type: whether a request's tokens are independent of its batch here, without an option."""
+    compiled, strict = native.is_built(), torch.backends.mkl.is_available() and has_strict_path(cpu_flags())
+    return {dtype: str(invariance(None, dtype, compiled=compiled, strict_mkl=strict)) for dtype in DTYPES}
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -127,11 +137,13 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("torch", f"CPU capability {built['cpu_capability']}, CUDA {built['cuda_build'] or 'not in this build'}"),
         ("one rank", f"{built['threads_of_one_rank']} threads, MKL_CBWR={built['mkl_cbwr']}"),
         ("CPU kernels", report["cpu_kernels"]),
+        *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
+        ("log", f"{report['log']} writer, {report['tails']} tails"),
         ("ring", f"{report['ring']} operations"),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]

@@ -24,6 +24,8 @@ from vnext.version import __version__
 API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
     "dtype": "number type of weights and cache; auto takes the checkpoint's",
+    "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
+    "deterministic": "a request's tokens do not depend on its batch (default: where that is free, and in float32)",
     "seed": "roots the keys of requests that bring no seed (default: a fresh one)",
     "max_model_len": "tokens of one request, answer included (default: the model's)",
     "max_num_seqs": "requests in the batch",
@@ -168,8 +170,9 @@ def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], nam
     if default not in (None, "", ()) and hint is not bool:
         words += f" (default: {default if name not in SIZES else size_text(default)})"
     form: dict[str, Any] = {"type": str}
-    if hint is bool:
-        form, words = {"action": argparse.BooleanOptionalAction}, f"{words} (default: {'on' if default else 'off'})"
+    if hint is bool or bool in get_args(hint):
+        usual = "" if default is None else f" (default: {'on' if default else 'off'})"
+        form, words = {"action": argparse.BooleanOptionalAction}, words + usual
     elif get_origin(hint) is Literal:
         form = {"metavar": "|".join(get_args(hint))}
     elif get_origin(hint) is tuple:

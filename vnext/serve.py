@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -25,7 +25,7 @@ from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
 from vnext.runtime.launch import RunningEngine, StartFailed, launch_engine
 from vnext.server.settings import ServerSettings
-from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
 
 POLL_S = 0.5
@@ -41,27 +41,32 @@ def serve(command: ServeCommand) -> int:
     print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
     try:
         port = _usable_port(command.server)
+        edge = start_child("API server", "vnext.server")  # imports what it needs meanwhile, then waits for its settings
+    except StartFailed as error:
+        return _fail(error)
+    try:
         with _terminate_as_interrupt():
             engine = launch_engine(command.engine)
     except (StartFailed, ChildDied) as error:
+        edge.terminate(EDGE_GRACE_S)
         return _fail(error)
     except KeyboardInterrupt:
+        edge.terminate(EDGE_GRACE_S)
         return 0
     try:
-        return _serve_engine(engine, msgspec.structs.replace(command.server, port=port))
+        return _serve_engine(engine, edge, msgspec.structs.replace(command.server, port=port))
     finally:
         engine.stop()
         print("vnext: stopped", flush=True)
 
 
-def _serve_engine(engine: RunningEngine, settings: ServerSettings) -> int:
+def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:
     settings = msgspec.structs.replace(
         settings,
         engine_address=engine.address,
         model_path=str(engine.model_path),
     )
     with _wake_on_signals() as wake:
-        edge = start_child("API server", "vnext.server")
         try:
             edge.send_config(msgspec.json.encode(settings))
             if _wait_until_healthy(engine, edge, settings, wake):
@@ -149,11 +154,18 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     print(
         f"vnext: model    {engine.ready.model}: {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
+        f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
         "vnext: Ctrl-C stops",
         flush=True,
     )
+
+
+def invariance_line(environment: Mapping[str, str]) -> str:
+    """Whether tokens depend on the batch, as the first rank said it."""
+    holds, _, why = environment.get("batch_invariant", "no: unknown").partition(": ")
+    return f"a request's tokens {'do not' if holds == 'yes' else 'may'} depend on its batch ({why})"
 
 
 def curl_line(settings: ServerSettings, chat: bool) -> str:
@@ -167,7 +179,7 @@ def curl_line(settings: ServerSettings, chat: bool) -> str:
 
 def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
     try:
-        return bool(settings.chat_template_path) or Tokenizer.load(engine.model_path).chat_template is not None
+        return bool(settings.chat_template_path) or chat_template(engine.model_path) is not None
     except CheckpointUnreadable:
         return False
 

@@ -1,4 +1,4 @@
-"""One seed, one answer in bfloat16 too: alone, among many, chunked, preempted, with a cold and a warm cache.
+"""One seed, one answer in bfloat16 too, and with int8 weights: alone, among many, chunked, preempted, with a cold and a warm cache.
 
 The CPU's own kernels accumulate in one order whatever the number of rows; where they were not built torch's products in
 bfloat16 depend on their neighbours, and there is nothing to hold.
@@ -6,10 +6,15 @@ bfloat16 depend on their neighbours, and there is nothing to hold.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from vnext.kernels.cpu import native
 from vnext.llm import LLM
+from vnext.replay.source import open_log
+from vnext.runtime.determinism import cpu_flags, has_strict_path
 from vnext.sampling_params import SamplingParams
 
 PROMPT_COUNT = 48
@@ -33,7 +38,7 @@ def params(index: int) -> SamplingParams:
 
 def answers(together: bool, **settings: object) -> list[list[int]]:
     """The tokens of every prompt in an engine of these settings, all at once among strangers or one after the other."""
-    with LLM(dtype="bfloat16", log="off", executor="inproc", **settings) as llm:
+    with LLM(**{"dtype": "bfloat16", "log": "off", "executor": "inproc", **settings}) as llm:
         asked = list(zip(prompts(), map(params, range(PROMPT_COUNT))))
         if not together:
             return [llm.generate([each], [how], use_tqdm=False)[0].outputs[0].token_ids for each, how in asked]
@@ -61,3 +66,41 @@ def alone() -> list[list[int]]:
 )
 def test_an_answer_does_not_depend_on_its_neighbours(alone: list[list[int]], settings: dict[str, object]) -> None:
     assert answers(together=True, **settings) == alone
+
+
+@pytest.fixture(scope="module")
+def alone_int8() -> list[list[int]]:
+    return answers(together=False, quantization="int8")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_num_batched_tokens": 24, "threads": 1}, {"num_blocks_override": 60, "max_num_seqs": 40}],
+    ids=["together", "chunked, one thread", "preempted"],
+)
+def test_the_same_holds_for_int8_weights(
+    alone: list[list[int]], alone_int8: list[list[int]], settings: dict[str, object]
+) -> None:
+    assert answers(together=True, quantization="int8", **settings) == alone_int8
+    assert alone_int8 != alone, "the weights were not rounded"
+
+
+def test_two_ranks_of_int8_weights(tmp_path: Path) -> None:
+    """Both ranks hold one state and one stream of tokens; the log says what the weights were."""
+    settings = {"quantization": "int8", "tensor_parallel_size": 2, "executor": "mp", "digest_interval": 1}
+    logged = answers(together=True, log="shape", log_dir=str(tmp_path), **settings)
+    assert answers(together=True, **settings, threads=1, max_num_batched_tokens=24) == logged
+    (folder,) = tmp_path.iterdir()
+    found = open_log(folder).header.started.environment
+    assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
+
+
+def test_sixteen_bits_in_plain_torch_when_it_is_asked_for(tmp_path: Path) -> None:
+    """float16 is not the compiled kernels' business, so torch's own products serve."""
+    if not (torch.backends.mkl.is_available() and has_strict_path(cpu_flags())):
+        pytest.skip("this torch has no MKL with one code path for any number of rows")
+    settings = {"dtype": "float16", "deterministic": True}
+    expected = answers(together=False, log="shape", log_dir=str(tmp_path), **settings)
+    assert answers(together=True, max_num_batched_tokens=24, **settings) == expected
+    (folder,) = tmp_path.iterdir()
+    assert open_log(folder).header.started.environment["batch_invariant"].startswith("yes: plain torch, products of float16")

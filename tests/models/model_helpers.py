@@ -89,8 +89,17 @@ class Model(NamedTuple):
         return self.family.logits(self.params, hidden, self.config, self.parallel)
 
 
-def load_model(path: Path, *, block_count: int = 64, block_size: int = 16, parallel: Parallel | None = None) -> Model:
-    """The checkpoint in `path` in float32 on the CPU."""
+def load_model(
+    path: Path,
+    *,
+    block_count: int = 64,
+    block_size: int = 16,
+    parallel: Parallel | None = None,
+    dtype: torch.dtype = torch.float32,
+    quantization: str = "none",
+    wide: bool = False,
+) -> Model:
+    """The checkpoint in `path` on the CPU, in float32 unless told otherwise."""
     from vnext.models.config import load_config
     from vnext.models.kv_cache import make_kv_cache
     from vnext.models.registry import family
@@ -99,8 +108,8 @@ def load_model(path: Path, *, block_count: int = 64, block_size: int = 16, paral
     parallel = parallel or alone()
     config = load_config(path)
     module = family(config.architecture)
-    params = load_params(path, config, parallel, torch.float32, "cpu")
-    kv = make_kv_cache(config, block_count, block_size, torch.float32, "cpu", parallel)
+    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, wide=wide)
+    kv = make_kv_cache(config, block_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)
 
 

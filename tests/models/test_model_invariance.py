@@ -13,7 +13,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("name", ["llama_invariance.py", "family_invariance.py"])
+@pytest.mark.parametrize("name", ["llama_invariance.py", "family_invariance.py", "plain_invariance.py"])
 def test_logits_are_bitwise_invariant(name: str) -> None:
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL, whose MKL_CBWR makes products independent of the number of rows")

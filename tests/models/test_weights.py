@@ -11,6 +11,7 @@ import torch
 from checkpoints import PLAIN, random_tensors, save_checkpoint
 from safetensors.torch import save_file
 
+from vnext.models.checkpoint import open_checkpoint
 from vnext.models.config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.sharding import Parallel, alone
@@ -161,3 +162,24 @@ def test_a_checkpoint_in_several_files(tmp_path: Path, plain_weights: None) -> N
     found = load(path)
     assert torch.equal(found.layers[1].mlp.gate_up.weight, expected.layers[1].mlp.gate_up.weight)
     assert torch.equal(found.head, expected.head)
+
+
+def test_a_header_that_lies_about_a_tensor_is_refused(tmp_path: Path) -> None:
+    """Another shape of other size, and offsets behind the file's end: neither may be read as memory."""
+    file = save_checkpoint(tmp_path) / "model.safetensors"
+    content = file.read_bytes()
+    for before, after in ((b'"shape":[61,32]', b'"shape":[99,32]'), (b'"data_offsets":[0,', b'"data_offsets":[7,')):
+        assert before in content
+        file.write_bytes(content.replace(before, after))
+        with pytest.raises(ModelError, match="model.safetensors is truncated or corrupt"):
+            load(tmp_path)
+
+
+def test_a_copied_tensor_can_be_released_and_read_again(tmp_path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    with open_checkpoint(save_checkpoint(tmp_path, tensors)) as checkpoint:
+        for name, tensor in tensors.items():
+            whole = tuple(slice(0, size) for size in tensor.shape)
+            assert torch.equal(checkpoint.part(name, tuple(tensor.shape), whole), tensor)
+            checkpoint.release(name)
+            assert torch.equal(checkpoint.part(name, tuple(tensor.shape), whole), tensor)

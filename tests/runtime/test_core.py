@@ -317,25 +317,28 @@ def test_a_full_ring_is_seen_in_the_metrics(make_bench, tmp_path: Path) -> None:
 
     class Stalling(ToyExecutor):
         stall_count = property(lambda self: ranks.stall_count)
+        stall_seconds = property(lambda self: ranks.stall_seconds)
 
     bench = make_bench(Stalling())
     socket = bench.client()
 
-    def stalls() -> str:
+    def stalls() -> tuple[float, float]:
         bench.say(socket, wish(f"r{bench.core.state.next_id}", [1]))
         stats = [message for message in bench.heard(socket) if isinstance(message, EngineStats)][-1]
         text = EdgeMetrics(lambda: stats, lambda: True).text().decode()
-        return next(line for line in text.splitlines() if line.startswith("vnext_ring_stalls_total"))
+        found = dict(line.split() for line in text.splitlines() if line.startswith("vnext_ring_stall"))
+        return float(found["vnext_ring_stalls_total"]), float(found["vnext_ring_stall_seconds_total"])
 
     try:
         with RingReader.attach(ranks._ring.name, 0) as rank:
             half = bytes(rank._segment.capacity_bytes // 2 - 8)
             ranks.send(half)
             ranks.send(half)
-            assert stalls() == "vnext_ring_stalls_total 0.0"
+            assert stalls() == (0.0, 0.0)
             threading.Timer(0.02, rank.read).start()
             ranks.send(half)
-            assert stalls() == "vnext_ring_stalls_total 1.0"
+            count, seconds = stalls()
+            assert count == 1.0 and seconds == ranks.stall_seconds > 0.0
             assert rank.read() == rank.read() == half
     finally:
         ranks.stop()

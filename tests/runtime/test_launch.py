@@ -51,11 +51,17 @@ def lengths(outputs: list[RequestOutput]) -> dict[str, int]:
     return counts
 
 
+def has_torch(pid: int) -> bool:
+    return any("libtorch" in mapped.path for mapped in psutil.Process(pid).memory_maps())
+
+
 @pytest.mark.parametrize("executor", ["mp", "inproc"])
 def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> None:
     with running(tmp_path, executor=executor, log="full", check_laws=True) as (engine, client):
         processes = psutil.Process(engine.child.pid).children(recursive=True)
         assert len(processes) == (1 if executor == "mp" else 0)
+        assert has_torch(engine.child.pid) == (executor == "inproc"), "the engine core alone needs no torch"
+        assert all(has_torch(process.pid) for process in processes)
         assert lengths(list(client.run(requests(5, 20)))) == {f"r{index}": 20 for index in range(5)}
     assert engine.stop() == 0
     _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)

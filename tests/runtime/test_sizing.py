@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from vnext.models.config import ModelConfig, Rope
-from vnext.runtime.messages import RankReady
+from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.runtime.sizing import scheduler_config
 
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=100,
-    hidden_size=8,
-    intermediate_size=16,
-    layer_count=1,
-    head_count=2,
-    kv_head_count=1,
-    head_dim=4,
-    position_count_max=512,
-    rms_norm_eps=1e-5,
-    rope=Rope(theta=10000.0),
-    tie_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    dtype="float32",
-    bos_token_id=1,
-    eos_token_ids=(2,),
-)
+MODEL = ModelFacts(vocab_size=100, position_count_max=512, eos_token_ids=(2,))
 
 
 def ranks(*blocks: int) -> tuple[RankReady, ...]:
     return tuple(
-        RankReady(rank=rank, block_count_max=count, block_bytes=512, model_digest="", environment={})
+        RankReady(model=MODEL, rank=rank, block_count_max=count, block_bytes=512, model_digest="", environment={})
         for rank, count in enumerate(blocks)
     )
 

@@ -65,6 +65,10 @@ class ToyExecutor:
     def stall_count(self) -> int:
         return 0
 
+    @property
+    def stall_seconds(self) -> float:
+        return 0.0
+
     def stop(self) -> None:
         pass
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from toy_tokenizers import byte_level_backend, stories
 
-from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+from vnext.server.text.files import CheckpointUnreadable
+from vnext.server.text.tokenizer import Tokenizer
 
 
 def folder_with(path: Path, config: dict | None = None, template: str | None = None) -> Path:

@@ -21,7 +21,8 @@ from vnext.runtime.children import ChildDied
 from vnext.runtime.output_stream import EngineDead, Refused
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
-from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+from vnext.server.text.files import CheckpointUnreadable
+from vnext.server.text.tokenizer import Tokenizer
 
 Figures = dict[str, float]
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"

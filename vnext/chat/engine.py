@@ -14,7 +14,7 @@ from vnext.runtime.children import ChildDied
 from vnext.runtime.launch import StartFailed
 from vnext.runtime.output_stream import EngineDead, Refused
 from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.server.text.tokenizer import CheckpointUnreadable
+from vnext.server.text.files import CheckpointUnreadable
 
 
 class EngineTalker:

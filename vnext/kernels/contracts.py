@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
+FORMS = ("plain", "int8", "wide")
 
 
 class ContractError(ValueError):
@@ -106,22 +107,30 @@ def check_gelu_tanh(x: torch.Tensor) -> None:
     expect("x", x, (None, None), FLOATS)
 
 
-def check_pack_weight(weight: torch.Tensor) -> None:
-    """weight [out, in] float."""
+def check_pack_weight(weight: torch.Tensor, form: str = "plain") -> None:
+    """weight [out, in] float; a form that is known."""
     expect("weight", weight, (None, None), FLOATS, contiguous=True)
+    expect_form(form)
 
 
-def check_pack_gated_weight(weight: torch.Tensor, activation: str) -> None:
+def check_pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> None:
     """weight [2 * I, in] float: gate, then up."""
-    check_pack_weight(weight)
+    check_pack_weight(weight, form)
     expect_gate(weight.shape[0], activation)
 
 
-def check_pack_experts(weights: torch.Tensor, activation: str) -> None:
+def check_pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> None:
     """weights [E, out, in] float; with an activation they hold gate, then up."""
     expect("weights", weights, (None, None, None), FLOATS, contiguous=True)
+    expect_form(form)
     if activation:
         expect_gate(weights.shape[1], activation)
+
+
+def expect_form(form: str) -> None:
+    """Raise ContractError unless implementations know the form of a weight."""
+    if form not in FORMS:
+        raise ContractError(f"the form {form!r} of a weight is not known; there are: {', '.join(FORMS)}")
 
 
 def check_embedding_rows(table: Any, ids: torch.Tensor, first: int) -> None:

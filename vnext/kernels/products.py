@@ -1,7 +1,9 @@
 """Reference products with weights, in plain torch on any device, and the packing that comes before them.
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
-back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing.
+back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
+the form "int8" gives whole numbers (forms.py), whose dtype is that of their activations, bfloat16, and "wide" a
+weight whose products are made in float32, where one code path of MKL is the same for any number of rows.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """
@@ -13,34 +15,34 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.nn import functional
 
+from vnext.kernels import forms
 from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
 
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
 
-def pack_weight(weight: torch.Tensor) -> Any:
+def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
     """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. It may be the same tensor."""
-    return weight
+    return forms.formed(weight, form)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
+def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
     """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
-    return weight
+    return forms.formed(weight, form)
 
 
-def pack_experts(weights: torch.Tensor, activation: str) -> Any:
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
     """The weights [E, out, in] of E experts in the form that `experts` wants. They may be the same tensor.
 
     `activation` is that of weights that hold gate and up, "" for others.
     """
-    return weights
+    return forms.formed(weights, form)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, in] times weight [out, in], plus bias [out] if any -> [T, out] in x's dtype."""
-    product = functional.linear(x, weight)
+    product = forms.sums(x, weight).to(x.dtype)
     return product if bias is None else product.add_(bias)
 
 
@@ -54,7 +56,7 @@ def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activa
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """hidden [S, in] times weight [vocabulary, in] -> float32 [S, vocabulary]."""
-    return functional.linear(hidden, weight).float()
+    return forms.sums(hidden, weight).float()
 
 
 def route(scores: torch.Tensor, count: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,8 @@ import math
 
 import torch
 
+from vnext.kernels import forms
+
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
@@ -141,8 +143,8 @@ def kv_write(
     value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
 
 
-def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
+def embedding_rows(table: forms.Weight, ids: torch.Tensor, first: int) -> torch.Tensor:
     """[N, H]: rows `ids` int64 [N], counted from `first`, of a table [V, H]; zeros for ids outside it."""
     local = ids - first
     outside = (local < 0) | (local >= table.shape[0])
-    return table.index_select(0, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)
+    return forms.rows(table, local.masked_fill(outside, 0)).masked_fill_(outside[:, None], 0.0)

@@ -22,8 +22,8 @@ class Source(Protocol):
     def wide(self, name: str) -> torch.Tensor:
         """One tensor's part in float32."""
 
-    def packed(self, names: tuple[str, ...]) -> Any:
-        """`fused`, packed for the products."""
+    def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
+        """`fused`, packed for the products; `exact`: never quantised."""
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
@@ -49,7 +49,10 @@ def gated(source: Source, prefix: str, *modules: str, bias: bool = False) -> Lin
 
 
 def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_head.weight") -> tuple[Any, Any]:
-    """The embedding and the head; tied, they are one packed weight."""
+    """The embedding and the head; tied, they are one packed weight, which is quantised with the others.
+
+    An embedding apart is looked up and not multiplied: quantising it would round more and read no less.
+    """
     if config.tie_embeddings:
         packed = source.packed((name,))
         return packed, packed
@@ -78,10 +81,13 @@ def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:
 
 
 def sparse_mlp(source: Source, config: ModelConfig, here: str, gate: str, up: str, down: str) -> SparseMlp:
-    """The experts at `here`, which ends with a dot, by their own names of gate, up and down."""
+    """The experts at `here`, which ends with a dot, by their own names of gate, up and down.
+
+    The router stays exact: it is small, and a score that is rounded sends a token elsewhere.
+    """
     experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
     return SparseMlp(
-        router=source.packed((here + "gate.weight",)),
+        router=source.packed((here + "gate.weight",), exact=True),
         gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts), True),
         down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts), False),
     )

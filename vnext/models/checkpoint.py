@@ -1,20 +1,23 @@
 """A checkpoint on disk: which safetensors file holds which tensor, and the reading of parts of tensors.
 
 Owns the files' memory maps while open and every error that a broken checkpoint can cause. Reads only the parts asked
-for. Knows no model: names, shapes and ranges come from the caller.
+for, and lets go of their pages when it is told that they were copied, so that a model is never in memory twice. Knows no
+model: names, shapes and ranges come from the caller.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from vnext.models.errors import ModelError
 from vnext.models.json_keys import read_json
@@ -22,62 +25,101 @@ from vnext.models.json_keys import read_json
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 HEADER_SIZE_MAX = 100_000_000
+DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+"""The files' names of what can be read."""
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
 
-class Checkpoint:
-    """Open files by tensor name. Made by `open_checkpoint`."""
+class Stored(NamedTuple):
+    """A tensor in a file: its dtype by the file's own name, its whole shape, and the bytes [start, stop) of the file."""
 
-    def __init__(self, path: Path, handles: dict[str, Any], files: dict[str, Path], size_bytes: int) -> None:
-        """`handles` maps tensor names to open files, `files` to the paths that errors name."""
+    file: Path
+    mapping: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Checkpoint:
+    """Mapped tensors by name. Made by `open_checkpoint`."""
+
+    def __init__(self, path: Path, tensors: dict[str, Stored], size_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
-        self._handles = handles
-        self._files = files
+        self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
-        return name in self._handles
+        return name in self._tensors
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """A tensor's dtype in its file, None where `part` would refuse it."""
+        return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None
 
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
-        """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError."""
-        if name not in self._handles:
+        """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError.
+
+        It lies in the file's mapping, not to be written to nor kept: copy it, then `release` the tensor.
+        """
+        if name not in self._tensors:
             raise ModelError(f"{self.path} has no tensor {name!r}; config.json asks for it, download the model again")
-        view = self._handles[name].get_slice(name)
-        found = tuple(view.get_shape())
-        if found != shape:
+        found = self._tensors[name]
+        if found.shape != shape:
             raise ModelError(
-                f"tensor {name!r} in {self._files[name]} has the shape {list(found)} but config.json asks for "
+                f"tensor {name!r} in {found.file} has the shape {list(found.shape)} but config.json asks for "
                 f"{list(shape)}; the two files do not belong together"
             )
-        if view.get_dtype() not in ("F32", "F16", "BF16"):
+        if found.dtype not in DTYPES:
             raise ModelError(
-                f"tensor {name!r} in {self._files[name]} has the dtype {view.get_dtype()}; supported are F32, F16, BF16"
+                f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(DTYPES)}"
             )
-        return view[ranges]
+        whole = torch.frombuffer(found.mapping, dtype=DTYPES[found.dtype], count=prod(shape), offset=found.start)
+        return whole.view(shape)[ranges]
+
+    def release(self, name: str) -> None:
+        """Give back the memory that holds a tensor's pages; read again, they come from the file."""
+        found = self._tensors[name]
+        first = found.start // mmap.PAGESIZE * mmap.PAGESIZE
+        found.mapping.madvise(mmap.MADV_DONTNEED, first, found.stop - first)
 
 
 @contextmanager
 def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
     """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
     files = weight_files(path)
-    handles: dict[str, Any] = {}
-    homes: dict[str, Path] = {}
-    with ExitStack() as stack:
-        for file in files:
-            handle = stack.enter_context(open_file(file))
-            for name in handle.keys():
-                handles[name], homes[name] = handle, file
-        yield Checkpoint(path, handles, homes, sum(file.stat().st_size for file in files))
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        tensors |= stored_tensors(file)
+    yield Checkpoint(path, tensors, sum(file.stat().st_size for file in files))
 
 
-def open_file(file: Path) -> Any:
-    """One safetensors file, mapped."""
-    read_header(file)
+def stored_tensors(file: Path) -> dict[str, Stored]:
+    """What a safetensors file holds, mapped. Raises ModelError where header and file do not fit each other."""
+    header = read_header(file)
+    begin = 8 + len(header)
     try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        with file.open("rb") as stream:  # a private map: torch warns of memory that must not be written to
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        return {
+            name: stored(file, mapping, entry, begin)
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{file} is truncated or corrupt ({error}); download the model again") from error
+
+
+def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) -> Stored:
+    """One entry of a header whose data begin at byte `begin`. Raises ValueError, KeyError or TypeError for a broken one."""
+    start, stop = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    sized = DTYPES.get(entry["dtype"])
+    if not 0 <= start <= stop or begin + stop > len(mapping):
+        raise ValueError(f"data at {start} to {stop} of {len(mapping) - begin} bytes")
+    if sized is not None and (any(size < 0 for size in shape) or prod(shape) * sized.itemsize != stop - start):
+        raise ValueError(f"{stop - start} bytes for the shape {list(shape)} of {entry['dtype']}")
+    return Stored(file, mapping, entry["dtype"], shape, begin + start, begin + stop)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vnext.kernels.cpu.memory import apart
 from vnext.kernels.table import operations
 from vnext.models.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.config import DTYPES, ModelConfig
@@ -32,6 +33,7 @@ from vnext.models.sharding import (
 
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
+APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 Progress = Callable[[int, int], None]
 """Called with (bytes dealt with, bytes of all files) as loading goes on; the last call has both equal."""
 
@@ -43,19 +45,26 @@ def load_params(
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Progress | None = None,
+    quantization: str = "none",
+    wide: bool = False,
 ) -> Any:
-    """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError."""
+    """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
+
+    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `wide`: products that
+    plain torch makes are made in float32.
+    """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress)
+        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, wide)
         params = family(config.architecture).assemble(loader, config)
         loader.finish()
     return params
 
 
-def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The dtype of an option's value; "auto" is the checkpoint's own. Raises ModelError."""
-    chosen = config.dtype if name == "auto" else name
+def choose_dtype(name: str, config: ModelConfig, quantization: str = "none") -> torch.dtype:
+    """The dtype of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError."""
+    own = "bfloat16" if quantization == "int8" else config.dtype
+    chosen = own if name == "auto" else name
     if chosen not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; choose auto, {', '.join(DTYPES)}")
     return getattr(torch, chosen)
@@ -72,6 +81,8 @@ class Loader:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress | None,
+        quantization: str = "none",
+        wide: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
@@ -79,6 +90,8 @@ class Loader:
         self._dtype = dtype
         self._device = device
         self._progress = progress
+        self._exact_form = "wide" if wide and dtype != torch.float32 else "plain"
+        self._form = self._exact_form if quantization == "none" else quantization
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._operations = operations(device.type)
         self._done_bytes = 0
@@ -91,32 +104,31 @@ class Loader:
 
         A padded axis is filled with zeros.
         """
-        shape = self._local_shape(names)
-        target = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self._fill(target, names)
-        return target
+        return self._fused(names, self._dtype)
 
     def wide(self, name: str) -> torch.Tensor:
         """This rank's part of one tensor in float32, whatever the model's dtype: for weights applied before rounding."""
-        target = torch.zeros(self._local_shape((name,)), dtype=torch.float32, device=self._device)
-        self._fill(target, (name,))
-        return target
+        return self._fused((name,), torch.float32)
 
-    def packed(self, names: tuple[str, ...]) -> Any:
-        """`fused`, packed for the operations that multiply by it."""
-        return self._operations.pack_weight(self.fused(names))
+    def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
+        """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
+        if exact:
+            return self._operations.pack_weight(self.fused(names), self._exact_form)
+        return self._operations.pack_weight(self._source(names), self._form)
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._operations.pack_gated_weight(self.fused(names), self._config.activation)
+        return self._operations.pack_gated_weight(self._source(names), self._config.activation, self._form)
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
+        names = tuple(name for group in groups for name in group)
         shape = (len(groups), *self._local_shape(groups[0]))
-        target = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        for place, names in zip(target, groups):
-            self._fill(place, names)
-        return self._operations.pack_experts(target, self._config.activation if gated else "")
+        target = self._zeros(shape, self._packing_dtype(names))
+        for place, group in zip(target, groups):
+            self._fill(place, group)
+        self._check_finite(target, names)
+        return self._operations.pack_experts(target, self._config.activation if gated else "", self._form)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor on the device, its dtype kept."""
@@ -125,6 +137,39 @@ class Loader:
     def finish(self) -> None:
         """Report the end, which also covers tensors that nobody asked for."""
         self._report(self._checkpoint.size_bytes)
+
+    def _fused(self, names: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+        target = self._zeros(self._local_shape(names), dtype)
+        self._fill(target, names)
+        return target
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Most are packed and then thrown away."""
+        size_bytes = prod(shape) * dtype.itemsize
+        if self._device.type != "cpu" or size_bytes < APART_BYTES_MIN:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+        return apart(size_bytes).view(dtype).view(shape)
+
+    def _source(self, names: tuple[str, ...]) -> torch.Tensor:
+        """`fused`, as exact as packing wants it."""
+        target = self._fused(names, self._packing_dtype(names))
+        self._check_finite(target, names)
+        return target
+
+    def _packing_dtype(self, names: tuple[str, ...]) -> torch.dtype:
+        """What is quantised is rounded once, from the checkpoint's own numbers, which float32 holds all."""
+        if self._form != "int8":
+            return self._dtype
+        kinds = {self._checkpoint.dtype(name) for name in names}
+        return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float32
+
+    def _check_finite(self, weight: torch.Tensor, names: tuple[str, ...]) -> None:
+        """Raise ModelError for what no scale can hold. One pass: a NaN is both bounds."""
+        if self._form == "int8" and not torch.stack(torch.aminmax(weight)).isfinite().all():
+            raise ModelError(
+                f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
+                "leave --quantization out or repair the checkpoint"
+            )
 
     def _local_shape(self, names: tuple[str, ...]) -> tuple[int, ...]:
         layouts = [layout_of(name, self._layouts) for name in names]
@@ -146,6 +191,7 @@ class Loader:
                 target[row : row + piece.shape[0]].copy_(piece)
                 row += part.size
                 above += axis_size(axis, self._config)
+            self._checkpoint.release(name)
 
     def _read(self, name: str, layout: Layout, rows: slice) -> torch.Tensor:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""

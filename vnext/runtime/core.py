@@ -195,6 +195,7 @@ class EngineCore:
             prefix_queried_tokens=counters.prefix_queried_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
             ring_stalls=self._executor.stall_count,
+            ring_stall_seconds=self._executor.stall_seconds,
             log_bytes=self._recorder.bytes_written,
             log_frames_lost=self._recorder.frames_lost,
             step_seconds_sum=self._step_seconds,

@@ -1,6 +1,7 @@
 """The engine core's process: `python -m vnext.runtime.core_main`, started by launch.py.
 
-Owns start-up and end: ranks, cache size, log, socket, signals. Waits in the kernel while nothing happens. A start that
+Owns start-up and end: ranks, cache size, log, socket, signals. What it must know of the model the ranks tell it, so that
+this process needs no torch. Waits in the kernel while nothing happens. A start that
 fails tells its one sentence to whoever says hello and ends with status 2; a broken engine says where its log is.
 """
 
@@ -19,7 +20,6 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from vnext.models.config import ModelConfig, load_config
 from vnext.models.errors import ModelError
 from vnext.runtime.children import ChildDied, enter_child
 from vnext.runtime.clients import Clients
@@ -30,7 +30,7 @@ from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.ring import RingClosed
 from vnext.runtime.segments import Bounds, LogUnwritable
-from vnext.runtime.settings import EngineSettings, RankSettings, SettingsError
+from vnext.runtime.settings import CoreSettings, RankSettings, SettingsError
 from vnext.runtime.sizing import require_policy, scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
@@ -38,17 +38,6 @@ from vnext.state.events import EngineStarted
 START_ERRORS = (ModelError, SettingsError, RankStartFailed, LogUnwritable, ChildDied, OSError)
 DEATHS = (ChildDied, LawBroken, IllegalEvent, RingClosed, RuntimeError)
 FAREWELL_MS = 1500
-
-
-class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What launch.py decided: `model_path` is a folder, `log_dir` this start's own, `run_dir` holds the sockets."""
-
-    engine: EngineSettings
-    model_path: str
-    device: str
-    address: str
-    run_dir: str
-    log_dir: str
 
 
 def main() -> int:
@@ -110,6 +99,8 @@ def make_executor(settings: CoreSettings) -> Executor:
             rendezvous=rendezvous,
             model_path=settings.model_path,
             dtype=engine.dtype,
+            quantization=engine.quantization,
+            deterministic=engine.deterministic,
             device=settings.device,
             threads=threads,
             block_size=engine.block_size,
@@ -117,7 +108,7 @@ def make_executor(settings: CoreSettings) -> Executor:
         )
 
     if engine.executor == "inproc":
-        prepare_process(threads)
+        prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
     return MpExecutor(engine.tensor_parallel_size, Path(settings.run_dir), settings_of)
 
@@ -125,22 +116,25 @@ def make_executor(settings: CoreSettings) -> Executor:
 def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
     """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
     require_policy(settings.engine)
-    model = load_config(Path(settings.model_path))
     ranks = executor.start()
-    started = started_event(settings, model, ranks)
+    started = started_event(settings, ranks)
     bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s)
     recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
     ready = EngineReady(
-        config=started.config, model=started.model, world_size=started.world_size, log_dir=settings.log_dir
+        config=started.config,
+        model=started.model,
+        world_size=started.world_size,
+        log_dir=settings.log_dir,
+        environment=started.environment,
     )
     seed = settings.engine.seed
     clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
     return EngineCore(started, executor, recorder, clients, settings.engine.check_laws), clients
 
 
-def started_event(settings: CoreSettings, model: ModelConfig, ranks: tuple[RankReady, ...]) -> EngineStarted:
+def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:
     return EngineStarted(
-        config=scheduler_config(settings.engine, model, ranks),
+        config=scheduler_config(settings.engine, ranks[0].model, ranks),
         model=settings.engine.model or "demo",
         model_digest=ranks[0].model_digest,
         world_size=len(ranks),

@@ -1,8 +1,8 @@
-"""Determinism: what a process must set before torch is imported so that results do not depend on the batch.
+"""Determinism: what makes results independent of the batch, on which path, and what a process sets before torch for it.
 
-Owns the environment of a rank: threads, and MKL's order of summation. fp32 matrix products of MKL differ in their last
-bits with the number of rows unless one code path is prescribed (measured: 3 to 4 bit patterns over batch sizes, one with it).
-May import nothing that imports torch.
+Owns the environment of a rank (threads, MKL's order of summation) and the judgement whether results can depend on the
+batch. fp32 matrix products of MKL differ in their last bits with the number of rows unless one code path is prescribed
+(measured: 3 to 4 bit patterns over batch sizes, one with it). See docs/determinism.md. May import nothing that imports torch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,57 @@ import platform
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 
-def prepare_process(threads: int) -> None:
-    """Set the environment for torch in this process. Call it before the first import of torch."""
+from vnext.runtime.settings import SettingsError
+
+COMPILED_DTYPES = ("float32", "bfloat16")  # what the CPU's own kernels compute in
+
+
+class Invariance(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a request's tokens depend on its batch, in words. `wide`: plain torch must multiply in float32 for it."""
+
+    holds: bool
+    why: str
+    wide: bool = False
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.holds else 'no'}: {self.why}"
+
+
+def invariance(asked: bool | None, dtype: str, *, compiled: bool, strict_mkl: bool) -> Invariance:
+    """What holds for products in `dtype`. Raises SettingsError where it is asked for and cannot be had.
+
+    `asked` None: where it costs nothing worth naming, and in float32. `compiled`: the CPU's own kernels serve.
+    `strict_mkl`: torch multiplies float32 by MKL, which has one code path for any number of rows here.
+    """
+    if compiled and dtype in COMPILED_DTYPES:
+        return Invariance(holds=True, why="the compiled kernels sum in one order, whatever the batch")
+    if asked is False:
+        return Invariance(holds=False, why="--no-deterministic lets plain torch choose the order of its sums by the batch")
+    if not strict_mkl:
+        if asked:
+            raise SettingsError(
+                "--deterministic needs the compiled kernels in float32 or bfloat16, or a torch with MKL on AVX2; this one "
+                f"computes {dtype} without either: install a C++ compiler and vnext again, or leave --deterministic out"
+            )
+        return Invariance(holds=False, why=f"plain torch without MKL sums {dtype} by the batch")
+    if dtype == "float32":
+        return Invariance(holds=True, why="plain torch in float32, by one code path of MKL")
+    if asked:
+        return Invariance(holds=True, why=f"plain torch, products of {dtype} made in float32 by one code path of MKL", wide=True)
+    why = f"plain torch's products of {dtype} depend on the batch; --deterministic makes them independent, and slower"
+    return Invariance(holds=False, why=why)
+
+
+def prepare_process(threads: int, prescribe: bool = True) -> None:
+    """Set the environment for torch in this process. Call it before the first import of torch.
+
+    `prescribe` False lets MKL choose its code path by the number of rows.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ["MKL_CBWR"] = mkl_branch(cpu_flags())
+    if prescribe:
+        os.environ["MKL_CBWR"] = mkl_branch(cpu_flags())
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # a team that spins long starves the other processes of the machine
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine need no resolvable host name
 
@@ -42,6 +88,11 @@ def mkl_branch(flags: frozenset[str]) -> str:
     if "avx512f" in flags:
         return "AVX512,STRICT"
     return "AVX2,STRICT" if "avx2" in flags else "COMPATIBLE"
+
+
+def has_strict_path(flags: frozenset[str]) -> bool:
+    """Whether MKL's prescribed code path is the same for any number of rows on a processor with these flags."""
+    return mkl_branch(flags).endswith("STRICT")
 
 
 def cpu_flags() -> frozenset[str]:

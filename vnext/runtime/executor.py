@@ -17,7 +17,7 @@ import zmq
 from vnext.runtime.children import Child, check_alive, start_child, terminate_all
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.ring import RingWriter
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.settings import RankSettings, SettingsError
 
 POLL_MS = 200
 STOP_GRACE_S = 5.0
@@ -52,6 +52,10 @@ class Executor(Protocol):
     @property
     def stall_count(self) -> int:
         """How often a rank was too far behind."""
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long that held everybody up, in all."""
 
     def stop(self) -> None:
         """End the ranks."""
@@ -117,6 +121,10 @@ class MpExecutor:
     def stall_count(self) -> int:
         return self._ring.stall_count
 
+    @property
+    def stall_seconds(self) -> float:
+        return self._ring.stall_seconds
+
     def stop(self) -> None:
         self._ring.close()
         for child in self._children:
@@ -140,7 +148,7 @@ class InprocExecutor:
 
         try:
             self._rank, runner = load_rank(self._settings, Path(self._settings.rendezvous))
-        except ModelError as error:
+        except (ModelError, SettingsError) as error:
             raise RankStartFailed(str(error)) from error
         return (ready_message(self._settings, runner),)
 
@@ -166,6 +174,10 @@ class InprocExecutor:
     @property
     def stall_count(self) -> int:
         return 0
+
+    @property
+    def stall_seconds(self) -> float:
+        return 0.0
 
     def stop(self) -> None:
         """Nothing to end."""

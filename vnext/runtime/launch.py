@@ -15,11 +15,9 @@ from pathlib import Path
 import zmq
 
 from vnext.models.errors import ModelError
-from vnext.models.hub import resolve
 from vnext.runtime.children import Child, start_child
-from vnext.runtime.core_main import CoreSettings
 from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.settings import CoreSettings, EngineSettings
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 POLL_MS = 100
@@ -56,7 +54,7 @@ class RunningEngine:
 def launch_engine(settings: EngineSettings) -> RunningEngine:
     """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed."""
     try:
-        model_path = resolve(settings.model) if settings.model else DEMO_MODEL
+        model_path = model_folder(settings.model)
     except ModelError as error:
         raise StartFailed(str(error)) from error
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
@@ -77,6 +75,17 @@ def launch_engine(settings: EngineSettings) -> RunningEngine:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
     return RunningEngine(child, core.address, run_dir, model_path, ready)
+
+
+def model_folder(model: str) -> Path:
+    """The folder of what a user calls a model. The hub's client is imported only when it is needed. Raises ModelError."""
+    if not model:
+        return DEMO_MODEL
+    if (folder := Path(model).expanduser()).is_dir():
+        return folder
+    from vnext.models.hub import resolve
+
+    return resolve(model)
 
 
 def log_directory(settings: EngineSettings) -> Path:

@@ -12,7 +12,7 @@ from vnext.kernels.cpu import native
 from vnext.models.checkpoint import fingerprint
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
-from vnext.runtime.messages import RankReady
+from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
 from vnext.runtime.settings import RankSettings
@@ -23,11 +23,14 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load in a blink: no bar
 
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
-    """This rank with its weights. Raises ModelError."""
+    """This rank with its weights. Raises ModelError, SettingsError."""
     start_threads(settings.threads)
     parallel = join_group(settings.rank, settings.world_size, rendezvous)
     progress = _Bar() if settings.rank == 0 else None
-    runner = ModelRunner(Path(settings.model_path), settings.dtype, settings.device, parallel, progress)
+    path = Path(settings.model_path)
+    runner = ModelRunner(
+        path, settings.dtype, settings.device, parallel, progress, settings.quantization, settings.deterministic
+    )
     return Rank(settings.rank, runner), runner
 
 
@@ -42,12 +45,25 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
     """What the engine core needs to size the cache."""
     budget = settings.kv_cache_bytes or default_cache_bytes(settings)
     return RankReady(
+        model=ModelFacts(
+            vocab_size=runner.config.vocab_size,
+            position_count_max=runner.config.position_count_max,
+            eos_token_ids=runner.config.eos_token_ids,
+        ),
         rank=settings.rank,
         block_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
-        environment=describe_process(settings.device),
+        environment=describe_process(settings.device) | describe_numbers(settings, runner),
     )
+
+
+def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
+    """How this rank holds and multiplies its numbers: with the checkpoint's digest, what a replay must have alike."""
+    kernels = native.level().name if native.is_built() and settings.device == "cpu" else "plain torch"
+    dtype = str(runner.dtype).removeprefix("torch.")
+    numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    return numbers | {"batch_invariant": str(runner.invariance)}
 
 
 def default_cache_bytes(settings: RankSettings) -> int:

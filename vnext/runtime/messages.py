@@ -66,6 +66,7 @@ class EngineReady(Message, tag=10):
     model: str
     world_size: int
     log_dir: str
+    environment: dict[str, str] = {}
 
 
 class RequestRefused(Message, tag=11):
@@ -113,6 +114,7 @@ class EngineStats(Message, tag=13):
     plan_seconds_sum: float
     digest_checks: int
     log_frames_lost: int = 0
+    ring_stall_seconds: float = 0.0
 
 
 class EngineDied(Message, tag=14):
@@ -124,9 +126,18 @@ EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDie
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
 
+class ModelFacts(Message):
+    """What decisions need of a model: its vocabulary, the longest context in tokens, the tokens that end an answer."""
+
+    vocab_size: int
+    position_count_max: int
+    eos_token_ids: tuple[int, ...]
+
+
 class RankReady(Message, tag=20):
     """The weights are loaded; `block_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
 
+    model: ModelFacts
     rank: int
     block_count_max: int
     block_bytes: int

@@ -13,12 +13,12 @@ import msgspec
 
 from vnext.runtime.children import enter_child
 from vnext.runtime.determinism import prepare_process
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.settings import RankSettings, SettingsError
 
 
 def main() -> int:
     settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
-    prepare_process(settings.threads)
+    prepare_process(settings.threads, settings.deterministic is not False)
     import zmq
 
     from vnext.runtime.messages import RankFailed, encoder
@@ -34,10 +34,10 @@ def main() -> int:
 
 
 def start_errors() -> tuple[type[Exception], ...]:
-    """What a user can mend: a broken checkpoint, too little memory."""
+    """What a user can mend: a broken checkpoint, an option that cannot work here, too little memory."""
     from vnext.models.errors import ModelError
 
-    return ModelError, MemoryError
+    return ModelError, SettingsError, MemoryError
 
 
 def serve(settings: RankSettings, results) -> None:

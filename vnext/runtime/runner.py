@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config import ModelConfig, load_config
 from vnext.models.kv_cache import kv_bytes_per_block, make_kv_cache
 from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
 from vnext.runtime.batch import StepInputs
+from vnext.runtime.determinism import cpu_flags, has_strict_path, invariance
 from vnext.runtime.messages import TokenLogprobs
 from vnext.runtime.sampling import sample
 from vnext.runtime.sampling_inputs import Sampled
@@ -36,23 +38,39 @@ class ModelRunner:
     """Parameters and cache of one rank. `make_cache` comes before the first `run`."""
 
     def __init__(
-        self, path: Path, dtype: str, device: torch.device | str, parallel: Parallel, progress: Progress | None = None
+        self,
+        path: Path,
+        dtype: str,
+        device: torch.device | str,
+        parallel: Parallel,
+        progress: Progress | None = None,
+        quantization: str = "none",
+        deterministic: bool | None = None,
     ) -> None:
+        """Raises ModelError, and SettingsError where `deterministic` cannot be had."""
         self.config: ModelConfig = load_config(path)
         self.device = torch.device(device)
-        self._dtype = choose_dtype(dtype, self.config)
+        self.dtype = choose_dtype(dtype, self.config, quantization)
         self._parallel = parallel
         self._family = family(self.config.architecture)
-        self._params = load_params(path, self.config, parallel, self._dtype, self.device, progress)
+        self.invariance = invariance(
+            deterministic,
+            str(self.dtype).removeprefix("torch."),
+            compiled=self.device.type == "cpu" and serves_all(self.config.head_dim),
+            strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
+        )
+        self._params = load_params(
+            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.wide
+        )
         self._kv = None
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one block on this rank."""
-        return kv_bytes_per_block(self.config, block_size, self._dtype, self._parallel)
+        return kv_bytes_per_block(self.config, block_size, self.dtype, self._parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
         """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
-        self._kv = make_kv_cache(self.config, block_count, block_size, self._dtype, self.device, self._parallel)
+        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self._parallel)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutputs:

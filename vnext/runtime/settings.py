@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
 
@@ -21,11 +22,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
-    `seed` roots the keys of unseeded requests. `threads` are those of each rank.
+    `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
+    not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
+    those of each rank.
     """
 
     model: str = ""
     dtype: Dtype = "auto"
+    quantization: Quantization = "none"
+    deterministic: bool | None = None
     seed: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -49,6 +54,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     check_laws: bool = False
 
 
+class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What launch.py decided: `model_path` is a folder, `log_dir` this start's own, `run_dir` holds the sockets."""
+
+    engine: EngineSettings
+    model_path: str
+    device: str
+    address: str
+    run_dir: str
+    log_dir: str
+
+
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
 
@@ -59,6 +75,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str
     model_path: str
     dtype: str
+    quantization: str
+    deterministic: bool | None
     device: str
     threads: int
     block_size: int

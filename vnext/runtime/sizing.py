@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vnext.models.config import ModelConfig
-from vnext.runtime.messages import RankReady
+from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
@@ -17,7 +16,7 @@ from vnext.state.state import blocks_for
 ASYNC_DEPTH = 2
 
 
-def scheduler_config(settings: EngineSettings, model: ModelConfig, ranks: Sequence[RankReady]) -> SchedulerConfig:
+def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
     """The engine's bounds. Raises SettingsError."""
     wanted = model_length(settings, model)
     block_count = cache_blocks(settings, wanted, ranks)
@@ -52,7 +51,7 @@ def require_policy(settings: EngineSettings) -> None:
         raise SettingsError(str(error)) from error
 
 
-def model_length(settings: EngineSettings, model: ModelConfig) -> int:
+def model_length(settings: EngineSettings, model: ModelFacts) -> int:
     """Tokens a request may have, before the cache is looked at."""
     if settings.max_model_len is None:
         return model.position_count_max

@@ -38,6 +38,7 @@ _COUNTERS = {
     "prefix_queried_tokens": ("vnext_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache."),
     "prefix_hit_tokens": ("vnext_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     "ring_stalls": ("vnext_ring_stalls", "Times at which the ring to the ranks was full."),
+    "ring_stall_seconds": ("vnext_ring_stall_seconds", "Time for which it was."),
     "step_seconds_sum": ("vnext_step_seconds", "Time spent in steps."),
     "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
     "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),

@@ -21,8 +21,9 @@ from vnext.runtime.client import EngineClient, EngineDead
 from vnext.server.app import make_app, make_runner
 from vnext.server.edge import EDGE
 from vnext.server.settings import ServerSettings
+from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.template import TemplateUnreadable
-from vnext.server.text.tokenizer import CheckpointUnreadable, Tokenizer
+from vnext.server.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 _BACKLOG = 1024

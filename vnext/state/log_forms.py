@@ -16,3 +16,8 @@ except ImportError:  # not built: no compiler when vnext was installed
 
 kernels: ModuleType = log_plain if _log is None else _log
 skim = log_skim.skim if _log is None else _log.skim
+
+
+def implementation() -> str:
+    """For `vnext doctor`."""
+    return "plain" if _log is None else "compiled"

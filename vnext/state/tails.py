@@ -13,3 +13,8 @@ except ImportError:  # not built: no compiler when vnext was installed
     _tails = None
 
 Tails = tails_plain.Tails if _tails is None else _tails.Tails
+
+
+def implementation() -> str:
+    """For `vnext doctor`."""
+    return "plain" if _tails is None else "compiled"

@@ -78,7 +78,8 @@ float scale_of_row(const Source &source, int64_t row, int64_t in) {
     float largest = 0;
     for (int64_t k = 0; k < in; ++k)
         largest = std::max(largest, std::fabs(source.at(row, k)));
-    return largest > 0 ? largest / 127 : 1;
+    const float scale = largest / 127;
+    return scale > 0 ? scale : 1;
 }
 
 /* Where input k of the output at `place` lies in a panel of bfloat16 or int8. */
@@ -197,6 +198,18 @@ void unpack_row(const Packed &w, int64_t row, T *to) {
         to[k] = w.kind == FLOAT32 ? from[k * PANEL + place] : from[place_in_panel(k, place)];
 }
 
+/* The same of an int8 weight: scaled, then rounded. */
+void unpack_row_int8(const Packed &w, int64_t row, uint16_t *to) {
+    const char *base = reinterpret_cast<const char *>(&w), *panel = base + w.panels_at + row / PANEL * w.panel_bytes;
+    const float scale = reinterpret_cast<const float *>(base + w.scales_at)[row];
+    const int64_t place = row % PANEL;
+    for (int64_t k = 0; k < w.in; ++k) {
+        const uint8_t byte = uint8_t(panel[byte_of(place_in_panel(k, place))]);
+        const float magnitude = float(byte & 0x7f);
+        to[k] = to_bf16((byte & 0x80 ? -magnitude : magnitude) * scale);
+    }
+}
+
 void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result) {
     const Packed &w = *static_cast<const Packed *>(packed);
     const int64_t row_bytes = w.in * (w.kind == FLOAT32 ? 4 : 2);
@@ -207,6 +220,8 @@ void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *p
             std::memset(to, 0, size_t(row_bytes));
         else if (w.kind == FLOAT32)
             unpack_row(w, row, reinterpret_cast<float *>(to));
+        else if (w.kind == INT8)
+            unpack_row_int8(w, row, reinterpret_cast<uint16_t *>(to));
         else
             unpack_row(w, row, reinterpret_cast<uint16_t *>(to));
     });

@@ -18,8 +18,8 @@ void pack_linear(const void *weight, int weight_kind, int64_t stride, const void
 void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
             int result_kind);
 
-/* result [count, in] = rows `ids` of a packed BFLOAT16 or FLOAT32 weight; an id outside [first, first + out) gives
- * zeros. */
+/* result [count, in] = rows `ids` of a packed weight that is not gated, those of INT8 as BFLOAT16; an id outside
+   [first, first + out) gives zeros. */
 void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result);
 
 }  // namespace vnx

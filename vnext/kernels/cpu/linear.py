@@ -66,7 +66,10 @@ def linear(x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = No
 
 
 def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight neither gated nor int8; zeros outside it."""
+    """[N, inputs]: rows `ids` int64 [N], counted from `first`, of a weight that is not gated; zeros outside it.
+
+    Those of an int8 one are scaled and rounded to bfloat16.
+    """
     result = torch.empty((ids.shape[0], packed.inputs), dtype=packed.dtype)
     module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())
     return result

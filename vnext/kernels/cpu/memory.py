@@ -1,4 +1,4 @@
-"""Memory for weights that are read from start to end at every step: in huge pages, where the system has them.
+"""Memory beside the heap. For weights that are read from start to end at every step: in huge pages, where there are any.
 
 With 4 KiB pages a core waits for address translations and for its prefetcher, which stops at a page's end.
 """
@@ -31,9 +31,20 @@ class Arena:
         return taken
 
 
+def apart(size_bytes: int) -> torch.Tensor:
+    """uint8 [size_bytes] of zeros in pages of their own, which go back to the system with the tensor.
+
+    For what is large and short-lived: on the heap it would leave holes between what stays.
+    """
+    return torch.frombuffer(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+
+
 def huge(size_bytes: int) -> torch.Tensor:
-    """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them."""
-    area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES)
+    """uint8 [size_bytes] of zeros, aligned to a huge page and asking for them.
+
+    Private: what could be shared counts as shared memory, for which Linux gives no huge pages unless told to.
+    """
+    area = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(area, dtype=torch.uint8)

@@ -47,27 +47,32 @@ class PackedExperts(NamedTuple):
 _arena = Arena()
 
 
-def pack_weight(weight: torch.Tensor) -> Any:
-    """As products.pack_weight; float16 stays plain."""
-    return _packed(weight, "")
+def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
+    """As products.pack_weight; float16 is the reference's unless it becomes int8."""
+    return _packed(weight, "", form)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str) -> Any:
-    """As products.pack_gated_weight; float16 stays plain."""
-    return _packed(weight, activation)
+def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
+    """As products.pack_gated_weight; float16 is the reference's unless it becomes int8."""
+    return _packed(weight, activation, form)
 
 
-def _packed(weight: torch.Tensor, gate: str) -> Any:
+def _packed(weight: torch.Tensor, gate: str, form: str) -> Any:
+    int8 = form == "int8"
+    if int8 and weight.dtype is torch.float16:
+        weight = weight.float()
     if weight.dtype not in PACKED_TYPES:
-        return weight
-    return Packed(packing.pack(weight, gate=gate, arena=_arena), tuple(weight.shape), weight.dtype)
+        return products.pack_weight(weight, form)
+    packed = packing.pack(weight, gate=gate, int8=int8, arena=_arena)
+    return Packed(packed, tuple(weight.shape), packed.dtype)
 
 
-def pack_experts(weights: torch.Tensor, activation: str) -> Any:
-    """As products.pack_experts; float16 stays plain."""
-    if weights.dtype not in PACKED_TYPES:
-        return weights
-    return PackedExperts(tuple(_packed(weight, activation) for weight in weights), tuple(weights.shape), weights.dtype)
+def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
+    """As products.pack_experts; float16 is the reference's unless it becomes int8."""
+    if weights.dtype not in PACKED_TYPES and form != "int8":
+        return products.pack_experts(weights, activation, form)
+    packed = tuple(_packed(weight, activation, form) for weight in weights)
+    return PackedExperts(packed, tuple(weights.shape), packed[0].dtype)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -113,6 +118,8 @@ def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
     contracts.check_embedding_rows(table, ids, first)
     if isinstance(table, Packed):
         return packing.rows_of(table.linear, ids, first)
+    if not isinstance(table, torch.Tensor):
+        return references.embedding_rows(table, ids, first)
     return rows.table_rows(table, ids, first)
 
 
@@ -257,6 +264,11 @@ FUNCTIONS = (
     gated_linear, logits, pack_experts, experts, embedding_rows,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
+
+
+def serves_all(head_dim: int) -> bool:
+    """Whether every product and the attention of a float32 or bfloat16 model are these kernels', none a reference's."""
+    return native.is_built() and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0
 
 
 def describe() -> str:

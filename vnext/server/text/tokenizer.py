@@ -1,12 +1,12 @@
 """Tokenizer: the files of a checkpoint folder that turn text into token ids and back.
 
-Owns tokenizer.json (read by the `tokenizers` library), the special tokens of tokenizer_config.json and the source of
-the chat template. Renders no template and keeps nothing of a text.
+Owns tokenizer.json (read by the `tokenizers` library) and the special tokens of tokenizer_config.json; carries the source
+of the chat template (files.py). Renders no template and keeps nothing of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,7 @@ from vnext.server.text.detokenizer import (
     PieceDetokenizer,
     WholeDetokenizer,
 )
-
-
-class CheckpointUnreadable(Exception):
-    """A file of the checkpoint folder is missing or broken: one sentence with its name and the remedy."""
+from vnext.server.text.files import CheckpointUnreadable, chat_template, tokenizer_config
 
 
 class TokenText(msgspec.Struct, frozen=True):
@@ -61,8 +58,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exceptions for broken files
             raise CheckpointUnreadable(f"{path} cannot be read as a tokenizer: {error}.") from error
-        config = _read_config(folder / "tokenizer_config.json")
-        return cls(backend, config, _read_template(folder, config))
+        config = tokenizer_config(folder)
+        return cls(backend, config, chat_template(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` puts a beginning-of-text token where the model wants one."""
@@ -113,25 +110,3 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             found[name] = content
     return found
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointUnreadable(f"{path} is no JSON object: {error}.") from error
-
-
-def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The template's source: a file of its own goes first; of several named ones "default" counts."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    source = config.get("chat_template")
-    return _default_of(source) if isinstance(source, list) else source
-
-
-def _default_of(named: Iterable[dict[str, str]]) -> str | None:
-    return next((entry["template"] for entry in named if entry.get("name") == "default"), None)

@@ -1,0 +1,186 @@
+"""Compares a request's tokens alone with its tokens in every other circumstance: `python scripts/determinism.py --model demo`.
+
+Owns the circumstances (neighbours, chunks, preemptions, caches, threads, another start), each of which must be seen in
+the run's log or answers to count, and the record. Every token of each circumstance is compared with the same request's
+alone; the first that differs ends the run with status 1. A record grows by one model with each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from random_model import SHAPES, write_checkpoint
+
+from vnext.llm import LLM, Generated
+from vnext.machine import machine
+from vnext.replay.info import info
+from vnext.replay.source import open_log
+from vnext.sampling_params import SamplingParams
+from vnext.version import __version__
+
+STRANGERS = 40
+PREEMPTED = {"num_blocks_override": 120, "max_num_seqs": 64}
+SHARED_BEGINNING = 40
+
+Ask = Callable[[LLM], list[Generated]]
+
+
+class Circumstance(msgspec.Struct, frozen=True, kw_only=True):
+    """How the same requests are made: together or one by one, in an engine of these settings; what must have been seen."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    together: bool = True
+    turned: bool = False
+    warm: bool = False
+    preempts: bool = False
+
+
+ALONE = Circumstance(name="alone", together=False, settings={"enable_prefix_caching": False})
+CIRCUMSTANCES = (
+    Circumstance(name="alone in another start, one thread", together=False, settings={"threads": 1}),
+    Circumstance(name="among strangers"),
+    Circumstance(name="among strangers, in the other order", turned=True, settings={"executor": "mp"}),
+    Circumstance(name="in chunks", settings={"max_num_batched_tokens": 32, "long_prefill_token_threshold": 7}),
+    Circumstance(name="preempted", settings=PREEMPTED, preempts=True),
+    Circumstance(name="without a prefix cache", settings={"enable_prefix_caching": False}),
+    Circumstance(name="with a warm prefix cache", warm=True),
+    Circumstance(name="in step, blocks of 32", settings={"async_scheduling": False, "block_size": 32}),
+)
+
+
+class Requests:
+    """The same requests for every circumstance: every third is greedy, the others are drawn with a seed of their own."""
+
+    def __init__(self, count: int, token_count: int) -> None:
+        self.count = count
+        self.token_count = token_count
+
+    def prompt(self, index: int) -> list[int]:
+        """3 to 120 tokens; every fourth begins as others do."""
+        shared = [7 + 11 * place % 400 for place in range(SHARED_BEGINNING)] if index % 4 == 0 else []
+        return shared + [5 + (13 * index + 7 * place + place * place // 3) % 500 for place in range(3 + index * 7 % 117)]
+
+    def params(self, index: int) -> SamplingParams:
+        temperature, top_k = (0.0, -1) if index % 3 == 0 else (0.9, 50 if index % 3 == 1 else -1)
+        return SamplingParams(
+            temperature=temperature, top_p=0.95, top_k=top_k, seed=index, max_tokens=self.token_count, ignore_eos=True
+        )
+
+    def alone(self, llm: LLM) -> list[Generated]:
+        """One after the other."""
+        return [
+            llm.generate([self.prompt(index)], [self.params(index)], use_tqdm=False)[0] for index in range(self.count)
+        ]
+
+    def together(self, llm: LLM, turned: bool) -> list[Generated]:
+        """All at once, strangers before and behind them."""
+        order = range(self.count - 1, -1, -1) if turned else range(self.count)
+        strangers = [10_000 + index for index in range(STRANGERS)]
+        everybody = [*strangers[::2], *order, *strangers[1::2]]
+        answers = llm.generate(list(map(self.prompt, everybody)), list(map(self.params, everybody)), use_tqdm=False)
+        found = dict(zip(everybody, answers))
+        return [found[index] for index in range(self.count)]
+
+
+def main() -> int:
+    options = parsed()
+    models = ["demo", *SHAPES] if options.model == ["all"] else options.model
+    requests = Requests(options.requests, options.tokens)
+    before = machine()
+    for name in models:
+        with tempfile.TemporaryDirectory(prefix="vnext-determinism-") as folder:
+            found = examine(name, requests, options, Path(folder))
+        if options.json:
+            add_to_record(options.json, name, found, options, before)
+        if found["different"]:
+            return 1
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", nargs="+", default=["demo"], help=f"demo, {', '.join(SHAPES)} (random weights), or all")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--requests", type=int, default=90)
+    parser.add_argument("--tokens", type=int, default=80, help="of each answer")
+    parser.add_argument("--json", type=Path, help="record to begin or to add to")
+    return parser.parse_args()
+
+
+def examine(name: str, requests: Requests, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All circumstances of one model. Says how it goes."""
+    path = "" if name == "demo" else str(folder / "model")
+    if path:
+        write_checkpoint(SHAPES[name], Path(path))
+    common = {"dtype": options.dtype, "quantization": options.quantization, "executor": "inproc", "log": "shape"}
+    expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
+    say(name, ALONE.name, sum(map(len, expected)), seconds)
+    compared, different = {}, []
+    for place, circumstance in enumerate(CIRCUMSTANCES):
+        found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
+        wrong = [index for index in range(requests.count) if found[index] != expected[index]]
+        compared[circumstance.name] = sum(map(len, found))
+        say(name, circumstance.name, compared[circumstance.name], seconds, wrong)
+        different += [{"circumstance": circumstance.name, "requests": wrong}] if wrong else []
+    return {
+        "tokens_compared": sum(compared.values()),
+        "circumstances": compared,
+        "different": different,
+        "environment": environment,
+    }
+
+
+def run(
+    path: str, circumstance: Circumstance, requests: Requests, common: dict[str, Any], log_dir: Path
+) -> tuple[list[list[int]], dict[str, str], float]:
+    """The requests' tokens, the engine's own description, and the seconds it took. AssertionError if it did not occur."""
+    began_s = time.monotonic()
+    with LLM(path, log_dir=str(log_dir), **(common | circumstance.settings)) as llm:
+        for _ in range(2 if circumstance.warm else 1):
+            answers = requests.together(llm, circumstance.turned) if circumstance.together else requests.alone(llm)
+        folder = Path(llm.log_dir)
+    seen = info(open_log(folder))
+    if circumstance.warm:
+        assert sum(answer.num_cached_tokens > 0 for answer in answers) > requests.count // 2, "the cache stayed cold"
+    if circumstance.preempts:
+        assert seen.preemptions > 0, "nothing was preempted: make the cache smaller"
+    if circumstance.together:
+        assert max(seen.batch_percentiles) > 1, "no two requests met in a step"
+    tokens = [answer.outputs[0].token_ids for answer in answers]
+    assert all(len(answer) == requests.token_count for answer in tokens), "an answer is short"
+    return tokens, seen.header.started.environment, time.monotonic() - began_s
+
+
+def say(model: str, name: str, count: int, seconds: float, wrong: list[int] | None = None) -> None:
+    verdict = "the measure of the others" if wrong is None else f"{len(wrong)} requests differ: {wrong[:9]}" if wrong else "equal"
+    print(f"{model}: {name}: {count:,} tokens, {verdict} ({seconds:.0f} s)", flush=True)
+
+
+def add_to_record(path: Path, name: str, found: dict[str, Any], options: argparse.Namespace, before: Any) -> None:
+    """Begin the record, or add this model to it."""
+    key = name if options.quantization == "none" else f"{name}, {options.quantization}"
+    record = json.loads(path.read_text()) if path.is_file() else {
+        "command": "python scripts/determinism.py --model NAME --requests N --tokens N --json RECORD, once for each model",
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "vnext": __version__,
+        "machine": msgspec.to_builtins(before),
+        "models": {},
+    }  # fmt: skip
+    record["models"][key] = {"requests": options.requests, "tokens": options.tokens, **found}
+    record["tokens_compared"] = sum(each["tokens_compared"] for each in record["models"].values())
+    record["requests_that_differ"] = sum(len(each["different"]) for each in record["models"].values())
+    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Forms of a weight beside the plain tensor, in plain torch: whole numbers with scales, and products in float32.
+
+Owns the rounding to int8, which is the same for every implementation, and the plain products and rows that compiled
+kernels are held to. Weights are rounded, activations are not: they are bfloat16. An int8 product is summed over whole
+weights in float32, scaled once and rounded once, so the only freedom of an implementation is the order of its sum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+LARGEST = 127
+ACTIVATIONS = torch.bfloat16
+
+
+class Int8Weight(NamedTuple):
+    """values int8 [..., out, in] times scales float32 [..., out]. An index picks one expert of [E, out, in]."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations, as contracts ask it of every weight."""
+        return ACTIVATIONS
+
+    def __getitem__(self, expert: int) -> Int8Weight:
+        return Int8Weight(self.values[expert], self.scales[expert])
+
+
+class WideWeight(NamedTuple):
+    """A weight [..., out, in] of any float dtype that is multiplied in float32. An index picks one expert."""
+
+    weight: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def __getitem__(self, expert: int) -> WideWeight:
+        return WideWeight(self.weight[expert])
+
+
+Weight = torch.Tensor | Int8Weight | WideWeight
+
+
+def formed(weight: torch.Tensor, form: str) -> Weight:
+    """A weight [..., out, in] as "plain", "int8" or "wide"."""
+    if form == "int8":
+        return quantize(weight)
+    return WideWeight(weight) if form == "wide" else weight
+
+
+def quantize(weight: torch.Tensor) -> Int8Weight:
+    """weight [..., out, in], finite, of any float dtype: round(w / s), halves to even, s = largest |w| of the output / 127.
+
+    An output of zeros, or one so small that its s would be zero, has s = 1.
+    """
+    wide = weight.float()
+    scales = wide.abs().amax(-1) / LARGEST
+    scales = torch.where(scales > 0, scales, 1.0)
+    values = (wide / scales.unsqueeze(-1)).round_().clamp_(-LARGEST, LARGEST)
+    return Int8Weight(values.to(torch.int8), scales)
+
+
+def sums(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """x [T, in] times weight [out, in] -> [T, out]: in x's dtype by a plain weight, else in float32."""
+    if isinstance(weight, Int8Weight):
+        return functional.linear(x.float(), weight.values.float()).mul_(weight.scales)
+    if isinstance(weight, WideWeight):
+        return functional.linear(x.float(), weight.weight.float())
+    return functional.linear(x, weight)
+
+
+def rows(table: Weight, ids: torch.Tensor) -> torch.Tensor:
+    """Rows `ids` int64 [N] of table [V, H] -> [N, H] of its dtype; those of whole numbers are scaled and rounded."""
+    if isinstance(table, Int8Weight):
+        scales = table.scales.index_select(0, ids).unsqueeze(1)
+        return table.values.index_select(0, ids).float().mul_(scales).to(ACTIVATIONS)
+    return (table.weight if isinstance(table, WideWeight) else table).index_select(0, ids)

@@ -1,0 +1,43 @@
+"""Files of a checkpoint folder that are about texts and need no tokenizer to be read: its configuration, its template.
+
+Owns their reading and the one error that any of a folder's text files can cause. Imports no tokenizer library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class CheckpointUnreadable(Exception):
+    """A file of the checkpoint folder is missing or broken: one sentence with its name and the remedy."""
+
+
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, {} where there is none. Raises CheckpointUnreadable."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointUnreadable(f"{path} is no JSON object: {error}.") from error
+
+
+def chat_template(folder: Path, config: dict[str, Any] | None = None) -> str | None:
+    """The template's source: a file of its own goes first; of several named ones "default" counts.
+
+    `config` is the folder's tokenizer_config where it has been read already. Raises CheckpointUnreadable.
+    """
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    source = (tokenizer_config(folder) if config is None else config).get("chat_template")
+    return _default_of(source) if isinstance(source, list) else source
+
+
+def _default_of(named: Iterable[dict[str, str]]) -> str | None:
+    return next((entry["template"] for entry in named if entry.get("name") == "default"), None)
