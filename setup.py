@@ -45,6 +45,7 @@ COMPILED = [
     compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
     compiled("vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"),
     compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
+    compiled("vnext.runtime._exchange", "vnext/runtime/_exchange.c", "vnext/runtime/rank_sum.h"),  # Linux only
 ]
 
 # One instruction set a file, chosen when the program runs; a machine of another kind has the portable one.

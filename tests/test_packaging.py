@@ -186,7 +186,7 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
 
 
 def test_another_constraint_is_another_stamp(root: Path, tmp_path: Path) -> None:
-    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/*/_*.c)'
+    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/*/_*.c vnext/runtime/*.h)'
     prints = set_up(
         root,
         tmp_path,

@@ -18,6 +18,7 @@ from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
 from vnext.state.columns import implementation
 from vnext.options import DoctorCommand
+from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, mkl_branch
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.version import __version__
@@ -48,6 +49,7 @@ def examine() -> dict[str, Any]:
         "compilers": compilers(),
         "columns": implementation(),
         "ring": ring_implementation(),
+        "collectives": describe_collectives(),
         "cpu_kernels": cpu_kernels(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
@@ -133,6 +135,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
         ("ring", f"{report['ring']} operations"),
+        ("several ranks", report["collectives"]),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 
