@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,26 +30,31 @@ SHOTS = {"one": 2**60, "two": 0, "both": 1024}
 FORMS = {"compiled": (False, False), "plain": (True, True), "mixed": (False, True)}
 
 
+Join = Callable[..., SharedGroup]
+Work = Callable[[int, Join], Any]
+
+
 def waits_of(form: str, rank: int) -> futex.WaitMethod | None:
     return futex.choose_wait_method() if FORMS[form][rank % 2] else None
 
 
-def run_ranks(world_size: int, work: Callable[[int, str], Any], shots: str = "both") -> list[Any]:
-    """`work(rank, name of the exchange)` in a fork for each rank; what each returned, or its exit status."""
-    file = ExchangeFile(world_size, CAPACITY_BYTES, SHOTS[shots])
+def run_ranks(world_size: int, form: str, work: Work, shots: str = "both") -> list[Any]:
+    """`work(rank, join)` in a fork for each rank; what each returned, or its exit status."""
+    file, start = ExchangeFile(world_size, CAPACITY_BYTES, SHOTS[shots]), Start(world_size)
     pipes, pids = [os.pipe() for _ in range(world_size)], []
     for rank, (_, pipe_out) in enumerate(pipes):
         if pid := os.fork():
             pids.append(pid)
             continue
         try:
-            os.write(pipe_out, json.dumps(work(rank, file.name)).encode())
+            os.write(pipe_out, json.dumps(work(rank, partial(start.join, file.name, rank, form))).encode())
             os._exit(0)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             raise
         finally:
             os._exit(1)
+    start.give()
     results = []
     for pid, (pipe_in, pipe_out) in zip(pids, pipes):
         os.close(pipe_out)
@@ -58,6 +64,29 @@ def run_ranks(world_size: int, work: Callable[[int, str], Any], shots: str = "bo
         results.append(json.loads(said) if status == 0 else status)
     file.unlink()
     return results
+
+
+class Start:
+    """Where forks wait until all of them have mapped the memory, as start-up has it. Made before they are forked."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._ready, self._go = os.pipe(), os.pipe()
+
+    def join(self, name: str, rank: int, form: str, spin_us: float | None = None) -> SharedGroup:
+        """This rank's group."""
+        exchange = Exchange(name, rank, waits_of(form, rank))
+        os.write(self._ready[1], b"r")
+        os.read(self._go[0], 1)
+        return SharedGroup(exchange, rank, spin_us)
+
+    def give(self) -> None:
+        """In the parent: wait for everybody, then let them go."""
+        for _ in range(self._world_size):
+            os.read(self._ready[0], 1)
+        os.write(self._go[1], b"g" * self._world_size)
+        for pipe in (*self._ready, *self._go):
+            os.close(pipe)
 
 
 def values(case: int, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -89,9 +118,8 @@ def cases() -> list[tuple[int, torch.dtype, int]]:
 def sums(world_size: int, form: str, shots: str, spin_us: float) -> list[Any]:
     """Of each rank: the cases whose sum has other bits than the sum in rank order, and a digest of all sums."""
 
-    def work(rank: int, name: str) -> dict[str, Any]:
-        exchange = Exchange(name, rank, waits_of(form, rank))
-        group = SharedGroup(exchange, rank, spin_us=spin_us)
+    def work(rank: int, join: Join) -> dict[str, Any]:
+        group = join(spin_us)
         wrong, digest = [], hashlib.sha256()
         for case, dtype, count in cases():
             if case % 7 == rank:
@@ -101,17 +129,17 @@ def sums(world_size: int, form: str, shots: str, spin_us: float) -> list[Any]:
             if not same_bits(found, rank_order_sum(case, world_size, count, dtype)):
                 wrong.append([case, str(dtype), count])
         group.close()
-        return {"wrong": wrong, "digest": digest.hexdigest(), "served": type(exchange.memory).__name__}
+        return {"wrong": wrong, "digest": digest.hexdigest(), "served": type(group._memory).__name__}
 
-    return run_ranks(world_size, work, shots)
+    return run_ranks(world_size, form, work, shots)
 
 
 def gathers(world_size: int, form: str, spin_us: float) -> list[Any]:
     """Of each rank: the shapes and dimensions that were joined otherwise than torch.cat would."""
     shapes = [((7,), 0), ((3, 5), 0), ((3, 5), 1), ((3, 5), -1), ((2, 700), 1), ((700, 3), 1), ((2, 3, 4), 1), ((0, 3), 0)]
 
-    def work(rank: int, name: str) -> dict[str, Any]:
-        group = SharedGroup(Exchange(name, rank, waits_of(form, rank)), rank, spin_us=spin_us)
+    def work(rank: int, join: Join) -> dict[str, Any]:
+        group = join(spin_us)
         wrong = []
         for case, (shape, dim) in enumerate(shapes * 3):
             for dtype in (*DTYPES, torch.int64, torch.uint8):
@@ -123,14 +151,14 @@ def gathers(world_size: int, form: str, spin_us: float) -> list[Any]:
         group.close()
         return {"wrong": wrong, "strided": strided.tolist()}
 
-    return run_ranks(world_size, work)
+    return run_ranks(world_size, form, work)
 
 
 def leaves(world_size: int, form: str, how: str) -> list[Any]:
     """The last rank leaves after 5 operations; of each other: how many it had, its error, after how many seconds."""
 
-    def work(rank: int, name: str) -> Any:
-        group = SharedGroup(Exchange(name, rank, waits_of(form, rank)), rank)
+    def work(rank: int, join: Join) -> Any:
+        group = join()
         count, began_s = 0, time.monotonic()
         try:
             while count < 50:
@@ -144,15 +172,15 @@ def leaves(world_size: int, form: str, how: str) -> list[Any]:
         except RankLost as error:
             return [count, str(error), time.monotonic() - began_s]
 
-    return run_ranks(world_size, work)
+    return run_ranks(world_size, form, work)
 
 
 def late(form: str) -> list[Any]:
     """Rank 1 lives but comes too late: what rank 0 says of it; rank 1 then finds rank 0 gone."""
     shared_group.TIMEOUT_S = 0.3
 
-    def work(rank: int, name: str) -> Any:
-        group = SharedGroup(Exchange(name, rank, waits_of(form, rank)), rank)
+    def work(rank: int, join: Join) -> Any:
+        group = join()
         time.sleep(1.5 * rank)
         try:
             group.all_reduce(torch.ones(3))
@@ -160,14 +188,14 @@ def late(form: str) -> list[Any]:
         except RankLost as error:
             return str(error)
 
-    return run_ranks(2, work)
+    return run_ranks(2, form, work)
 
 
 def out_of_step(form: str) -> list[Any]:
     """The ranks come with tensors of different sizes, types, or to different collectives: what each says of it."""
 
-    def work(rank: int, name: str) -> Any:
-        group, errors = SharedGroup(Exchange(name, rank, waits_of(form, rank)), rank), []
+    def work(rank: int, join: Join) -> Any:
+        group, errors = join(), []
         pairs = [
             (lambda: group.all_reduce(torch.ones(3)), lambda: group.all_reduce(torch.ones(4))),
             (lambda: group.all_reduce(torch.ones(3).half()), lambda: group.all_reduce(torch.ones(3).bfloat16())),
@@ -182,7 +210,7 @@ def out_of_step(form: str) -> list[Any]:
         errors.append(group.all_reduce(torch.ones(2)).tolist())
         return errors
 
-    return run_ranks(2, work)
+    return run_ranks(2, form, work)
 
 
 if __name__ == "__main__":
