@@ -19,7 +19,6 @@ CORE = ["msgspec>=0.20", "numpy>=2.0", "xxhash>=3.5"]
 RUNTIME = ["torch>=2.11", "pyzmq>=26", "safetensors>=0.5", "huggingface_hub>=1.0", "tqdm>=4.66"]
 EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "prometheus_client>=0.21", "rich>=13", "tokenizers>=0.22"]
 CUDA = ["cupy-cuda13x>=14", "numba-cuda>=0.30", "nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-runtime==13.0.*"]
-CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 DEV = [
     "hypothesis>=6.100",
     "numba>=0.61",  # its simulator runs the CUDA index kernels in tests
@@ -30,6 +29,7 @@ DEV = [
     "pytest-timeout>=2.3",
     "transformers>=5.0",
 ]
+CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.cli:main",
     "vnext-bench = vnext.bench.cli:main",

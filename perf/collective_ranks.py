@@ -1,4 +1,4 @@
-"""The ranks of bench_collectives.py: groups of one form over a file, and processes that take part until rank 0 leaves."""
+"""The ranks of bench_collectives.py: groups of one form that meet at a file, and processes that take part in each case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from vnext.runtime import collectives, futex
 from vnext.runtime.collectives import GlooGroup, Group
 from vnext.runtime.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.shared_group import CAPACITY_BYTES_DEFAULT, RankLost, SharedGroup
+from vnext.runtime.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
 
 TIMEOUT = timedelta(seconds=60)
 ONE_SHOT_BYTES_MAX = {"one-shot": 2**60, "two-shot": 0, "plain": 2**14}
@@ -47,20 +47,18 @@ def join(form: str, rendezvous: Path, rank: int, world_size: int) -> Group:
     return SharedGroup(exchange, rank)
 
 
-def take_part(form: str, rendezvous: str, rank: str, world_size: str, operation: str, dtype: str, *shape: str) -> None:
-    """The same operation again and again, until rank 0 leaves."""
+def take_part(rank: int) -> None:
+    """A line on stdin is a case: form, rendezvous, world size, operation, how often, dtype, shape. Until stdin ends."""
     torch.set_num_threads(1)
-    group = join(form, Path(rendezvous), int(rank), int(world_size))
-    tensor = torch.zeros([int(length) for length in shape], dtype=getattr(torch, dtype))
-    try:
-        while True:
+    for line in sys.stdin:
+        form, rendezvous, world_size, operation, count, dtype, *shape = line.split()
+        group = join(form, Path(rendezvous), rank, int(world_size))
+        tensor = torch.zeros([int(length) for length in shape], dtype=getattr(torch, dtype))
+        for _ in range(int(count)):
             group.all_reduce(tensor) if operation == "all_reduce" else group.all_gather(tensor, 1)
-    except RankLost:
-        pass
-    except RuntimeError as error:
-        if not form.startswith("gloo"):
-            raise error
+        group.close()
+        print("done", flush=True)
 
 
 if __name__ == "__main__":
-    take_part(*sys.argv[1:])
+    take_part(int(sys.argv[1]))

@@ -19,7 +19,7 @@ from vnext.runtime.exchange_memory import Exchange
 from vnext.runtime.exchange_plain import ADDED, ANY_KIND, NOBODY, is_before
 
 CAPACITY_BYTES_DEFAULT = 2**20
-ONE_SHOT_BYTES_MAX = {True: 2**14, False: 2**19}  # whether ranks spin, measured: a second meeting of sleepers is dear
+ONE_SHOT_BYTES_MAX = {True: 2**14, False: 2**16}  # whether ranks spin, measured: a second meeting of sleepers is dear
 LIVES_POLL_S = 0.1
 TIMEOUT_S = 300.0  # a rank that lives but does not come
 SPIN_US_DEFAULT = 200.0  # where each rank has a core: as long as ranks of a step usually wait for each other
