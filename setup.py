@@ -21,6 +21,7 @@ EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "prometheus_client>=0.21", "rich>=13", "
 CUDA = ["cupy-cuda13x>=14", "numba-cuda>=0.30", "nvidia-cuda-nvrtc==13.0.*", "nvidia-cuda-runtime==13.0.*"]
 DEV = [
     "hypothesis>=6.100",
+    "numba>=0.61",  # its simulator runs the CUDA index kernels in tests
     "openai>=2.0",
     "psutil>=6",
     "pytest>=8.3",
@@ -28,6 +29,7 @@ DEV = [
     "pytest-timeout>=2.3",
     "transformers>=5.0",
 ]
+CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.cli:main",
     "vnext-bench = vnext.bench.cli:main",
@@ -45,6 +47,7 @@ COMPILED = [
     compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
     compiled("vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"),
     compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
+    compiled("vnext.runtime._exchange", "vnext/runtime/_exchange.c", "vnext/runtime/rank_sum.h"),  # Linux only
 ]
 
 # One instruction set a file, chosen when the program runs; a machine of another kind has the portable one.

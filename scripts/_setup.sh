@@ -55,7 +55,7 @@ import hashlib, pathlib, sys
 parts = [sys.version.encode(), sys.argv[1].encode()]
 parts += [(pathlib.Path(sys.argv[1]) / name).read_bytes() for name in sys.argv[2:]]
 print(hashlib.sha256(b"\0".join(parts)).hexdigest())
-' "$ROOT" setup.py constraints.txt vnext/runtime/_ring.c vnext/state/_columns.c
+' "$ROOT" setup.py constraints.txt vnext/runtime/_ring.c vnext/runtime/_exchange.c vnext/runtime/rank_sum.h vnext/state/_columns.c
 }
 
 is_stamped() { [ "$(cat "$VENV/.vnext-$1" 2>/dev/null)" = "$2" ]; }

@@ -83,9 +83,10 @@ def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None
 
 
 def test_everything_imported_is_required(told: dict[str, Any], root: Path) -> None:
-    """Third-party modules that the product imports come from something in install_requires."""
-    distributions = {"zmq": "pyzmq", "jinja2": "jinja2", "huggingface_hub": "huggingface-hub"}
-    required = {canonicalize_name(Requirement(line).name) for line in told["install_requires"]}
+    """Third-party modules that the product imports come from something in install_requires, or for GPUs from "cuda"."""
+    distributions = {"zmq": "pyzmq", "jinja2": "jinja2", "huggingface_hub": "huggingface-hub", "numba": "numba-cuda"}
+    lines = [*told["install_requires"], *told["extras_require"]["cuda"]]
+    required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())
     imported = {word[1].split(".")[0].rstrip(",") for word in words if word[:1] in (["import"], ["from"]) and len(word) > 1}
     foreign = {name for name in imported if name not in sys.stdlib_module_names and name != "vnext" and name.isidentifier()}
@@ -186,7 +187,7 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
 
 
 def test_another_constraint_is_another_stamp(root: Path, tmp_path: Path) -> None:
-    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/*/_*.c)'
+    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/*/_*.c vnext/runtime/*.h)'
     prints = set_up(
         root,
         tmp_path,

@@ -18,6 +18,7 @@ from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
 from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
+from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.state import columns, log_forms, tails
@@ -51,6 +52,7 @@ def examine() -> dict[str, Any]:
         "log": log_forms.implementation(),
         "tails": tails.implementation(),
         "ring": ring_implementation(),
+        "collectives": describe_collectives(),
         "cpu_kernels": cpu_kernels(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
@@ -145,6 +147,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("state's step", f"{report['columns']} columns"),
         ("log", f"{report['log']} writer, {report['tails']} tails"),
         ("ring", f"{report['ring']} operations"),
+        ("several ranks", report["collectives"]),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
 from vnext.runtime.batch import PersistentBatch, StepInputs
+from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_rebuild import rebuild
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
@@ -16,6 +22,7 @@ from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, St
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.refusal import refusal
+from vnext.state.state import blocks_for
 
 VOCABULARY = 23
 
@@ -85,13 +92,49 @@ def assert_equal_trees(left: object, right: object) -> None:
         assert left == right
 
 
+def device_rows(config: SchedulerConfig, operations: BatchOperations) -> DeviceRows:
+    width = blocks_for(config.model_len_max, config.block_size)
+    return DeviceRows(config.running_max, width, config.block_size, torch.device("cpu"), operations)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
+    walk(seed, 150, None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_kept_on_a_device_equal_the_rebuilt_batch(seed: int) -> None:
+    """By the plain forms of the device's operations."""
+    walk(seed, 150, plain_batch_operations())
+
+
+IN_THE_SIMULATOR = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_batch import walk
+from vnext.kernels import batch_numba
+walk(3, 60, batch_numba)
+"""
+
+
+def test_rows_kept_on_a_device_by_numba_equal_the_rebuilt_batch() -> None:
+    """Numba's kernels over CPU tensors, in its simulator: a process of its own."""
+    pytest.importorskip("numba", reason="Numba is not installed: pip install 'vnext[dev]'")
+    folder = Path(__file__).parent
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(folder.parents[1])}
+    command = [sys.executable, "-c", IN_THE_SIMULATOR, str(folder)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def walk(seed: int, step_count: int, operations: BatchOperations | None) -> None:
+    """A random life of an engine; every step's tensors against those that are rebuilt from the state alone."""
     rng = random.Random(seed)
     started = engine_started(rng)
-    state, batch = start(started), PersistentBatch(started.config, VOCABULARY)
+    rows = None if operations is None else device_rows(started.config, operations)
+    state, batch = start(started), PersistentBatch(started.config, VOCABULARY, rows=rows)
     sampled, results, steps = {}, [], 0
-    while steps < 150:
+    while steps < step_count:
         choice = rng.random()
         if choice < 0.3:
             prompt = pack_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 16))])
@@ -115,7 +158,7 @@ def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
         elif results:
             step, tokens = results.pop(0)
             state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
-    assert state.counters.generated_tokens > 50
+    assert state.counters.generated_tokens > step_count // 3
 
 
 def test_tokens_of_a_step_that_is_not_the_newest_are_refused() -> None:

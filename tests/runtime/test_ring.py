@@ -308,7 +308,7 @@ def test_no_file_stands_in_a_folder_and_no_descriptor_stays() -> None:
 
 def test_without_nameless_files_the_name_goes_with_the_writer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(ring_memory.os, "O_TMPFILE", raising=False)
-    monkeypatch.setattr(ring_memory, "_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(ring_memory.shared_file, "folder", lambda: str(tmp_path))
     writer, reader = both_ends(None)
     assert list(tmp_path.iterdir()) == [Path(writer.name)]
     writer.write(b"as well")
@@ -341,7 +341,7 @@ def test_a_ring_that_does_not_fit_says_so_and_leaves_nothing(
 
     if not is_nameless:
         monkeypatch.delattr(ring_memory.os, "O_TMPFILE", raising=False)
-    monkeypatch.setattr(ring_memory, "_folder", lambda: str(tmp_path))
+    monkeypatch.setattr(ring_memory.shared_file, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(ring_memory.os, "posix_fallocate", full, raising=False)
     before = len(os.listdir("/dev/fd"))
     with pytest.raises(OSError, match="no room for a ring of 4194304 bytes: No space.*make the ring smaller"):

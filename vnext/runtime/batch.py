@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.batch_index import batch_operations
 from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.sampling_inputs import SamplingInputs
 from vnext.state import extents
@@ -37,13 +39,25 @@ ALL_ROWS = slice(None)
 
 
 class PersistentBatch:
-    """Rows of at most `config.running_max` requests. One instance a rank, used by one thread."""
+    """Rows of at most `config.running_max` requests. One instance a rank, used by one thread.
 
-    def __init__(self, config: SchedulerConfig, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    Block tables are kept in `rows` where it is given (default: on a device that is not the CPU), else on the host.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        rows: DeviceRows | None = None,
+    ) -> None:
         self._config = config
         self._device = torch.device(device)
         row_count, width = config.running_max, blocks_for(config.model_len_max, config.block_size)
-        self._table = np.zeros((row_count, width), dtype=np.int32)
+        if rows is None and self._device.type != "cpu":
+            rows = DeviceRows(row_count, width, config.block_size, self._device, batch_operations(self._device.type))
+        self._rows = rows
+        self._table = np.zeros((row_count, width if rows is None else 0), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
         self._sampling = SamplingColumns(config, vocab_size, self._device)
@@ -91,12 +105,17 @@ class PersistentBatch:
     ) -> ForwardBatch:
         size = self._config.block_size
         positions, context = positions_of(flight), ends.astype(np.int32)
-        block, offset = np.divmod(positions, size)
         starts = np.zeros(len(places) + 1, dtype=np.int64)
         np.cumsum(flight.counts, out=starts[1:])
         host = HostBatch(starts.astype(np.int32), context)
+        token_ids = self._token_ids(state, flight, rows, places, positions, starts)
+        if self._rows is not None:
+            index = self._rows.index(flight.starts, host.query_starts, places, blocks_for(int(ends.max()), size))
+            around = (torch.from_numpy(array).to(self._device) for array in (token_ids, starts[1:][sampled] - 1))
+            return ForwardBatch(next(around), *index, next(around), host=host)
+        block, offset = np.divmod(positions, size)
         arrays = (
-            self._token_ids(state, flight, rows, places, positions, starts),
+            token_ids,
             positions,
             self._table[per_token(flight, places), block] * np.int64(size) + offset,
             host.query_starts,
@@ -104,10 +123,7 @@ class PersistentBatch:
             self._table[places, : blocks_for(int(ends.max()), size)],
             starts[1:][sampled] - 1,
         )
-        tensors = map(torch.from_numpy, arrays)
-        if self._device.type != "cpu":
-            tensors = (tensor.to(self._device) for tensor in tensors)
-        return ForwardBatch(*tensors, host=host)
+        return ForwardBatch(*map(torch.from_numpy, arrays), host=host)
 
     def _token_ids(
         self,
@@ -140,8 +156,11 @@ class PersistentBatch:
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
-            places, columns = np.repeat(self._places, grown), extents.spans(held, grown)
-            self._table[places, columns] = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
+            added = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
+            if self._rows is None:
+                self._table[np.repeat(self._places, grown), extents.spans(held, grown)] = added
+            else:
+                self._rows.append(self._places, held, grown, added)
             self._held[self._places] = rows.blocks
         self._owners, self._blocks = owners, blocks
 

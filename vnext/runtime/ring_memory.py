@@ -2,9 +2,7 @@
 
     header line: magic, version, reader count, capacity | the writer's line | a line for each reader | data
 A line is written by one process alone: a position, which counts bytes since the start and never wraps, and a signal
-word, which changes with every publish and has the owner's presence in its low bits. The file has no name in any folder:
-readers open it through the writer's /proc entry, so that whoever is killed, whenever, nothing is left behind. On
-systems without that it is a file for temporary things, removed by `Segment.unlink`.
+word, which changes with every publish and has the owner's presence in its low bits. The file: shared_file.py.
 """
 
 from __future__ import annotations
@@ -12,13 +10,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import secrets
 import stat
 import struct
-import tempfile
-from pathlib import Path
 from typing import Self
 
+from vnext.runtime import shared_file
 from vnext.runtime.futex import Futex, WaitMethod, choose_fence, choose_wait_method
 from vnext.runtime.ring_lives import Lives
 from vnext.runtime.ring_plain import LINE_BYTES, PlainMemory
@@ -60,15 +56,15 @@ class Segment:
     def create(cls, capacity_bytes: int, reader_count: int, waits: WaitMethod | None) -> Self:
         """A new segment of at least `capacity_bytes`, all reserved, its writer's line claimed. OSError for no room."""
         capacity_bytes = -(-capacity_bytes // CAPACITY_MULTIPLE_BYTES) * CAPACITY_MULTIPLE_BYTES
-        name, handle, door = _create_file()
+        name, handle, door = shared_file.create_file("ring")
         try:
-            _reserve(handle, _size_bytes(reader_count, capacity_bytes))
+            shared_file.reserve(handle, _size_bytes(reader_count, capacity_bytes))
             os.pwrite(handle, _HEADER.pack(_MAGIC, _VERSION, reader_count, capacity_bytes), 0)
         except OSError as error:
             os.close(handle)
-            _unlink(name, door)
+            shared_file.unlink(name, door)
             said = f"no room for a ring of {capacity_bytes} bytes: {error.strerror}"
-            remedy = f"enlarge {_folder()} (docker: --shm-size) or make the ring smaller"
+            remedy = f"enlarge {shared_file.folder()} (docker: --shm-size) or make the ring smaller"
             raise OSError(error.errno, f"{said}; {remedy}") from error
         segment = cls(name, handle, door, waits)
         segment.lives.claim(WRITER)
@@ -85,7 +81,7 @@ class Segment:
 
     def unlink(self) -> None:
         """Let nobody else open it; who has it mapped keeps it. For the end that created it. Idempotent."""
-        _unlink(self.name, self._door)
+        shared_file.unlink(self.name, self._door)
         self._door = None
 
     def close(self) -> None:
@@ -136,36 +132,3 @@ def _read_header(handle: int) -> tuple[int, int]:
         said = f"its header says {reader_count} readers and {capacity_bytes} bytes"
         raise ValueError(f"a broken ring: {said}, its file has {status.st_size} bytes")
     return reader_count, capacity_bytes
-
-
-# ---- the file ----------------------------------------------------------------------------------------------------
-
-
-def _folder() -> str:
-    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-
-
-def _create_file() -> tuple[str, int, int | None]:
-    """(name, its descriptor, the descriptor that the name stands for): no file in a folder if the system can."""
-    flags = os.O_RDWR | os.O_CLOEXEC
-    try:
-        handle = os.open(_folder(), flags | os.O_TMPFILE, 0o600)
-    except (AttributeError, OSError):  # not Linux, or a file system without it
-        path = f"{_folder()}/vnext-ring-{os.getpid()}-{secrets.token_hex(4)}"
-        return path, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), None
-    door = os.dup(handle)
-    return f"/proc/{os.getpid()}/fd/{door}", handle, door
-
-
-def _unlink(name: str, door: int | None) -> None:
-    if door is not None:
-        os.close(door)
-    elif not name.startswith("/proc/"):
-        Path(name).unlink(missing_ok=True)
-
-
-def _reserve(handle: int, size_bytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):  # absent on macOS
-        os.posix_fallocate(handle, 0, size_bytes)
-    else:
-        os.ftruncate(handle, size_bytes)

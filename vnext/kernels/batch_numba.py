@@ -1,0 +1,148 @@
+"""Index work of a step's batch as Numba CUDA kernels: the fast twins of the plain forms in batch_index.py.
+
+Owns four kernels and their launch on torch's current stream, over tensors by their addresses (no copy). Imported only
+where it is used: `numba.cuda` takes most of a second to load. One block of threads a span or entry; its threads stride
+over the tokens. No shared memory, no barrier, no order among blocks: every place is written by one thread at most.
+In Numba's simulator (NUMBA_ENABLE_CUDASIM=1 before Numba is first imported) the same kernels run over CPU tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numba import cuda
+
+from vnext.kernels import batch_index
+
+THREADS_OF_A_TOKEN, THREADS_OF_A_CHUNK = 32, 128
+CHUNK_TOKENS = 64  # a span of so many, on average, is worth more than a warp
+
+
+# ---- kernels: arrays as in batch_index.py ------------------------------------------------------------------------
+
+
+def write_spans_kernel(target, rows, columns, starts, values):
+    span = cuda.blockIdx.x
+    begin, end = starts[span], starts[span + 1]
+    row, column = rows[span], columns[span] - begin
+    place = begin + cuda.threadIdx.x
+    while place < end:
+        target[row, column + place] = values[place]
+        place += cuda.blockDim.x
+
+
+def move_rows_kernel(target, sources, targets, counts):
+    move = cuda.blockIdx.x
+    source, to, count = sources[move], targets[move], counts[move]
+    column = cuda.threadIdx.x
+    while column < count:
+        target[to, column] = target[source, column]
+        column += cuda.blockDim.x
+
+
+def index_tokens_kernel(begins, query_starts, rows, table, block_size, positions, slots, context_lengths):
+    entry = cuda.blockIdx.x
+    begin, end = query_starts[entry], query_starts[entry + 1]
+    first, row = begins[entry], rows[entry]
+    if cuda.threadIdx.x == 0:
+        context_lengths[entry] = first + (end - begin)
+    place = begin + cuda.threadIdx.x
+    while place < end:
+        position = first + (place - begin)
+        block = position // block_size
+        positions[place] = position
+        slots[place] = table[row, block] * block_size + (position - block * block_size)
+        place += cuda.blockDim.x
+
+
+def place_tokens_kernel(last, rows, at, token_ids):
+    index = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if index < rows.shape[0]:
+        token_ids[at[index]] = last[rows[index]]
+
+
+_L, _I, _TABLE = "int64[::1]", "int32[::1]", "int32[:, ::1]"
+SIGNATURES = {
+    write_spans_kernel: (f"void({_TABLE}, {_L}, {_L}, {_L}, {_I})", f"void(int64[:, ::1], {_L}, {_L}, {_L}, {_L})"),
+    move_rows_kernel: (f"void({_TABLE}, {_L}, {_L}, {_L})", f"void(int64[:, ::1], {_L}, {_L}, {_L})"),
+    index_tokens_kernel: (f"void({_L}, {_I}, {_L}, {_TABLE}, int64, {_L}, {_L}, {_I})",),
+    place_tokens_kernel: (f"void({_L}, {_L}, {_L}, {_L})",),
+}
+"""The argument types that contracts let through: compiled before a graph is captured, see `compile_all`."""
+
+_compiled: dict[Any, Any] = {}
+
+
+def compile_all() -> None:
+    """Compile every kernel for the current device. Loading one while a CUDA graph is captured would fail."""
+    for kernel in SIGNATURES:
+        _dispatcher(kernel)
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------
+
+
+def write_spans(
+    target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
+) -> None:
+    """See batch_index.write_spans."""
+    batch_index.check_write_spans(target, rows, columns, starts, values)
+    _launch(write_spans_kernel, len(rows), _threads(len(rows), len(values)), target, rows, columns, starts, values)
+
+
+def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
+    """See batch_index.move_rows."""
+    batch_index.check_move_rows(target, sources, targets, counts)
+    threads = _threads(1, target.shape[1])
+    _launch(move_rows_kernel, len(sources), threads, target, sources, targets, counts)
+
+
+def index_tokens(
+    begins: torch.Tensor,
+    query_starts: torch.Tensor,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    block_size: int,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    context_lengths: torch.Tensor,
+) -> None:
+    """See batch_index.index_tokens."""
+    arguments = (begins, query_starts, rows, table, block_size, positions, slots, context_lengths)
+    batch_index.check_index_tokens(*arguments)
+    _launch(index_tokens_kernel, len(rows), _threads(len(rows), len(positions)), *arguments)
+
+
+def place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """See batch_index.place_tokens."""
+    batch_index.check_place_tokens(last, rows, at, token_ids)
+    threads = THREADS_OF_A_CHUNK
+    _launch(place_tokens_kernel, -(-len(rows) // threads), threads, last, rows, at, token_ids)
+
+
+def _threads(span_count: int, token_count: int) -> int:
+    """Threads of a block: a warp in a decode step, more where spans are long."""
+    return THREADS_OF_A_CHUNK if token_count >= CHUNK_TOKENS * max(span_count, 1) else THREADS_OF_A_TOKEN
+
+
+def _launch(kernel: Any, blocks: int, threads: int, *arguments: torch.Tensor | int) -> None:
+    """On torch's current stream of the tensors' device; nothing for no blocks, which CUDA refuses."""
+    if blocks == 0:
+        return
+    first = arguments[0]
+    stream = cuda.external_stream(torch.cuda.current_stream(first.device).cuda_stream) if first.is_cuda else 0
+    _dispatcher(kernel)[blocks, threads, stream](*map(_array, arguments))
+
+
+def _dispatcher(kernel: Any) -> Any:
+    if kernel not in _compiled:
+        _compiled[kernel] = cuda.jit(list(SIGNATURES[kernel]))(kernel)
+    return _compiled[kernel]
+
+
+def _array(argument: torch.Tensor | int) -> Any:
+    """The tensor's own memory as Numba sees it: on a device by its address, in the simulator by numpy."""
+    if isinstance(argument, int):
+        return argument
+    return cuda.as_cuda_array(argument, sync=False) if argument.is_cuda else argument.numpy()
