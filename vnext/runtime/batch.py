@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.sampling_inputs import SamplingInputs
 from vnext.state import extents
@@ -43,7 +43,8 @@ class PersistentBatch:
         self._config = config
         self._device = torch.device(device)
         row_count, width = config.running_max, blocks_for(config.model_len_max, config.block_size)
-        self._table = np.zeros((row_count, width), dtype=np.int32)
+        self._groups = config.group_count
+        self._table = np.zeros((row_count, width * self._groups), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
         self._sampling = SamplingColumns(config, vocab_size, self._device)
@@ -95,19 +96,35 @@ class PersistentBatch:
         starts = np.zeros(len(places) + 1, dtype=np.int64)
         np.cumsum(flight.counts, out=starts[1:])
         host = HostBatch(starts.astype(np.int32), context)
+        width, owners = blocks_for(int(ends.max()), size), per_token(flight, places)
+        (slots, table), *others = [
+            self._places_of(group, places, owners, block, offset, width) for group in range(self._groups)
+        ]
         arrays = (
             self._token_ids(state, flight, rows, places, positions, starts),
             positions,
-            self._table[per_token(flight, places), block] * np.int64(size) + offset,
+            slots,
             host.query_starts,
             context,
-            self._table[places, : blocks_for(int(ends.max()), size)],
+            table,
             starts[1:][sampled] - 1,
         )
-        tensors = map(torch.from_numpy, arrays)
-        if self._device.type != "cpu":
-            tensors = (tensor.to(self._device) for tensor in tensors)
-        return ForwardBatch(*tensors, host=host)
+        groups = tuple(GroupPlaces(*map(self._tensor, other)) for other in others)
+        return ForwardBatch(*map(self._tensor, arrays), host=host, groups=groups)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _places_of(
+        self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens' slots and the rows' block tables in one group of layers (int64[T], int32[R, width])."""
+        size, groups = np.int64(self._config.block_size), self._groups
+        if groups == 1:
+            return self._table[owners, block] * size + offset, self._table[places, :width]
+        slots = self._table[owners, block * groups + group] * size + offset
+        return slots, np.ascontiguousarray(self._table[places, group : width * groups : groups])
 
     def _token_ids(
         self,
@@ -140,8 +157,10 @@ class PersistentBatch:
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
-            places, columns = np.repeat(self._places, grown), extents.spans(held, grown)
-            self._table[places, columns] = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
+            before, more = held * self._groups, grown * self._groups
+            places, columns = np.repeat(self._places, more), extents.spans(before, more)
+            entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
+            self._table[places, columns] = np.maximum(entries, 0)  # what was never held is never read
             self._held[self._places] = rows.blocks
         self._owners, self._blocks = owners, blocks
 
