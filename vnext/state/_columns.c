@@ -263,12 +263,11 @@ static int name_page(uint8_t *key, Py_ssize_t group, int32_t page, PyObject *pai
     return failed ? -1 : 0;
 }
 
-/* One more block of row r is named, if it is full: 1 and its (key, page) of each group appended, unless the group has given
-   it back; 0 if it is not full, -1 on an error. */
-static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t ready, int64_t size, const Py_buffer *tokens,
+/* The next block of row r, a full one, is named: its (key, page) of each group appended, unless the group has given it back.
+   -1 on an error. */
+static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t size, const Py_buffer *tokens,
                     const Py_buffer *tables, const Py_buffer *windows, PyObject *pairs) {
     int64_t sealed = FIELD(c, SEALED, rows)[r], computed = FIELD(c, COMPUTED, rows)[r];
-    if (ready < (sealed + 1) * size) return 0;
     Py_ssize_t groups = windows->len / 8;
     int64_t at = FIELD(c, TOKENS_AT, rows)[r] + sealed * size, table = FIELD(c, TABLE_AT, rows)[r] + sealed * groups;
     if (at < 0 || at + size > tokens->len / 4 || table < 0 || table + groups > tables->len / 4) {
@@ -287,10 +286,10 @@ static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t ready, in
         if (window && unseen >= (sealed + 1) * size) continue;
         if (name_page(key, g, ((const int32_t *)tables->buf)[table + g], pairs) < 0) return -1;
     }
-    return 1;
+    return 0;
 }
 
-/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size, windows int64[groups]) -> [(key, page)],
+/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size, windows int64[groups] as bytes) -> [(key, page)],
    round by round: every row's next full block, then the one after it */
 static PyObject *seal(PyObject *self, PyObject *args) {
     Py_buffer cells, ended, tokens, tables, windows;
@@ -299,6 +298,7 @@ static PyObject *seal(PyObject *self, PyObject *args) {
     Py_ssize_t rows = rows_of(&cells), ended_count = ended.len / 8;
     int64_t *c = cells.buf;
     const int64_t *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows), *done = ended.buf;
+    const int64_t *done_blocks = FIELD(c, SEALED, rows);
     PyObject *pairs = PyList_New(0);
     int sealed = pairs ? 1 : -1;
     while (sealed > 0) {
@@ -306,10 +306,9 @@ static PyObject *seal(PyObject *self, PyObject *args) {
         for (Py_ssize_t r = 0, e = 0; r < rows; ++r) {
             int is_done = e < ended_count && done[e] == r; /* rows come in rising order */
             e += is_done;
-            int64_t ready = least(known[r] - is_done, computed[r]);
-            int one = seal_one(c, rows, r, ready, size, &tokens, &tables, &windows, pairs);
-            if (one) sealed = one;
-            if (one < 0) break;
+            if (least(known[r] - is_done, computed[r]) < (done_blocks[r] + 1) * size) continue;
+            sealed = seal_one(c, rows, r, size, &tokens, &tables, &windows, pairs) < 0 ? -1 : 1;
+            if (sealed < 0) break;
         }
     }
     PyBuffer_Release(&cells);

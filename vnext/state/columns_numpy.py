@@ -115,14 +115,14 @@ def chain(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
 
 
 def seal(
-    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int, windows: np.ndarray
+    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int, windows: bytes
 ) -> list[tuple[bytes, int]]:
     """Name full blocks: (key, page) of each group, round by round, every row's next one first; writes SEALED and CHAIN.
 
-    The last token of rows that have `ended` does not count. What a group with a window (int64[G], 0: none) has given back
-    gets no name.
+    The last token of rows that have `ended` does not count. What a group with a window (int64 bytes, one of
+    each group, 0: none) has given back gets no name.
     """
-    groups = len(windows)
+    groups = len(windows) // 8
     ready = cells[columns.KNOWN].copy()
     ready[ended] -= 1
     np.minimum(ready, cells[columns.COMPUTED], out=ready)
@@ -132,7 +132,7 @@ def seal(
             sealed, at, table = cells[[columns.SEALED, columns.TOKENS_AT, columns.TABLE_AT], row].tolist()
             words = tokens[at + sealed * size : at + (sealed + 1) * size].tobytes()
             (key,) = chain(cells[columns.CHAIN_0 :, row].tobytes(), words, size)
-            for group, window in enumerate(windows.tolist()):
+            for group, window in enumerate(np.frombuffer(windows, dtype=np.int64).tolist()):
                 if window == 0 or sealed >= (int(cells[columns.COMPUTED, row]) - window + 1) // size:
                     pairs.append((group_key(key, group), int(tables[table + sealed * groups + group])))
             cells[columns.SEALED, row] += 1

@@ -17,7 +17,6 @@ from vnext.state.lifecycle import Change, Status, after
 from vnext.state.planning import NO_ROWS, move_tokens, release_row, seal, without_rows
 from vnext.state.rows import Rows, find_rows
 from vnext.state.state import State
-from vnext.state.windows import window_array
 
 replace = msgspec.structs.replace
 
@@ -108,7 +107,7 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     state = _take_tokens(state, settled)
     state = replace(
         state,
-        pool=seal(state, window_array(state.config.windows), done),
+        pool=seal(state, done, given_back=True),
         flights=state.flights[1:],
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),

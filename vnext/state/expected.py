@@ -29,7 +29,9 @@ def expected_work(config: SchedulerConfig, rows: Rows) -> Work:
     tokens_sum, blocks_sum = columns.kernels.expected(
         rows.cells, both, config.batch_tokens_max, config.prefill_threshold, config.block_size
     )
-    return Work(both[0], both[1], tokens_sum, blocks_sum * (len(config.windows) or 1))
+    if config.windows:
+        blocks_sum *= len(config.windows)
+    return Work(both[0], both[1], tokens_sum, blocks_sum)
 
 
 def work_of(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> Work:

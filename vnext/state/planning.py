@@ -21,10 +21,11 @@ from vnext.state.lifecycle import Change, Status, after
 from vnext.state.order import dequeue, enqueue
 from vnext.state.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.state import Flight, State, Waiting
-from vnext.state.windows import give_back, no_windows, row_blocks
+from vnext.state.windows import give_back, row_blocks, window_bytes
 
 replace = msgspec.structs.replace
 NO_ROWS = np.empty(0, dtype=np.int64)
+ALL_SEEN = bytes(8)  # the windows of one group that has none
 
 
 def fold_step_planned(state: State, event: StepPlanned) -> State:
@@ -42,7 +43,7 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     if not 0 < total <= state.config.batch_tokens_max:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.batch_tokens_max} are allowed")
     flight = _flight(state, starts, tokens, total)
-    pool = seal(state, no_windows(len(state.config.windows) or 1))
+    pool = seal(state)
     if state.config.windows:
         pool = give_back(replace(state, pool=pool), starts)
     return replace(state, pool=pool, planned=state.planned + 1, flights=(*state.flights, flight))
@@ -143,15 +144,14 @@ def advance(state: State, work: Work) -> State:
     if work.pages_sum:
         pool, blocks = pools.take(pool, work.pages_sum)
         tables = extents.own(tables)
-        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data, state.config.group_count)
+        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data, len(state.config.windows) or 1)
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
-def seal(state: State, windows: np.ndarray, ended: np.ndarray = NO_ROWS) -> pools.Pool:
+def seal(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
     """The pool with names for the blocks whose tokens are all known and computed.
 
-    `windows` (int64[G]): what of the groups' blocks has been given back; all 0 while a step is planned, which gives back
-    last. Writes SEALED and CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that
+    `given_back`: whether the rows have given back what their windows do not show; a plan does so last. Writes SEALED and CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that
     has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
     offers may not.
     """
@@ -159,6 +159,7 @@ def seal(state: State, windows: np.ndarray, ended: np.ndarray = NO_ROWS) -> pool
     if not config.prefix_caching or cells.shape[1] == 0:
         return state.pool
     arenas = state.tokens.arena.data, state.tables.arena.data
+    windows = window_bytes(config.windows, given_back) if config.windows else ALL_SEEN
     pairs = column_forms.kernels.seal(cells, ended, *arenas, config.block_size, windows)
     return pools.name(state.pool, pairs) if pairs else state.pool
 

@@ -34,9 +34,9 @@ def window_array(windows: tuple[int, ...]) -> np.ndarray:
 
 
 @cache
-def no_windows(group_count: int) -> np.ndarray:
-    """As many groups that see all (int64[G], not to be written)."""
-    return window_array((0,) * group_count)
+def window_bytes(windows: tuple[int, ...], given_back: bool) -> bytes:
+    """The groups' windows as `columns.seal` takes them; all 0 where nothing has been given back yet."""
+    return window_array(windows if given_back else (0,) * len(windows)).tobytes()
 
 
 def first_kept(config: SchedulerConfig, computed: np.ndarray) -> np.ndarray:
