@@ -289,8 +289,8 @@ static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t size, con
     return 0;
 }
 
-/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size, windows int64[groups] as bytes) -> [(key, page)],
-   round by round: every row's next full block, then the one after it */
+/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size, windows int64[groups] as
+   bytes) -> [(key, page)], round by round: every row's next full block, then the one after it */
 static PyObject *seal(PyObject *self, PyObject *args) {
     Py_buffer cells, ended, tokens, tables, windows;
     long long size;

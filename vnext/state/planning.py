@@ -144,15 +144,16 @@ def advance(state: State, work: Work) -> State:
     if work.pages_sum:
         pool, blocks = pools.take(pool, work.pages_sum)
         tables = extents.own(tables)
-        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data, len(state.config.windows) or 1)
+        groups = len(state.config.windows) or 1
+        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data, groups)
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
 def seal(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
     """The pool with names for the blocks whose tokens are all known and computed.
 
-    `given_back`: whether the rows have given back what their windows do not show; a plan does so last. Writes SEALED and CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that
-    has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
+    `given_back`: whether the rows have given back what their windows do not show; a plan does so last. Writes SEALED and
+    CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
     offers may not.
     """
     config, cells = state.config, state.rows.cells

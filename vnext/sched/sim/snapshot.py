@@ -32,7 +32,8 @@ class Snapshot:
     """Never written after it was taken.
 
     `cells` are all columns of the rows, the named ones below each a list over the rows; `tables` the rows' whole tables,
-    `held` what of them a query to come may see and the row must hold, `histories` their known tokens (int32 bytes); `flights` the steps in flight, oldest first; `holders` and `places` of
+    `held` what of them a query to come may see and the row must hold, `histories` their
+    known tokens (int32 bytes); `flights` the steps in flight, oldest first; `holders` and `places` of
     all blocks.
     """
 
