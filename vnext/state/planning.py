@@ -153,8 +153,9 @@ def seal(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) ->
     """The pool with names for the blocks whose tokens are all known and computed.
 
     `given_back`: whether the rows have given back what their windows do not show; a plan does so last. Writes SEALED and
-    CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
-    offers may not.
+    CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that has
+    `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache offers
+    may not.
     """
     config, cells = state.config, state.rows.cells
     if not config.prefix_caching or cells.shape[1] == 0:

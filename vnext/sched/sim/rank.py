@@ -2,7 +2,8 @@
 
 The shadow cache remembers, for each slot of each block, the whole chain of tokens that wrote it, and for which group of
 layers. A step writes its slots first; then every position that a query of the step sees must hold its own chain. Silent
-corruption of the real cache (a block shared, evicted or named wrongly) becomes an error at the very step. So does a name that stands for
+corruption of the real cache (a block shared, evicted or named wrongly) becomes an error at the very step. So does a
+name that stands for
 two contents, or a content with two names.
 """
 
