@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from vnext.runtime.recorder import Recorder
@@ -44,12 +45,14 @@ def small_config(**changes) -> SchedulerConfig:
 def drawn_config(chance: random.Random) -> SchedulerConfig:
     """Any depth, policy and block size of 1 to 4 tokens, with a pool of little more than one request's blocks."""
     size = chance.randint(1, 4)
-    return small_config(
+    windows = chance.choice([(), (), (3,), (0, 5), (7, 0, 2)])
+    config = small_config(
         block_size=size, block_count=-(-59 // size) + chance.randint(0, 12), pipeline_depth=chance.randint(1, 3),
         policy=chance.choice(("fcfs", "priority")), eos_token_ids=chance.choice(((0,), (0, 2), ())),
         running_max=chance.randint(3, 8), batch_tokens_max=chance.choice((7, 20, 64)),
         prefill_threshold=chance.choice((0, 0, 5)),
     )  # fmt: skip
+    return msgspec.structs.replace(config, windows=windows, block_count=config.block_count * max(len(windows), 1))
 
 
 def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:

@@ -49,7 +49,9 @@ class Player:
         command, arguments = words[0], words[1:]
         match command:
             case "engine":
-                self._begin({name: _value(value) for name, value in _pairs(arguments).items()})
+                given = _pairs(arguments)
+                windows = tuple(int(window) for window in given.pop("windows", "").split(",") if window)
+                self._begin({name: _value(value) for name, value in given.items()} | ({"windows": windows} if windows else {}))
                 return []
             case "arrive":
                 return self._arrive(arguments[0], _pairs(arguments[1:]))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.config import ModelConfig, Rope
 from vnext.models.sharding import Parallel, alone
 
@@ -25,28 +25,33 @@ class Chunk(NamedTuple):
     blocks: Sequence[int]
 
 
-def make_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
-    """A batch that samples every token, so that all logits can be compared."""
+def make_batch(chunks: Sequence[Chunk], block_size: int, groups: int = 1) -> ForwardBatch:
+    """A batch that samples every token, so that all logits can be compared. A block is `groups` neighbouring pages."""
+    (slots, table), *others = [places(chunks, block_size, groups, group) for group in range(groups)]
     positions = [np.arange(chunk.computed, chunk.computed + len(chunk.tokens)) for chunk in chunks]
-    slots = [
-        np.asarray(chunk.blocks)[place // block_size] * block_size + place % block_size
-        for chunk, place in zip(chunks, positions)
-    ]
     starts = np.cumsum([0] + [len(chunk.tokens) for chunk in chunks]).astype(np.int32)
     lengths = np.array([chunk.computed + len(chunk.tokens) for chunk in chunks], dtype=np.int32)
-    table = np.full((len(chunks), max(len(chunk.blocks) for chunk in chunks)), 10**6, dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        table[index, : len(chunk.blocks)] = chunk.blocks
     return ForwardBatch(
         token_ids=torch.tensor([token for chunk in chunks for token in chunk.tokens]),
         positions=torch.from_numpy(np.concatenate(positions)),
-        slots=torch.from_numpy(np.concatenate(slots)),
+        slots=slots,
         query_starts=torch.from_numpy(starts),
         context_lengths=torch.from_numpy(lengths),
-        block_table=torch.from_numpy(table),
+        block_table=table,
         sample_at=torch.arange(int(starts[-1])),
         host=HostBatch(starts, lengths),
+        groups=tuple(others),
     )
+
+
+def places(chunks: Sequence[Chunk], block_size: int, groups: int, group: int) -> GroupPlaces:
+    """Slots and block tables in one group of layers."""
+    slots, table = [], np.full((len(chunks), max(len(chunk.blocks) for chunk in chunks)), 10**6, dtype=np.int32)
+    for index, chunk in enumerate(chunks):
+        pages, place = np.asarray(chunk.blocks) * groups + group, np.arange(chunk.computed, chunk.computed + len(chunk.tokens))
+        slots.append(pages[place // block_size] * block_size + place % block_size)
+        table[index, : len(pages)] = pages
+    return GroupPlaces(torch.from_numpy(np.concatenate(slots)), torch.from_numpy(table))
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -84,7 +89,9 @@ class Model(NamedTuple):
 
     def logits(self, *chunks: Chunk) -> torch.Tensor:
         """Logits [T, V] of every token of one step."""
-        batch = make_batch(chunks, self.kv[0][0].shape[2])
+        from vnext.models.kv_cache import kv_groups
+
+        batch = make_batch(chunks, self.kv[0][0].shape[2], len(kv_groups(self.config).windows))
         hidden, _ = self.family.forward(self.params, self.kv, batch, self.config, self.parallel)
         return self.family.logits(self.params, hidden, self.config, self.parallel)
 
@@ -101,7 +108,7 @@ def load_model(
 ) -> Model:
     """The checkpoint in `path` on the CPU, in float32 unless told otherwise."""
     from vnext.models.config import load_config
-    from vnext.models.kv_cache import make_kv_cache
+    from vnext.models.kv_cache import kv_groups, make_kv_cache
     from vnext.models.registry import family
     from vnext.models.weights import load_params
 
@@ -109,7 +116,8 @@ def load_model(
     config = load_config(path)
     module = family(config.architecture)
     params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, wide=wide)
-    kv = make_kv_cache(config, block_count, block_size, dtype, "cpu", parallel)
+    page_count = block_count * len(kv_groups(config).windows)
+    kv = make_kv_cache(config, page_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)
 
 

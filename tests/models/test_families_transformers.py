@@ -9,7 +9,7 @@ import torch
 from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, ThreadGroup, load_model
 
-from vnext.models.kv_cache import make_kv_cache
+from vnext.models.kv_cache import kv_groups, make_kv_cache
 from vnext.models.sharding import Parallel
 from vnext.models.weights import load_params
 
@@ -76,7 +76,7 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str
     theirs = type(oracle).from_pretrained(saved / f"{name}-16", dtype=torch.bfloat16).eval()(prompt).logits[0].float()
     model = load_model(saved / f"{name}-16")
     params = load_params(saved / f"{name}-16", model.config, model.parallel, torch.bfloat16, "cpu")
-    kv = make_kv_cache(model.config, 64, 16, torch.bfloat16, "cpu", model.parallel)
+    kv = make_kv_cache(model.config, 64 * len(kv_groups(model.config).windows), 16, torch.bfloat16, "cpu", model.parallel)
     ours = model._replace(params=params, kv=kv).logits(Chunk(PROMPT, 0, BLOCKS))
 
     def error(one: torch.Tensor, other: torch.Tensor) -> float:

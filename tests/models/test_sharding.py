@@ -7,7 +7,7 @@ import torch
 from model_helpers import tiny_config
 
 from vnext.models.errors import ModelError
-from vnext.models.kv_cache import kv_bytes_per_block, make_kv_cache
+from vnext.models.kv_cache import kv_bytes_per_page, make_kv_cache
 from vnext.models.sharding import Axis, Layout, Parallel, alone, axis_part, axis_size, check_world_size, layout_of, matrix
 
 
@@ -64,5 +64,5 @@ def test_cache_size_is_what_a_block_costs() -> None:
     for ranks in (1, 2, 4):
         kv = make_kv_cache(config, 7, 16, torch.bfloat16, "cpu", rank_of(ranks, 0))
         size = sum(tensor.nbytes for pair in kv for tensor in pair)
-        assert size == 7 * kv_bytes_per_block(config, 16, torch.bfloat16, rank_of(ranks, 0))
+        assert size == 7 * kv_bytes_per_page(config, 16, torch.bfloat16, rank_of(ranks, 0))
         assert kv[0][0].shape == (7, max(1, 2 // ranks), 16, 8)

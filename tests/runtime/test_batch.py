@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
+from vnext.models.batch import ForwardBatch
 from vnext.runtime.batch import PersistentBatch, StepInputs
 from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_rebuild import rebuild
@@ -41,6 +43,8 @@ def engine_started(rng: random.Random) -> EngineStarted:
         eos_token_ids=(0,),
         vocab_size=VOCABULARY,
     )
+    windows = rng.choice([(), (), (3,), (0, 5), (6, 1, 0)])
+    config = replace(config, windows=windows, block_count=config.block_count * max(len(windows), 1))
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
 
@@ -64,17 +68,29 @@ def random_sampling(rng: random.Random) -> Sampling:
     )
 
 
-def without_unread_entries(step: StepInputs, block_size: int) -> StepInputs:
-    """A row's table beyond its context is read by nobody; the persistent batch leaves old entries there."""
-    used = -(-step.forward.context_lengths // block_size)
-    table = step.forward.block_table.clone()
-    table[torch.arange(table.shape[1])[None, :] >= used[:, None]] = 0
-    return step._replace(forward=step.forward._replace(block_table=table))
+def without_unread_entries(step: StepInputs, config: SchedulerConfig) -> StepInputs:
+    """A row's table beyond its context and before its window is read by nobody; the persistent batch leaves old entries there."""
+    forward, windows = step.forward, config.windows or (0,)
+    table = seen_part(forward.block_table, forward, config.block_size, windows[0])
+    groups = tuple(
+        group._replace(block_table=seen_part(group.block_table, forward, config.block_size, window))
+        for group, window in zip(forward.groups, windows[1:], strict=True)
+    )
+    return step._replace(forward=forward._replace(block_table=table, groups=groups))
+
+
+def seen_part(table: torch.Tensor, forward: ForwardBatch, block_size: int, window: int) -> torch.Tensor:
+    blocks, ends = torch.arange(table.shape[1])[None, :], forward.context_lengths[:, None]
+    starts = ends - forward.query_starts.diff()[:, None]
+    last_tokens = blocks * block_size + block_size - 1
+    seen = (blocks * block_size < ends) & ((last_tokens > starts - window) | (window == 0))
+    return torch.where(seen, table, 0)
 
 
 def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
-    for name in fast.forward._fields[:-1]:
+    for name in fast.forward._fields[:-2]:
         assert torch.equal(getattr(fast.forward, name), getattr(simple.forward, name)), name
+    assert_equal_trees(fast.forward.groups, simple.forward.groups)
     assert np.array_equal(fast.logprobs, simple.logprobs)
     assert (fast.sampling is None) == (simple.sampling is None)
     if fast.sampling is not None:
@@ -97,7 +113,7 @@ def device_rows(config: SchedulerConfig, operations: BatchOperations) -> DeviceR
     return DeviceRows(config.running_max, width, config.block_size, torch.device("cpu"), operations)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
     walk(seed, 150, None)
 
@@ -148,8 +164,8 @@ def walk(seed: int, step_count: int, operations: BatchOperations | None) -> None
         elif choice < 0.7 and (plan := schedule(state)) is not None:
             state = reduce(state, plan)
             flight, steps = state.flights[-1], steps + 1
-            fast, size = batch.step_inputs(state), started.config.block_size
-            assert_equal_steps(without_unread_entries(fast, size), rebuild(state, sampled, VOCABULARY))
+            fast = without_unread_entries(batch.step_inputs(state), started.config)
+            assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY))
             tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
             batch.take_sampled(flight, tokens)
             owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())

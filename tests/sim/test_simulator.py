@@ -89,10 +89,13 @@ def test_settings_that_may_change_no_stream(seed: int) -> None:
     """Pipeline depth, chunk sizes and the prefix cache decide when a token comes, never which."""
     base = nobody_leaves(scenario(seed))
     config = replace(base.config, chunked_prefill=True, prefill_threshold=0, batch_tokens_max=64)
+    if config.windows:  # there the length of a chunk decides who fits alone: let everybody fit
+        config = replace(config, block_count=config.group_count * config.model_len_max)
     expected = simulate(replace(base, config=config)).answers
     for changes in (
         dict(pipeline_depth=1), dict(pipeline_depth=4), dict(prefix_caching=False), dict(prefix_caching=True),
         dict(prefill_threshold=1), dict(batch_tokens_max=1), dict(running_max=1), dict(policy="priority"),
+        *[dict(windows=windows) for windows in ((), (1,), (5, 0)) if config.windows],
     ):  # fmt: skip
         assert simulate(replace(base, config=replace(config, **changes))).answers == expected, changes
 

@@ -102,8 +102,11 @@ def test_the_installed_form_is_the_compiled_one() -> None:
         lambda cells, short: compiled.chain(b"a short key", bytes(64), 4),
         lambda cells, short: compiled.chain(bytes(16), bytes(64), 0),
         lambda cells, short: compiled.oldest(np.zeros(2, dtype=np.int32), short, 0, 2, np.zeros(9, dtype=np.int32)),
-        lambda cells, short: compiled.write_tables(cells, np.full(6, 5), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)),
-        lambda cells, short: compiled.seal(cells * np.arange(FIELD_COUNT)[::-1, None], short[:0], short.astype(np.int32), short.astype(np.int32), 1),
+        lambda cells, short: compiled.write_tables(cells, np.full(6, 5), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32), 1),
+        lambda cells, short: compiled.seal(
+            cells * np.arange(FIELD_COUNT)[::-1, None], short[:0], short.astype(np.int32), short.astype(np.int32), 1,
+            bytes(8),
+        ),
         lambda cells, short: compiled.take_tokens(
             cells, cells.copy(), np.array([99]), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32)
         ),

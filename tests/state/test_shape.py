@@ -101,6 +101,8 @@ def test_nothing_of_the_client_is_left():
         {"pipeline_depth": 3, "block_size": 1, "block_count": 90},
         {"pipeline_depth": 2, "block_size": 2, "block_count": 32},
         {"prefix_caching": False},
+        {"windows": (6,)},
+        {"windows": (0, 5, 1), "block_count": 60},
     ],
 )
 def test_every_decision_and_digest_replays_from_the_shape(seed, changes):

@@ -18,6 +18,13 @@ class HostBatch(NamedTuple):
     context_lengths: np.ndarray
 
 
+class GroupPlaces(NamedTuple):
+    """Where a group of layers keeps the step's tokens: slots int64 [T] and block_table int32 [R, W], as in ForwardBatch."""
+
+    slots: torch.Tensor
+    block_table: torch.Tensor
+
+
 class ForwardBatch(NamedTuple):
     """R rows, T tokens, S samples, all on one device. A row's tokens are neighbours, in order.
 
@@ -25,6 +32,9 @@ class ForwardBatch(NamedTuple):
     value go), query_starts int32 [R + 1], context_lengths int32 [R] (tokens in the cache after this step's writes),
     block_table int32 [R, W], sample_at int64 [S] (places in T whose hidden state gives logits). `host` may be None:
     the two arrays are then copied from the device, which waits for it.
+
+    `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
+    group with a window, entries of the table before the window's first block are never read.
     """
 
     token_ids: torch.Tensor
@@ -35,6 +45,7 @@ class ForwardBatch(NamedTuple):
     block_table: torch.Tensor
     sample_at: torch.Tensor
     host: HostBatch | None = None
+    groups: tuple[GroupPlaces, ...] = ()
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

@@ -1,12 +1,16 @@
 """The key-value cache: its layout, size and making. Who holds which block is not known here.
 
-Each layer has a pair (key, value) of [block_count, kv_heads_local, block_size, head_dim]. Heads come before slots so
-that one head's tokens of a block are one run of memory: attention reads a head at a time.
+Layers come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
+serves them. A page holds `block_size` tokens of every layer of a group: each place in a page has a pair (key, value) of
+[page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in their groups. Heads come
+before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -17,26 +21,63 @@ from vnext.models.sharding import Parallel, local_kv_heads
 KvCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
+class KvGroups(NamedTuple):
+    """`windows`: what each group's layers see, 0 for all. `group_of`, `place_of`: each layer's group and its place in the
+    pages of that group, below `page_layers`."""
+
+    windows: tuple[int, ...]
+    group_of: tuple[int, ...]
+    place_of: tuple[int, ...]
+    page_layers: int
+
+
+def kv_groups(config: ModelConfig) -> KvGroups:
+    """The layers in groups of one size: that of the kind with the fewest layers, or, where the kinds have about as many
+    layers, of the one with the most. A group that is not full leaves places of its pages unused.
+
+    The rule and its factor are vLLM's (docs, "Hybrid KV Cache Manager"; v1/core/kv_cache_utils.py).
+    """
+    return _grouped(config.windows or (0,) * config.layer_count)
+
+
+@cache
+def _grouped(layer_windows: tuple[int, ...]) -> KvGroups:
+    kinds = {window: [] for window in layer_windows}
+    for layer, window in enumerate(layer_windows):
+        kinds[window].append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    windows, group_of, place_of = [], [0] * len(layer_windows), [0] * len(layer_windows)
+    for window, layers in kinds.items():
+        for first in range(0, len(layers), size):
+            for place, layer in enumerate(layers[first : first + size]):
+                group_of[layer], place_of[layer] = len(windows), place
+            windows.append(window)
+    return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), size)
+
+
 def make_kv_cache(
     config: ModelConfig,
-    block_count: int,
+    page_count: int,
     block_size: int,
     dtype: torch.dtype,
     device: torch.device | str,
     parallel: Parallel,
 ) -> KvCache:
-    """An empty cache, zeroed: one (key, value) pair for each layer. On the CPU a block takes memory when it is first used."""
-    shape = (block_count, local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
+    """An empty cache, zeroed: a (key, value) pair for each layer. On the CPU a page takes memory when it is first used."""
+    shape = (page_count, local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
 
     def zeros() -> torch.Tensor:
         if torch.device(device).type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         return huge(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
-    return tuple((zeros(), zeros()) for _ in range(config.layer_count))
+    groups = kv_groups(config)
+    pairs = tuple((zeros(), zeros()) for _ in range(groups.page_layers))
+    return tuple(pairs[place] for place in groups.place_of)
 
 
-def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:
-    """Bytes of one block on one rank, over all layers, keys and values."""
+def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:
+    """Bytes of one page on one rank, over all layers of a group, keys and values."""
     per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * config.head_dim * dtype.itemsize
-    return per_layer * config.layer_count
+    return per_layer * kv_groups(config).page_layers

@@ -14,7 +14,7 @@ import torch
 from vnext.kernels.table import Operations, operations
 from vnext.models.batch import ForwardBatch, host_batch
 from vnext.models.config import ModelConfig
-from vnext.models.kv_cache import KvCache
+from vnext.models.kv_cache import KvCache, kv_groups
 from vnext.models.rope import rotary_angles
 from vnext.models.sharding import Parallel
 
@@ -53,7 +53,7 @@ class SparseMlp(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a layer of one step needs beside its weights; layers of one window share one.
+    """What a layer of one step needs beside its weights; layers of one group share one.
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
     """
@@ -79,18 +79,22 @@ def layer_steps(
 ) -> tuple[Step, ...]:
     """Each layer's step, made once for all layers. `local_frequencies`: those of layers with a window, if others."""
     chosen = operations(batch.token_ids.device.type)
-    windows = config.windows or (0,) * config.layer_count
-    kinds = tuple(dict.fromkeys(windows))
+    groups, host = kv_groups(config), host_batch(batch)
     _, kv_heads, block_size, _ = kv[0][0].shape
-    metadata = chosen.attention_metadata(*host_batch(batch), batch.block_table, block_size, kv_heads, kinds)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-    plain = Step(chosen, config, parallel, batch.slots, metadata, cosine, sine, scale, 0)
+    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0)
     if local_frequencies is not None and config.local_rope is not None:
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local = plain._replace(cosine=cosine, sine=sine)
-    steps = {window: local._replace(window=window) if window else plain for window in kinds}
-    return tuple(steps[window] for window in windows)
+
+    def step_of(window: int, slots: torch.Tensor, block_table: torch.Tensor) -> Step:
+        metadata = chosen.attention_metadata(*host, block_table, block_size, kv_heads, (window,))
+        return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
+
+    places = ((batch.slots, batch.block_table), *batch.groups)
+    steps = [step_of(window, *place) for window, place in zip(groups.windows, places, strict=True)]
+    return tuple(steps[group] for group in groups.group_of)
 
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

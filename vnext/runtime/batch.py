@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.batch_index import batch_operations
-from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.sampling_inputs import SamplingInputs
@@ -54,10 +54,11 @@ class PersistentBatch:
         self._config = config
         self._device = torch.device(device)
         row_count, width = config.running_max, blocks_for(config.model_len_max, config.block_size)
-        if rows is None and self._device.type != "cpu":
+        self._groups = config.group_count
+        if rows is None and self._device.type != "cpu" and self._groups == 1:
             rows = DeviceRows(row_count, width, config.block_size, self._device, batch_operations(self._device.type))
         self._rows = rows
-        self._table = np.zeros((row_count, width if rows is None else 0), dtype=np.int32)
+        self._table = np.zeros((row_count, width * self._groups if rows is None else 0), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
         self._sampling = SamplingColumns(config, vocab_size, self._device)
@@ -109,21 +110,39 @@ class PersistentBatch:
         np.cumsum(flight.counts, out=starts[1:])
         host = HostBatch(starts.astype(np.int32), context)
         token_ids = self._token_ids(state, flight, rows, places, positions, starts)
+        width = blocks_for(int(ends.max()), size)
         if self._rows is not None:
-            index = self._rows.index(flight.starts, host.query_starts, places, blocks_for(int(ends.max()), size))
-            around = (torch.from_numpy(array).to(self._device) for array in (token_ids, starts[1:][sampled] - 1))
-            return ForwardBatch(next(around), *index, next(around), host=host)
-        block, offset = np.divmod(positions, size)
+            index = self._rows.index(flight.starts, host.query_starts, places, width)
+            return ForwardBatch(self._tensor(token_ids), *index, self._tensor(starts[1:][sampled] - 1), host=host)
+        (block, offset), owners = np.divmod(positions, size), per_token(flight, places)
+        (slots, table), *others = [
+            self._places_of(group, places, owners, block, offset, width) for group in range(self._groups)
+        ]
         arrays = (
             token_ids,
             positions,
-            self._table[per_token(flight, places), block] * np.int64(size) + offset,
+            slots,
             host.query_starts,
             context,
-            self._table[places, : blocks_for(int(ends.max()), size)],
+            table,
             starts[1:][sampled] - 1,
         )
-        return ForwardBatch(*map(torch.from_numpy, arrays), host=host)
+        groups = tuple(GroupPlaces(*map(self._tensor, other)) for other in others)
+        return ForwardBatch(*map(self._tensor, arrays), host=host, groups=groups)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _places_of(
+        self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens' slots and the rows' block tables in one group of layers (int64[T], int32[R, width])."""
+        size, groups = np.int64(self._config.block_size), self._groups
+        if groups == 1:
+            return self._table[owners, block] * size + offset, self._table[places, :width]
+        slots = self._table[owners, block * groups + group] * size + offset
+        return slots, np.ascontiguousarray(self._table[places, group : width * groups : groups])
 
     def _token_ids(
         self,
@@ -156,9 +175,11 @@ class PersistentBatch:
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
-            added = extents.gather(state.tables, extents.spans(rows.table_at + held, grown))
+            before, more = held * self._groups, grown * self._groups
+            entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
+            added = np.maximum(entries, 0)  # what was never held is never read
             if self._rows is None:
-                self._table[np.repeat(self._places, grown), extents.spans(held, grown)] = added
+                self._table[np.repeat(self._places, more), extents.spans(before, more)] = added
             else:
                 self._rows.append(self._places, held, grown, added)
             self._held[self._places] = rows.blocks

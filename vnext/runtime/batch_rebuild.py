@@ -8,12 +8,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vnext.models.batch import ForwardBatch, HostBatch
+from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch import StepInputs
 from vnext.runtime.batch_sampling import TokenCounts, banned, is_penalised, logit_bias, penalties
 from vnext.runtime.sampling_inputs import SamplingInputs
-from vnext.state.planning import row_blocks, row_tokens
-from vnext.state.state import State, blocks_for
+from vnext.state.config import SchedulerConfig
+from vnext.state.planning import row_tokens
+from vnext.state.state import Flight, State, blocks_for
+from vnext.state.windows import row_table
 
 Sampled = dict[tuple[int, int, int], int]
 """(step, request id, epoch) -> token sampled by a step that is still in flight."""
@@ -21,16 +23,18 @@ Sampled = dict[tuple[int, int, int], int]
 
 def rebuild(state: State, sampled: Sampled, vocab_size: int) -> StepInputs:
     """The newest step in flight as tensors on the CPU; `sampled` holds what the steps before it sampled."""
-    flight, size = state.flights[-1], state.config.block_size
-    tokens, positions, slots, tables, sample_at, rows = [], [], [], [], [], []
+    flight, size, groups = state.flights[-1], state.config.block_size, state.config.group_count
+    tokens, positions, tables, sample_at, rows = [], [], [], [], []
+    slots: list[list[int]] = [[] for _ in range(groups)]
     starts, contexts = [0], []
     for id_, start, count, samples in zip(flight.ids, flight.starts, flight.counts, flight.samples):
         row = int(np.flatnonzero(state.rows.id == id_)[0])
-        history, table = history_of(state, row, sampled), row_blocks(state, row).tolist()
+        history, table = history_of(state, row, sampled), row_table(state, row).tolist()
         for position in range(int(start), int(start + count)):
             tokens.append(history[position])
             positions.append(position)
-            slots.append(table[position // size] * size + position % size)
+            for group, found in enumerate(slots):
+                found.append(table[position // size * groups + group] * size + position % size)
         starts.append(len(tokens))
         contexts.append(int(start + count))
         tables.append(table)
@@ -38,21 +42,36 @@ def rebuild(state: State, sampled: Sampled, vocab_size: int) -> StepInputs:
             sample_at.append(len(tokens) - 1)
             rows.append((row, history, int(start + count)))
     width = blocks_for(max(contexts), size)
-    block_table = torch.zeros((len(tables), width), dtype=torch.int32)
-    for at, table in enumerate(tables):
-        block_table[at, : min(len(table), width)] = torch.tensor(table[:width], dtype=torch.int32)
+    places = [
+        GroupPlaces(torch.tensor(found, dtype=torch.int64), block_table(state.config, flight, tables, group, width))
+        for group, found in enumerate(slots)
+    ]
     host = HostBatch(np.array(starts, dtype=np.int32), np.array(contexts, dtype=np.int32))
     forward = ForwardBatch(
         token_ids=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
-        slots=torch.tensor(slots, dtype=torch.int64),
+        slots=places[0].slots,
         query_starts=torch.tensor(starts, dtype=torch.int32),
         context_lengths=torch.tensor(contexts, dtype=torch.int32),
-        block_table=block_table,
+        block_table=places[0].block_table,
         sample_at=torch.tensor(sample_at, dtype=torch.int64),
         host=host,
+        groups=tuple(places[1:]),
     )
     return StepInputs(forward, *sampling_of(state, rows, vocab_size))
+
+
+def block_table(
+    config: SchedulerConfig, flight: Flight, tables: list[list[int]], group: int, width: int
+) -> torch.Tensor:
+    """Blocks of each request in one group of layers, as far as this step's queries see (int32 [R, width]; others are 0)."""
+    size, groups, window = config.block_size, config.group_count, (config.windows or (0,))[group]
+    found = torch.zeros((len(tables), width), dtype=torch.int32)
+    for at, (table, start) in enumerate(zip(tables, flight.starts.tolist())):
+        first = max(start - window + 1, 0) // size if window else 0
+        pages = table[group::groups][first:width]
+        found[at, first : first + len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    return found
 
 
 def history_of(state: State, row: int, sampled: Sampled) -> list[int]:

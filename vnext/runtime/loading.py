@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from vnext.kernels.cpu import native
 from vnext.models.checkpoint import fingerprint
+from vnext.models.kv_cache import kv_groups
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
 from vnext.runtime.messages import ModelFacts, RankReady
@@ -49,6 +50,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
             vocab_size=runner.config.vocab_size,
             position_count_max=runner.config.position_count_max,
             eos_token_ids=runner.config.eos_token_ids,
+            windows=kv_groups(runner.config).windows,
         ),
         rank=settings.rank,
         block_count_max=budget // runner.block_bytes(settings.block_size),

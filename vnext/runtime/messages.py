@@ -127,11 +127,13 @@ EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDie
 
 
 class ModelFacts(Message):
-    """What decisions need of a model: its vocabulary, the longest context in tokens, the tokens that end an answer."""
+    """What decisions need of a model: its vocabulary, the longest context in tokens, the tokens that end an answer, and
+    how far each group of its layers sees (0: everything)."""
 
     vocab_size: int
     position_count_max: int
     eos_token_ids: tuple[int, ...]
+    windows: tuple[int, ...] = (0,)
 
 
 class RankReady(Message, tag=20):

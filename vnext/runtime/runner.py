@@ -13,7 +13,7 @@ import torch
 
 from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config import ModelConfig, load_config
-from vnext.models.kv_cache import kv_bytes_per_block, make_kv_cache
+from vnext.models.kv_cache import kv_bytes_per_page, make_kv_cache
 from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
@@ -65,8 +65,8 @@ class ModelRunner:
         self._kv = None
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one block on this rank."""
-        return kv_bytes_per_block(self.config, block_size, self.dtype, self._parallel)
+        """Bytes of one page of the cache on this rank."""
+        return kv_bytes_per_page(self.config, block_size, self.dtype, self._parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
         """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""

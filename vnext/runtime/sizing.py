@@ -5,33 +5,41 @@ Pure. Owns the defaults that depend on the model and the refusals of what cannot
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
-from vnext.state.state import blocks_for
+from vnext.state.windows import pages_needed
 
 ASYNC_DEPTH = 2
 
 
 def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
     """The engine's bounds. Raises SettingsError."""
-    wanted = model_length(settings, model)
-    block_count = cache_blocks(settings, wanted, ranks)
-    length = fitting_length(settings, wanted, block_count)
+    bounds = _bounds(settings, model)
+    bounds = replace(bounds, block_count=cache_blocks(settings, bounds, ranks))
+    length = fitting_length(settings, bounds)
     if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < length:
         raise SettingsError(
             f"--max-num-batched-tokens is {settings.max_num_batched_tokens}, less than the model length {length}, and "
             "chunked prefill is off: raise it or lower --max-model-len"
         )
+    return replace(bounds, model_len_max=length)
+
+
+def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
+    """The bounds before memory is looked at: a model as long as it may be, and no cache."""
     return SchedulerConfig(
         block_size=settings.block_size,
-        block_count=block_count,
+        block_count=0,
         batch_tokens_max=settings.max_num_batched_tokens,
         running_max=settings.max_num_seqs,
-        model_len_max=length,
+        model_len_max=model_length(settings, model),
         prefill_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
         prefix_caching=settings.enable_prefix_caching,
         chunked_prefill=settings.enable_chunked_prefill,
@@ -40,6 +48,7 @@ def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequenc
         eos_token_ids=model.eos_token_ids,
         vocab_size=model.vocab_size,
         digest_interval=settings.digest_interval,
+        windows=model.windows if any(model.windows) else (),
     )
 
 
@@ -63,26 +72,39 @@ def model_length(settings: EngineSettings, model: ModelFacts) -> int:
     return settings.max_model_len
 
 
-def cache_blocks(settings: EngineSettings, length: int, ranks: Sequence[RankReady]) -> int:
-    """Blocks of the cache: what fits into the smallest memory, and no more than a full batch could ever use."""
+def cache_blocks(settings: EngineSettings, bounds: SchedulerConfig, ranks: Sequence[RankReady]) -> int:
+    """Pages of the cache: what fits into the smallest memory, and no more than a full batch could ever use."""
     if settings.num_blocks_override is not None:
         return settings.num_blocks_override
     fitting = min(rank.block_count_max for rank in ranks)
-    if fitting < 1:
-        block_bytes = max(rank.block_bytes for rank in ranks)
+    if fitting < bounds.group_count:
+        block_bytes = max(rank.block_bytes for rank in ranks) * bounds.group_count
         raise SettingsError(
             f"the cache's memory is too small for one block of {block_bytes} bytes: raise --kv-cache-memory "
             "or lower --block-size"
         )
-    return min(fitting, settings.max_num_seqs * blocks_for(length, settings.block_size))
+    return min(fitting, settings.max_num_seqs * pages_needed(bounds, bounds.model_len_max))
 
 
-def fitting_length(settings: EngineSettings, length: int, block_count: int) -> int:
-    """The model length, lowered to the cache where the user did not ask for it."""
-    capacity = block_count * settings.block_size
+def fitting_length(settings: EngineSettings, bounds: SchedulerConfig) -> int:
+    """The model length, lowered to what the cache holds of one request where the user did not ask for it."""
+    capacity = length_that_fits(bounds)
     if settings.max_model_len is not None and capacity < settings.max_model_len:
         raise SettingsError(
             f"the cache holds {capacity} tokens, less than --max-model-len {settings.max_model_len}: raise "
             "--kv-cache-memory or --num-blocks-override, or lower --max-model-len"
         )
-    return min(length, capacity)
+    if capacity == 0:
+        raise SettingsError(
+            f"the cache has {bounds.block_count} blocks, less than one for each of the model's {bounds.group_count} groups of "
+            "layers: raise --num-blocks-override"
+        )
+    return min(bounds.model_len_max, capacity)
+
+
+def length_that_fits(bounds: SchedulerConfig) -> int:
+    """Tokens that a request may have computed, alone in the cache; with windows at most the model's length."""
+    if not bounds.windows:
+        return bounds.block_count * bounds.block_size
+    lengths = range(1, bounds.model_len_max + 1)
+    return bisect_right(lengths, bounds.block_count, key=lambda length: pages_needed(bounds, length))

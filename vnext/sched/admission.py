@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.admitting import claim, fits, prefix_hits
+from vnext.state.admitting import claim, fits, hit_tokens_of, prefix_hits
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State
 
 
-def admissions(state: State, running_tokens: int, running_blocks: int) -> tuple[tuple[int, int], ...]:
+def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:
     """(place in the queue, tokens), best first, of those that fit after the running rows took theirs."""
     config = state.config
     budget = config.batch_tokens_max - running_tokens
     room = config.running_max - len(state.rows)
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
-    pool, _ = pools.take(state.pool, running_blocks)
+    pool, _ = pools.take(state.pool, running_pages)
     admitted: list[tuple[int, int]] = []
     places = places_best_first(state, room)
     for place in places:
         waiting = state.waiting[place]
         hits = prefix_hits(config, pool, waiting)
-        tokens = chunk(config, waiting.known - len(hits) * config.block_size, budget)
+        tokens = chunk(config, waiting.known - hit_tokens_of(config, hits), budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):
             break
         admitted.append((place, tokens))

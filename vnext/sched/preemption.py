@@ -12,13 +12,13 @@ import numpy as np
 from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work
-from vnext.state.planning import row_blocks
 from vnext.state.rows import kept_rows, wants
 from vnext.state.state import State, blocks_for
+from vnext.state.windows import row_blocks
 
 
 class _Room:
-    """Scratch of one decision: what is free, who still runs (also `best_first`), what each row was given."""
+    """Scratch of one decision: what is free, who still runs (also `best_first`), what each row was given, in pages."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -43,7 +43,8 @@ class _Room:
     def serve(self, row: int, want: int) -> None:
         config, rows = self.state.config, self.state.rows
         tokens = max(min(want, config.prefill_threshold or want, self.budget), 0)
-        need = max(blocks_for(int(rows.computed[row]) + tokens, config.block_size) - int(rows.blocks[row]), 0)
+        lacks = max(blocks_for(int(rows.computed[row]) + tokens, config.block_size) - int(rows.blocks[row]), 0)
+        need = lacks * config.group_count
         while need > self.free and self.runs[row]:
             self.worst_gives_way()
         if self.runs[row]:

@@ -21,9 +21,9 @@ def schedule(state: State) -> StepPlanned | None:
     if len(state.flights) >= state.config.pipeline_depth:
         return None
     work = expected_work(state.config, state.rows)
-    if work.blocks_sum > state.pool.free:
+    if work.pages_sum > state.pool.free:
         return make_room(state)
-    admitted = admissions(state, work.tokens_sum, work.blocks_sum)
+    admitted = admissions(state, work.tokens_sum, work.pages_sum)
     if work.tokens_sum == 0 and not admitted:
         return None
     return StepPlanned(step=state.planned, admitted=admitted)

@@ -119,10 +119,12 @@ static PyObject *advance(PyObject *self, PyObject *args) {
     return result;
 }
 
-/* write_tables(advanced cells writable, need, blocks int32, arena int32 writable): new blocks behind those each row had. */
+/* write_tables(advanced cells writable, need, blocks int32, arena int32 writable, groups): new pages, `groups` a block, behind
+   those each row had. */
 static PyObject *write_tables(PyObject *self, PyObject *args) {
     Py_buffer cells, need, blocks, arena;
-    if (!PyArg_ParseTuple(args, "w*y*y*w*", &cells, &need, &blocks, &arena)) return NULL;
+    long long groups;
+    if (!PyArg_ParseTuple(args, "w*y*y*w*L", &cells, &need, &blocks, &arena, &groups)) return NULL;
     Py_ssize_t rows = rows_of(&cells), given = blocks.len / 4, places = arena.len / 4, k = 0;
     int64_t *c = cells.buf, *sum = FIELD(c, TABLE_SUM, rows);
     const int64_t *table_at = FIELD(c, TABLE_AT, rows), *held = FIELD(c, BLOCKS, rows), *n = need.buf;
@@ -130,8 +132,8 @@ static PyObject *write_tables(PyObject *self, PyObject *args) {
     int32_t *to = arena.buf;
     int bad = need.len < rows * 8;
     for (Py_ssize_t r = 0; r < rows && !bad; ++r)
-        for (int64_t j = n[r]; j > 0 && !bad; --j) {
-            int64_t place = held[r] - j, at = table_at[r] + place;
+        for (int64_t j = n[r] * groups; j > 0 && !bad; --j) {
+            int64_t place = held[r] * groups - j, at = table_at[r] + place;
             bad = k >= given || at < 0 || at >= places;
             if (bad) break;
             sum[r] = (int64_t)((uint64_t)sum[r] + mixed_one((uint64_t)place, (uint64_t)from[k]));
@@ -251,13 +253,24 @@ static PyObject *chain(PyObject *self, PyObject *args) {
     return keys;
 }
 
-/* One more block of row r is named, if it is full: 1 and its (key, block) appended, 0 if it is not, -1 on an error. */
-static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t ready, int64_t size, const Py_buffer *tokens,
-                    const Py_buffer *tables, PyObject *pairs) {
-    int64_t sealed = FIELD(c, SEALED, rows)[r];
-    if (ready < (sealed + 1) * size) return 0;
-    int64_t at = FIELD(c, TOKENS_AT, rows)[r] + sealed * size, table = FIELD(c, TABLE_AT, rows)[r] + sealed;
-    if (at < 0 || at + size > tokens->len / 4 || table < 0 || table >= tables->len / 4) {
+/* One page gets its name: the block's key, told apart by its group. -1 on an error. */
+static int name_page(uint8_t *key, Py_ssize_t group, int32_t page, PyObject *pairs) {
+    key[BLAKE2B_DIGEST - 1] ^= (uint8_t)group;
+    PyObject *pair = Py_BuildValue("y#i", key, (Py_ssize_t)BLAKE2B_DIGEST, (int)page);
+    key[BLAKE2B_DIGEST - 1] ^= (uint8_t)group;
+    int failed = !pair || PyList_Append(pairs, pair) < 0;
+    Py_XDECREF(pair);
+    return failed ? -1 : 0;
+}
+
+/* The next block of row r, a full one, is named: its (key, page) of each group appended, unless the group has given it back.
+   -1 on an error. */
+static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t size, const Py_buffer *tokens,
+                    const Py_buffer *tables, const Py_buffer *windows, PyObject *pairs) {
+    int64_t sealed = FIELD(c, SEALED, rows)[r], computed = FIELD(c, COMPUTED, rows)[r];
+    Py_ssize_t groups = windows->len / 8;
+    int64_t at = FIELD(c, TOKENS_AT, rows)[r] + sealed * size, table = FIELD(c, TABLE_AT, rows)[r] + sealed * groups;
+    if (at < 0 || at + size > tokens->len / 4 || table < 0 || table + groups > tables->len / 4) {
         PyErr_SetString(PyExc_ValueError, "a row's next block is outside the arenas");
         return -1;
     }
@@ -268,21 +281,24 @@ static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t ready, in
     FIELD(c, SEALED, rows)[r] += 1;
     memcpy(&FIELD(c, CHAIN_0, rows)[r], key, 8);
     memcpy(&FIELD(c, CHAIN_1, rows)[r], key + 8, 8);
-    PyObject *pair = Py_BuildValue("y#i", key, (Py_ssize_t)sizeof key, (int)((const int32_t *)tables->buf)[table]);
-    int failed = !pair || PyList_Append(pairs, pair) < 0;
-    Py_XDECREF(pair);
-    return failed ? -1 : 1;
+    for (Py_ssize_t g = 0; g < groups; ++g) {
+        int64_t window = ((const int64_t *)windows->buf)[g], unseen = computed - window + 1;
+        if (window && unseen >= (sealed + 1) * size) continue;
+        if (name_page(key, g, ((const int32_t *)tables->buf)[table + g], pairs) < 0) return -1;
+    }
+    return 0;
 }
 
-/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size) -> [(key, block)], round by round:
-   every row's next full block, then the one after it */
+/* seal(cells writable, ended rows int64, tokens arena int32, tables arena int32, size, windows int64[groups] as
+   bytes) -> [(key, page)], round by round: every row's next full block, then the one after it */
 static PyObject *seal(PyObject *self, PyObject *args) {
-    Py_buffer cells, ended, tokens, tables;
+    Py_buffer cells, ended, tokens, tables, windows;
     long long size;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*L", &cells, &ended, &tokens, &tables, &size)) return NULL;
+    if (!PyArg_ParseTuple(args, "w*y*y*y*Ly*", &cells, &ended, &tokens, &tables, &size, &windows)) return NULL;
     Py_ssize_t rows = rows_of(&cells), ended_count = ended.len / 8;
     int64_t *c = cells.buf;
     const int64_t *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows), *done = ended.buf;
+    const int64_t *done_blocks = FIELD(c, SEALED, rows);
     PyObject *pairs = PyList_New(0);
     int sealed = pairs ? 1 : -1;
     while (sealed > 0) {
@@ -290,15 +306,16 @@ static PyObject *seal(PyObject *self, PyObject *args) {
         for (Py_ssize_t r = 0, e = 0; r < rows; ++r) {
             int is_done = e < ended_count && done[e] == r; /* rows come in rising order */
             e += is_done;
-            int one = seal_one(c, rows, r, least(known[r] - is_done, computed[r]), size, &tokens, &tables, pairs);
-            if (one) sealed = one;
-            if (one < 0) break;
+            if (least(known[r] - is_done, computed[r]) < (done_blocks[r] + 1) * size) continue;
+            sealed = seal_one(c, rows, r, size, &tokens, &tables, &windows, pairs) < 0 ? -1 : 1;
+            if (sealed < 0) break;
         }
     }
     PyBuffer_Release(&cells);
     PyBuffer_Release(&ended);
     PyBuffer_Release(&tokens);
     PyBuffer_Release(&tables);
+    PyBuffer_Release(&windows);
     if (sealed < 0) Py_CLEAR(pairs);
     return pairs;
 }

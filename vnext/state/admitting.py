@@ -13,13 +13,16 @@ from vnext.state import columns as column_forms, extents, pool as pools, rows as
 from vnext.state.config import SchedulerConfig
 from vnext.state.extents import Extents
 from vnext.state.pool import Pool
+from vnext.state.columns_numpy import group_key
 from vnext.state.state import Request, Waiting, blocks_for
+from vnext.state.windows import NULL, longest_hit
 
 TOKENS_SPARE = 256  # places a history has beyond its known tokens before it moves to a larger extent
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Blocks of an admission: `hits` are shared, `fresh` are new; `hit_tokens` need not be computed."""
+    """Pages of an admission, as they stand in its table: `hits` are shared (NULL where a window needs none), `fresh` are
+    new; `hit_tokens` need not be computed."""
 
     pool: Pool
     hits: np.ndarray
@@ -29,25 +32,46 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.ndarray:
-    """Blocks that already hold the request's leading tokens; at least one token stays to be computed."""
-    return pools.longest_prefix(pool, waiting.keys, (waiting.known - 1) // config.block_size)
+    """The table of what the cache has of the request's leading tokens; at least one token stays to be computed."""
+    most = (waiting.known - 1) // config.block_size
+    if config.windows:
+        return longest_hit(config, pool, waiting.keys[:most])
+    return pools.longest_prefix(pool, waiting.keys, most)
+
+
+def hit_tokens_of(config: SchedulerConfig, hits: np.ndarray) -> int:
+    """Tokens that these hits save."""
+    return len(hits) // config.group_count * config.block_size
 
 
 def fits(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> bool:
     """Whether the pool has the blocks to compute `tokens` after these hits."""
-    need = blocks_for(len(hits) * config.block_size + tokens, config.block_size) - len(hits)
-    revived = int((pool.status.at(hits) >= 0).sum()) if len(hits) else 0
+    need = fresh_pages(config, hits, tokens)
+    revived = int((pool.status.at(shared(config, hits)) >= 0).sum()) if len(hits) else 0
     return need + revived <= pool.free
+
+
+def fresh_pages(config: SchedulerConfig, hits: np.ndarray, tokens: int) -> int:
+    """Pages that `tokens` after these hits take."""
+    return blocks_for(hit_tokens_of(config, hits) + tokens, config.block_size) * config.group_count - len(hits)
+
+
+def shared(config: SchedulerConfig, hits: np.ndarray) -> np.ndarray:
+    """The hits that are pages."""
+    return hits[hits != NULL] if config.windows else hits
 
 
 def claim(config: SchedulerConfig, pool: Pool, waiting: Waiting, hits: np.ndarray, tokens: int) -> Claim:
     """Hold the hits, take what is missing and name what this step completes."""
-    hit_tokens = len(hits) * config.block_size
-    pool = pools.hold(pool, hits)
-    pool, fresh = pools.take(pool, blocks_for(hit_tokens + tokens, config.block_size) - len(hits))
+    hit_tokens, groups = hit_tokens_of(config, hits), config.group_count
+    pool = pools.hold(pool, shared(config, hits))
+    pool, fresh = pools.take(pool, fresh_pages(config, hits, tokens))
     sealed = (hit_tokens + tokens) // config.block_size
     if waiting.keys:
-        pool = pools.name(pool, list(zip(waiting.keys[len(hits) : sealed], fresh.tolist())))
+        keys = waiting.keys[len(hits) // groups : sealed]
+        if groups > 1:
+            keys = [group_key(key, group) for key in keys for group in range(groups)]
+        pool = pools.name(pool, list(zip(keys, fresh.tolist())))
     return Claim(pool, hits, fresh, hit_tokens, sealed)
 
 
@@ -60,7 +84,7 @@ def new_row(
     row[columns.ID], row[columns.KNOWN], row[columns.COMPUTED] = request.id, waiting.known, computed
     row[columns.PENDING] = computed == waiting.known
     row[columns.LIMIT] = request.prompt_length + sampling.max_tokens
-    row[columns.BLOCKS] = len(claimed.hits) + len(claimed.fresh)
+    row[columns.BLOCKS] = (len(claimed.hits) + len(claimed.fresh)) // config.group_count
     row[columns.SEALED], row[columns.PROMPT] = claimed.sealed, request.prompt_length
     row[columns.EPOCH], row[columns.PRIORITY] = waiting.epoch, request.priority
     row[columns.FLAGS] = columns.IGNORE_EOS * sampling.ignore_eos + columns.OWN_STOPS * bool(sampling.stop_token_ids)
@@ -86,7 +110,7 @@ def tokens_size(request: Request, waiting: Waiting) -> int:
 
 
 def table_size(config: SchedulerConfig, request: Request) -> int:
-    return blocks_for(request.prompt_length + request.sampling.max_tokens, config.block_size)
+    return blocks_for(request.prompt_length + request.sampling.max_tokens, config.block_size) * config.group_count
 
 
 def write_history(tokens: Extents, waiting: Waiting, at: int) -> Extents:

@@ -15,6 +15,11 @@ from vnext.state import rows as columns
 KEY_SIZE = 16
 
 
+def group_key(key: bytes, group: int) -> bytes:
+    """The name of a block's page in one group of layers: that of the block itself in the first."""
+    return key[:-1] + bytes((key[-1] ^ group,)) if group else key
+
+
 def expected(cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, size: int) -> tuple[int, int]:
     """`out` int64[2, R]: new tokens of each row, what it wants under the threshold (0: none) and the budget, and the blocks
     it lacks for them. Both sums."""
@@ -43,10 +48,12 @@ def advance(cells: np.ndarray, out_cells: np.ndarray, tokens: np.ndarray, need: 
     return int(np.count_nonzero(tokens))
 
 
-def write_tables(cells: np.ndarray, need: np.ndarray, blocks: np.ndarray, arena: np.ndarray) -> None:
-    """New `blocks`, row by row, behind those each row of the advanced matrix had before; the tables' sums follow."""
+def write_tables(cells: np.ndarray, need: np.ndarray, blocks: np.ndarray, arena: np.ndarray, groups: int) -> None:
+    """New pages `blocks`, row by row, `groups` a block, behind those each row of the advanced matrix had before; the
+    tables' sums follow."""
+    need = need * groups
     ends = np.cumsum(need)
-    firsts = cells[columns.BLOCKS] - need
+    firsts = cells[columns.BLOCKS] * groups - need
     at = np.arange(len(blocks)) + np.repeat(firsts - (ends - need), need)
     rows = np.repeat(np.arange(len(need)), need)
     arena[cells[columns.TABLE_AT, rows] + at] = blocks
@@ -108,12 +115,14 @@ def chain(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
 
 
 def seal(
-    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int
+    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int, windows: bytes
 ) -> list[tuple[bytes, int]]:
-    """Name full blocks: (key, block) of each, round by round, every row's next one first; writes SEALED and CHAIN.
+    """Name full blocks: (key, page) of each group, round by round, every row's next one first; writes SEALED and CHAIN.
 
-    The last token of rows that have `ended` does not count.
+    The last token of rows that have `ended` does not count. What a group with a window (int64 bytes, one of
+    each group, 0: none) has given back gets no name.
     """
+    groups = len(windows) // 8
     ready = cells[columns.KNOWN].copy()
     ready[ended] -= 1
     np.minimum(ready, cells[columns.COMPUTED], out=ready)
@@ -123,7 +132,9 @@ def seal(
             sealed, at, table = cells[[columns.SEALED, columns.TOKENS_AT, columns.TABLE_AT], row].tolist()
             words = tokens[at + sealed * size : at + (sealed + 1) * size].tobytes()
             (key,) = chain(cells[columns.CHAIN_0 :, row].tobytes(), words, size)
-            pairs.append((key, int(tables[table + sealed])))
+            for group, window in enumerate(np.frombuffer(windows, dtype=np.int64).tolist()):
+                if window == 0 or sealed >= (int(cells[columns.COMPUTED, row]) - window + 1) // size:
+                    pairs.append((group_key(key, group), int(tables[table + sealed * groups + group])))
             cells[columns.SEALED, row] += 1
             cells[columns.CHAIN_0 :, row] = np.frombuffer(key, dtype=np.int64)
     return pairs

@@ -107,7 +107,7 @@ def fold_step_committed(state: State, event: StepCommitted, settled: Settled | N
     state = _take_tokens(state, settled)
     state = replace(
         state,
-        pool=seal(state, ended=done),
+        pool=seal(state, done, given_back=True),
         flights=state.flights[1:],
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),

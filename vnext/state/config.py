@@ -16,7 +16,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `running_max` requests in the batch, `model_len_max` tokens a request, `prefill_threshold` tokens a request may
     take in one step (0: no such bound), `pipeline_depth` steps planned and not yet committed (1 is synchronous),
     `policy` the name of who is served first (vnext/sched/policies.py; the state does not know what it means),
-    `digest_interval` steps between two digests that every rank reports.
+    `digest_interval` steps between two digests that every rank reports, `windows` for each group of layers the tokens
+    that its attention sees, 0 for all: a block is one page of the cache in each group (windows.py). () is one group that
+    sees all. `block_count` counts pages.
     """
 
     block_size: int
@@ -32,3 +34,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int = 0
     digest_interval: int = 64
+    windows: tuple[int, ...] = ()
+
+    @property
+    def group_count(self) -> int:
+        return len(self.windows) or 1

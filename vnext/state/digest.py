@@ -34,7 +34,7 @@ def digest(state: State) -> int:
 def parts(state: State) -> list[tuple[str, bytes]]:
     """What the digest stands for, by name and in full: comparing two states part by part names what differs."""
     rows, pool = state.rows, state.pool
-    table = extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks))
+    table = extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks * state.config.group_count))
     return [
         ("scalars", b"".join(word.to_bytes(8, "little") for word in _scalars(state))),
         ("rows", rows.cells[:STRUCTURE_FIELD_COUNT].tobytes()),

@@ -23,6 +23,7 @@ from vnext.state.pool import Pool, free_blocks
 from vnext.state.rows import Rows
 from vnext.state.state import Counters, Flight, Request, State, Waiting
 from vnext.state.versions import VersionedArray, VersionedMap
+from vnext.state.windows import NULL, held_entries
 
 ARENA_PLACES_MIN = 1 << 12
 KEPT_FIELDS = (*range(columns.STRUCTURE_FIELD_COUNT), columns.CHAIN_0, columns.CHAIN_1)
@@ -47,7 +48,7 @@ class Keyframe(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A state's content. Columns are little-endian bytes.
 
     `lives` are the rows' requests in running order, then the queue's; `waits` (epoch, cached) of the latter. `fields`
-    names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' blocks, one table after the other.
+    names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' whole tables, one after the other.
     `flights` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names.
     """
@@ -97,7 +98,7 @@ def keyframe(state: State) -> Keyframe:
         waits=tuple((entry.epoch, entry.cached) for entry in state.waiting),
         fields=tuple(columns.FIELD_NAMES[field] for field in KEPT_FIELDS),
         cells=rows.cells[list(KEPT_FIELDS)].tobytes(),
-        tables=extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks)).tobytes(),
+        tables=extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks * state.config.group_count)).tobytes(),
         flights=tuple((flight.step, flight.entries.tobytes(), flight.samples.tobytes()) for flight in state.flights),
         head=pool.head,
         queue_capacity=pool.queue.capacity,
@@ -205,7 +206,7 @@ def _state(frame: Keyframe, config: SchedulerConfig) -> State:
         requests=VersionedMap({life.id: _request(life) for life in frame.lives}),
         tokens=_tokens(cells, running),
         tables=_tables(config, cells, tables),
-        pool=_pool(frame, config.block_count, tables),
+        pool=_pool(frame, config.block_count, tables[held_entries(config, cells[columns.COMPUTED], cells[columns.BLOCKS])]),
         flights=tuple(_flight(*flight) for flight in frame.flights),
         counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
         token_digest=frame.token_digest,
@@ -247,10 +248,10 @@ def _tokens(cells: np.ndarray, running: tuple[Life, ...]) -> Extents:
 
 def _tables(config: SchedulerConfig, cells: np.ndarray, blocks: np.ndarray) -> Extents:
     """All rows' block tables in a fresh arena; writes where they are into the cells."""
-    counts = cells[columns.BLOCKS]
+    counts, least = cells[columns.BLOCKS] * config.group_count, NULL if config.windows else 0
     _require(int(counts.sum()) == len(blocks) and bool((counts >= 0).all()), "a block table has another length")
-    _require(not len(blocks) or 0 <= blocks.min() <= blocks.max() < config.block_count, "a block that does not exist")
-    sizes = -(-cells[columns.LIMIT] // config.block_size)
+    _require(not len(blocks) or least <= blocks.min() <= blocks.max() < config.block_count, "a block that does not exist")
+    sizes = -(-cells[columns.LIMIT] // config.block_size) * config.group_count
     tables = _reserved(cells, columns.TABLE_AT, sizes)
     return extents.write(tables, extents.spans(cells[columns.TABLE_AT], counts), blocks)
 
@@ -263,12 +264,12 @@ def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
     return reserved
 
 
-def _pool(frame: Keyframe, block_count: int, tables: np.ndarray) -> Pool:
+def _pool(frame: Keyframe, block_count: int, held: np.ndarray) -> Pool:
     places = np.frombuffer(frame.queue, dtype=np.int32)
     valid = (places != NOBODY).nonzero()[0]
     blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()
     keys = [frame.keys[at : at + KEY_SIZE] for at in range(0, len(frame.keys), KEY_SIZE)]
-    status = -np.bincount(tables, minlength=block_count)
+    status = -np.bincount(held, minlength=block_count)
     status[places[valid]] = frame.head + valid
     used = frame.head + len(places)
     _require(len(status) == block_count and min(blocks, default=0) >= 0, "a block that does not exist")

@@ -15,6 +15,7 @@ from vnext.state.extents import Extents
 from vnext.state.order import sum_of
 from vnext.state.pool import free_blocks
 from vnext.state.state import Flight, State
+from vnext.state.windows import first_kept, held_entries, row_table
 
 WORD = 2**64 - 1
 
@@ -58,8 +59,10 @@ def _step_holds(config: SchedulerConfig, flight: Flight) -> bool:
 
 
 def _tables(state: State) -> np.ndarray:
-    """Blocks of all rows, one table after the other (int32[sum of blocks])."""
-    return _ranges(state.tables, state.rows.table_at, state.rows.blocks)
+    """Pages that all rows hold, one table after the other (int32[n])."""
+    config, rows = state.config, state.rows
+    whole = _ranges(state.tables, rows.table_at, rows.blocks * config.group_count)
+    return whole[held_entries(config, rows.computed, rows.blocks)] if config.windows else whole
 
 
 def _ranges(values: Extents, at: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -98,13 +101,13 @@ def writers_are_exclusive(state: State) -> None:
     """M3: a place written by the newest step belongs to one scheduled row, in a block no other row writes."""
     if not state.flights:
         return
-    flight, rows, size = state.flights[-1], state.rows, state.config.block_size
+    flight, rows, size, groups = state.flights[-1], state.rows, state.config.block_size, state.config.group_count
     row_of = {id_: row for row, id_ in enumerate(rows.id.tolist())}
     table_at, data, written = rows.table_at.tolist(), state.tables.arena.data, []
     for id_, start, count in zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist()):
         if id_ in row_of:
             at = table_at[row_of[id_]]
-            written += data[at + start // size : at - (-(start + count) // size)].tolist()
+            written += data[at + start // size * groups : at - (-(start + count) // size * groups)].tolist()
     if len(set(written)) < len(written):
         twice = next(block for block in written if written.count(block) > 1)
         raise LawBroken("M3", f"block {twice} is written by two requests in step {flight.step}")
@@ -163,8 +166,22 @@ def full_blocks_are_sealed(state: State) -> None:
     _hold(bool((rows.sealed == full).all()), "P1", f"rows have sealed {rows.sealed.tolist()} of {full.tolist()} full blocks")
     if len(names) == 0:
         return
-    for block in _ranges(state.tables, rows.table_at + full, rows.blocks - full).tolist():
+    for block in _unfinished(state, full).tolist():
         _hold(block not in names, "P1", f"block {block} has a name and is not complete")
+
+
+def _unfinished(state: State, full: np.ndarray) -> np.ndarray:
+    """Pages that the rows hold behind their `full` blocks (int64[R] -> int32[n])."""
+    rows, groups = state.rows, state.config.group_count
+    if not state.config.windows:
+        return _ranges(state.tables, rows.table_at + full, rows.blocks - full)
+    first = np.maximum(first_kept(state.config, rows.computed), full[:, None])
+    parts = [
+        row_table(state, row)[begin * groups + group :: groups]
+        for row, begins in enumerate(first.tolist())
+        for group, begin in enumerate(begins)
+    ]
+    return np.concatenate(parts)
 
 
 def placeholders_match(state: State) -> None:
@@ -191,8 +208,8 @@ def sums_are_kept(state: State) -> None:
     """Y1: the sums by which a digest knows block tables, holders and free blocks are those of what they stand for."""
     pool, rows = state.pool, state.rows
     _hold(pool.status.sum == columns.kernels.mixed(pool.status.values()), "Y1", "the sum of the blocks' status is another")
-    for row, (at, count, kept) in enumerate(zip(rows.table_at.tolist(), rows.blocks.tolist(), rows.table_sum.tolist())):
-        table = extents.read(state.tables, at, count).astype(np.int64)
+    for row, kept in enumerate(rows.table_sum.tolist()):
+        table = row_table(state, row).astype(np.int64)
         _hold(columns.kernels.mixed(table) == kept & WORD, "Y1", f"the sum of row {row}'s block table is another")
 
 

@@ -2,7 +2,7 @@
 
 The order is part of the meaning: running rows take their blocks first, in order; admitted requests follow, and one may
 share blocks that another admitted before it completes in this very step (a step writes all keys and values of a layer
-before anybody reads them); what running rows complete is named last.
+before anybody reads them); what running rows complete is named then, and what no later step sees is given back last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
-from vnext.state.admitting import claim, fits, new_row, prefix_hits, table_size, tokens_size, write_history, write_table
+from vnext.state.admitting import claim, fits, hit_tokens_of, new_row, prefix_hits, table_size, tokens_size
+from vnext.state.admitting import write_history, write_table
 from vnext.state.chain import chain_keys
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
@@ -20,9 +21,11 @@ from vnext.state.lifecycle import Change, Status, after
 from vnext.state.order import dequeue, enqueue
 from vnext.state.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.state import Flight, State, Waiting
+from vnext.state.windows import give_back, row_blocks, window_bytes
 
 replace = msgspec.structs.replace
 NO_ROWS = np.empty(0, dtype=np.int64)
+ALL_SEEN = bytes(8)  # the windows of one group that has none
 
 
 def fold_step_planned(state: State, event: StepPlanned) -> State:
@@ -40,7 +43,10 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     if not 0 < total <= state.config.batch_tokens_max:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.batch_tokens_max} are allowed")
     flight = _flight(state, starts, tokens, total)
-    return replace(state, pool=seal(state), planned=state.planned + 1, flights=(*state.flights, flight))
+    pool = seal(state)
+    if state.config.windows:
+        pool = give_back(replace(state, pool=pool), starts)
+    return replace(state, pool=pool, planned=state.planned + 1, flights=(*state.flights, flight))
 
 
 def _require_due(state: State, event: StepPlanned) -> None:
@@ -99,11 +105,6 @@ def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
     return pools.release(pool, row_blocks(state, row)[::-1])
 
 
-def row_blocks(state: State, row: int) -> np.ndarray:
-    """Block table of one row (int32[blocks], read-only)."""
-    return extents.read(state.tables, int(state.rows.table_at[row]), int(state.rows.blocks[row]))
-
-
 def row_tokens(state: State, row: int) -> np.ndarray:
     """Known tokens of one row (int32[known], read-only)."""
     return extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
@@ -136,29 +137,32 @@ def advance(state: State, work: Work) -> State:
     rows, pool, tables = state.rows, state.pool, state.tables
     if len(rows) == 0:
         return state
-    if work.blocks_sum > pool.free:
-        raise IllegalEvent(f"a plan needs {work.blocks_sum} blocks where {pool.free} are free")
+    if work.pages_sum > pool.free:
+        raise IllegalEvent(f"a plan needs {work.pages_sum} blocks where {pool.free} are free")
     cells = np.empty_like(rows.cells)
     column_forms.kernels.advance(rows.cells, cells, work.tokens, work.blocks)
-    if work.blocks_sum:
-        pool, blocks = pools.take(pool, work.blocks_sum)
+    if work.pages_sum:
+        pool, blocks = pools.take(pool, work.pages_sum)
         tables = extents.own(tables)
-        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data)
+        groups = len(state.config.windows) or 1
+        column_forms.kernels.write_tables(cells, work.blocks, blocks, tables.arena.data, groups)
     return replace(state, rows=Rows(cells), pool=pool, tables=tables)
 
 
-def seal(state: State, ended: np.ndarray = NO_ROWS) -> pools.Pool:
+def seal(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
     """The pool with names for the blocks whose tokens are all known and computed.
 
-    Writes SEALED and CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that
-    has `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache
-    offers may not.
+    `given_back`: whether the rows have given back what their windows do not show; a plan does so last. Writes SEALED and
+    CHAIN of the rows: their matrix must be this state's own, still fresh. The last token of a row that has
+    `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and what the cache offers
+    may not.
     """
     config, cells = state.config, state.rows.cells
     if not config.prefix_caching or cells.shape[1] == 0:
         return state.pool
     arenas = state.tokens.arena.data, state.tables.arena.data
-    pairs = column_forms.kernels.seal(cells, ended, *arenas, config.block_size)
+    windows = window_bytes(config.windows, given_back) if config.windows else ALL_SEEN
+    pairs = column_forms.kernels.seal(cells, ended, *arenas, config.block_size, windows)
     return pools.name(state.pool, pairs) if pairs else state.pool
 
 
@@ -199,7 +203,7 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     after(Status.WAITING, Change.ADMIT)
     config, request = state.config, state.requests[waiting.id]
     hits = prefix_hits(config, state.pool, waiting)
-    start = len(hits) * config.block_size
+    start = hit_tokens_of(config, hits)
     require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
     require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
     claimed = claim(config, state.pool, waiting, hits, tokens)
@@ -234,7 +238,8 @@ def _with_room(state: State, tokens_places: int, table_places: int) -> State:
         state = replace(state, tokens=tokens, rows=_with_cells(rows, {columns.TOKENS_AT: at}))
     if state.tables.used + table_places > state.tables.capacity:
         rows = state.rows
-        tables, at = extents.compact(state.tables, rows.table_at, rows.blocks, rows.cells[columns.TABLE_SIZE], table_places)
+        counts, sizes = rows.blocks * state.config.group_count, rows.cells[columns.TABLE_SIZE]
+        tables, at = extents.compact(state.tables, rows.table_at, counts, sizes, table_places)
         state = replace(state, tables=tables, rows=_with_cells(rows, {columns.TABLE_AT: at}))
     return state
 

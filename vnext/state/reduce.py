@@ -34,6 +34,7 @@ from vnext.state.versions import VersionedMap
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
+GROUP_COUNT_MAX = 256  # names of pages tell groups apart by one byte
 
 
 def start(event: EngineStarted) -> State:
@@ -63,6 +64,8 @@ def _require_sane(config: SchedulerConfig) -> None:
     for field in ("block_size", "block_count", "batch_tokens_max", "running_max", "model_len_max", "pipeline_depth"):
         require(getattr(config, field) >= 1, f"{field} is {getattr(config, field)}: it must be at least 1")
     require(config.prefill_threshold >= 0, f"prefill_threshold is {config.prefill_threshold}: it must be 0 or more")
+    require(len(config.windows) <= GROUP_COUNT_MAX, f"{len(config.windows)} groups of layers: at most {GROUP_COUNT_MAX}")
+    require(min(config.windows, default=0) >= 0, f"windows is {config.windows}: each must be 0 or more")
     require(config.chunked_prefill or config.prefill_threshold == 0, "prefill_threshold needs chunked prefill")
 
 

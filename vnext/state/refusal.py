@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived
-from vnext.state.state import blocks_for
+from vnext.state.windows import pages_needed
 
 
 def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
@@ -22,15 +22,25 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
             f"{config.model_len_max}: shorten the prompt or ask for at most {max(config.model_len_max - prompt, 0)} tokens"
         )
-    if blocks_for(prompt + wanted - 1, config.block_size) > config.block_count:
-        capacity = config.block_count * config.block_size
-        return (
-            f"the prompt has {prompt} tokens and max_tokens is {wanted}, more than the cache's {capacity}: "
-            "shorten the request or start the engine with a larger cache"
-        )
+    if pages_needed(config, prompt + wanted - 1) > config.block_count:
+        return _too_large(config, prompt, wanted)
     if not config.chunked_prefill and prompt + wanted - 1 > config.batch_tokens_max:
         return (
             f"the request may reach {prompt + wanted} tokens, more than the {config.batch_tokens_max} of one step, and "
             "chunked prefill is off: shorten it, raise --max-num-batched-tokens or switch chunked prefill on"
         )
     return None
+
+
+def _too_large(config: SchedulerConfig, prompt: int, wanted: int) -> str:
+    if not config.windows:
+        capacity = config.block_count * config.block_size
+        return (
+            f"the prompt has {prompt} tokens and max_tokens is {wanted}, more than the cache's {capacity}: "
+            "shorten the request or start the engine with a larger cache"
+        )
+    pages = pages_needed(config, prompt + wanted - 1)
+    return (
+        f"the prompt has {prompt} tokens and max_tokens is {wanted}, which may take {pages} blocks at once where the cache has "
+        f"{config.block_count}: shorten the request, lower --max-num-batched-tokens or start the engine with a larger cache"
+    )

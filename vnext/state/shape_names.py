@@ -3,6 +3,8 @@
 A block that outlives its request keeps its name, and a keyframe must say which name that is in the log. Owns what is
 remembered for it: of a request that leaves, its history and its blocks; names are made only when a keyframe asks, and
 only for blocks that still have one. A step without a request that leaves costs nothing here.
+
+Where windows give blocks back while their request lives on, nobody can say whose a kept block was: its real name tells.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.state.chain import KEY_SIZE, chain_keys
+from vnext.state.columns_numpy import group_key
 from vnext.state.config import SchedulerConfig
 from vnext.state.keyframe import blocks_with_names
-from vnext.state.planning import row_blocks, row_tokens
+from vnext.state.planning import row_tokens
 from vnext.state.state import State
 from vnext.state.tails import Tails
+from vnext.state.windows import row_blocks
 
 LEFT_TOKENS_MAX = 1 << 22
 NOBODY = -1
@@ -30,9 +34,10 @@ class Roots(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """A request that left its row: its known tokens (int32 bytes) and its blocks (int32[n])."""
+    """A request that left its row: its root's real key, its known tokens (int32 bytes) and its blocks (int32[n])."""
 
     roots: Roots
+    root: bytes
     tokens: bytes
     blocks: np.ndarray
 
@@ -41,6 +46,7 @@ class Names:
     """The log's names of one engine's blocks. Mutable: told of each row before it leaves."""
 
     def __init__(self, config: SchedulerConfig, tails: Tails) -> None:
+        self._config = config
         self._size = config.block_size
         self._naming = config.prefix_caching
         self._tails = tails
@@ -53,14 +59,14 @@ class Names:
         """This row is about to end or to give way; its blocks stay as they are for a while."""
         if not self._naming:
             return
-        left = _Left(roots, row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
+        root = state.requests[int(state.rows.id[row])].root
+        left = _Left(roots, root, row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
         self._owner[left.blocks] = self._left_count
         self._left[self._left_count] = left
         self._left_count += 1
         self._left_tokens += len(left.tokens) // 4
         if self._left_tokens > LEFT_TOKENS_MAX:
-            pool = state.pool
-            self._name_left(blocks_with_names(pool.names.get_all(range(pool.block_count))))
+            self._name_left(state, blocks_with_names(state.pool.names.get_all(range(state.pool.block_count))))
 
     def chain(self, roots: Roots, tokens: bytes) -> tuple[bytes, tuple[bytes, ...]]:
         """A history (int32 bytes) as the log has it: pseudonyms, and the names of its full blocks."""
@@ -69,14 +75,30 @@ class Names:
 
     def of(self, state: State, blocks: np.ndarray, chains: list[tuple[bytes, ...]]) -> bytes:
         """The names of these blocks, all that have one (16 bytes each); `chains` are those of the state's rows."""
-        self._name_left(blocks)
+        self._name_left(state, blocks)
         keys = self._keys.copy()
         for row, chain in enumerate(chains):
-            _write(keys, row_blocks(state, row), chain)
+            if self._config.windows:
+                root = state.requests[int(state.rows.id[row])].root
+                self._write_known(keys, state, root, row_tokens(state, row).tobytes(), chain)
+            else:
+                _write(keys, row_blocks(state, row), chain)
         return keys[blocks].tobytes()
 
-    def _name_left(self, named: np.ndarray) -> None:
+    def _write_known(self, keys: np.ndarray, state: State, root: bytes, tokens: bytes, chain: tuple[bytes, ...]) -> None:
+        """The names of those blocks whose real names are those of this history, whoever holds or held them."""
+        real = chain_keys(root, tokens, self._size)
+        for group in range(self._config.group_count):
+            pages = state.pool.names.get_all(group_key(key, group) for key in real)
+            for page, key in zip(pages, chain):
+                if page is not None:
+                    keys[page] = np.frombuffer(group_key(key, group), dtype=np.uint8)
+
+    def _name_left(self, state: State, named: np.ndarray) -> None:
         """Name what left requests own of the blocks that have a name; forget the requests."""
+        if self._config.windows:
+            self._name_left_by_content(state)
+            return
         for number in np.unique(self._owner[named]).tolist():
             if number != NOBODY:
                 left = self._left[number]
@@ -85,6 +107,14 @@ class Names:
                 _write(self._keys, np.where(own, left.blocks, NOBODY), chain)
         self._owner[:] = NOBODY
         self._left, self._left_tokens = {}, 0
+
+    def _name_left_by_content(self, state: State) -> None:
+        """The same where blocks have no owner. Those that leave just now are kept: their last blocks are not named yet."""
+        for left in self._left.values():
+            _, chain = self.chain(left.roots, left.tokens)
+            self._write_known(self._keys, state, left.root, left.tokens, chain)
+        self._left = dict(list(self._left.items())[-self._config.running_max :])
+        self._left_tokens = 0
 
 
 def key_after(root_and_keys: tuple[bytes, tuple[bytes, ...]], sealed: int) -> bytes:

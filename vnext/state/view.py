@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vnext.state.planning import row_blocks
 from vnext.state.pool import free_blocks
 from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.state import Flight, State
+from vnext.state.windows import row_blocks
 
 
 def view(state: State) -> dict:

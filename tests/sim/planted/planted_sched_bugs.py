@@ -17,7 +17,7 @@ ADMISSION = [
         "not fits(config, pool, hits, tokens):\n            continue", "S3", "L2"),
     bug("one that does not fit is admitted", "admission", "if tokens == 0 or not fits(config, pool, hits, tokens):", "if tokens == 0:",
         "Illegal", "Error"),
-    bug("blocks of running rows are thought free", "admission", "pools.take(state.pool, running_blocks)", "pools.take(state.pool, 0)", "Illegal"),
+    bug("blocks of running rows are thought free", "admission", "pools.take(state.pool, running_pages)", "pools.take(state.pool, 0)", "Illegal"),
     bug("one request too many in the batch", "admission", "room = config.running_max - len(state.rows)",
         "room = config.running_max + 1 - len(state.rows)", "Illegal", "S1"),
     bug("one request too few in the batch", "admission", "room = config.running_max - len(state.rows)",

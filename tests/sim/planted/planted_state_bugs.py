@@ -100,8 +100,8 @@ STEPS = [
     bug("a table's sum that stands still", "columns_numpy", "np.add.at(cells[columns.TABLE_SUM]", "np.add.at((cells[columns.TABLE_SUM] * 0)", "Y1"),
     bug("a sum that forgets what was there before", "columns_numpy", " - mixed_one(places, before))", ")", "Y1"),
     bug("a new block is written over an old one in the table", "columns_numpy",
-        "firsts = cells[columns.BLOCKS] - need",
-        "firsts = np.maximum(cells[columns.BLOCKS] - need - 1, 0)", "M2", "Y1", "reads", "Error"),
+        "firsts = cells[columns.BLOCKS] * groups - need",
+        "firsts = np.maximum(cells[columns.BLOCKS] * groups - need - 1, 0)", "M2", "Y1", "reads", "Error"),
 ]  # fmt: skip
 
 COMMITS = [
@@ -143,8 +143,8 @@ LIVES = [
     bug("a hit's revived blocks are thought free", "admitting", "return need + revived <= pool.free", "return need <= pool.free", "Error", "M1"),
     bug("a partial block is named at admission", "admitting", "sealed = (hit_tokens + tokens) // config.block_size",
         "sealed = -(-(hit_tokens + tokens) // config.block_size)", "S2", "P1", "Error"),
-    bug("names are given to the wrong blocks", "admitting", "zip(waiting.keys[len(hits) : sealed], fresh.tolist())",
-        "zip(waiting.keys[:sealed], fresh.tolist())", "P1", "reads other content"),
+    bug("names are given to the wrong blocks", "admitting", "keys = waiting.keys[len(hits) // groups : sealed]",
+        "keys = waiting.keys[:sealed]", "P1", "reads other content"),
     bug("a prompt's first chunk owes a token", "admitting", "row[columns.PENDING] = computed == waiting.known",
         "row[columns.PENDING] = computed > 0", "A2", "S2", "samples: True"),
     bug("a limit that moves with each preemption", "admitting", "row[columns.LIMIT] = request.prompt_length + sampling.max_tokens",
@@ -157,8 +157,8 @@ LIVES = [
         "P1", "reads other content"),
     bug("a table with room for the prompt only", "admitting", "blocks_for(request.prompt_length + request.sampling.max_tokens, ",
         "blocks_for(request.prompt_length, ", "M2", "reads", "Error"),
-    bug("a request is admitted that can never fit", "refusal", "blocks_for(prompt + wanted - 1, ", "blocks_for(prompt, ", "L1"),
-    bug("a request is refused that would fit", "refusal", "blocks_for(prompt + wanted - 1, ", "blocks_for(prompt + wanted, ", "L1"),
+    bug("a request is admitted that can never fit", "refusal", "if pages_needed(config, prompt + wanted - 1)", "if pages_needed(config, prompt)", "L1"),
+    bug("a request is refused that would fit", "refusal", "if pages_needed(config, prompt + wanted - 1)", "if pages_needed(config, prompt + wanted)", "L1"),
 ]  # fmt: skip
 
 ONE_RANK = [

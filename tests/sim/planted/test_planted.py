@@ -8,6 +8,7 @@ import pytest
 from planted_edge_bugs import EDGE_BUGS
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
+from planted_window_bugs import WINDOW_BUGS
 from planting import Bug, plain_columns, planted, small_arenas, swapped, swaps
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.simulator import Simulation
@@ -15,7 +16,7 @@ from vnext.sched.sim.simulator import Simulation
 EVENTS_MAX = 20_000
 CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
-BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS]
+BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS]
 
 
 class Find(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vnext.sched.sim.order import policy_keys
-from vnext.sched.sim.snapshot import Snapshot
+from vnext.sched.sim.snapshot import Snapshot, in_sight
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, StepPlanned
 from vnext.state.state import State, Waiting, blocks_for
@@ -42,7 +42,7 @@ def event_laws(before: Snapshot, event: AnyEvent, after: Snapshot) -> None:
         return
     rows = [row for row, id_ in enumerate(before.id) if id_ not in after.id]
     if rows:
-        tails_leave_first(before, rows, after)
+        tails_leave_first(before, rows, after, given_back(after) if isinstance(event, StepPlanned) else set())
         endings_have_no_name(before, rows, after)
 
 
@@ -60,14 +60,14 @@ def wanted(seen: Snapshot) -> list[int]:
 
 
 def served(seen: Snapshot, among: Iterable[int], any_budget: bool = False) -> tuple[list[int], int]:
-    """What these rows take in order under the budget, and the blocks they lack for it."""
+    """What these rows take in order under the budget, and the pages they lack for it."""
     want, need, size = wanted(seen), 0, seen.state.config.block_size
     budget, tokens = sum(want) if any_budget else seen.state.config.batch_tokens_max, []
     for row in among:
         tokens.append(min(want[row], budget))
         budget -= tokens[-1]
         need += max(blocks_for(seen.computed[row] + tokens[-1], size) - seen.blocks[row], 0)
-    return tokens, need
+    return tokens, need * seen.state.config.group_count
 
 
 def work_is_conserved(seen: Snapshot) -> None:
@@ -118,16 +118,31 @@ def nobody_is_passed_over(before: Snapshot, plan: StepPlanned, after: Snapshot) 
     if admitted != best_first[: len(admitted)]:
         raise LawBroken("S3", f"admitted are the requests {admitted} where the best are {best_first[: len(admitted)]}")
     if more:
-        _must_wait(after, min(after.state.waiting, key=lambda entry: key_of[entry.id]), budget)
+        _must_wait(after, min(after.state.waiting, key=lambda entry: key_of[entry.id]), budget, len(given_back(after)))
 
 
-def _must_wait(seen: Snapshot, best: Waiting, budget: int) -> None:
-    """S3 of one request. With the cache on it counts as fitting only if it fits whatever prefix the cache has of it."""
+def given_back(seen: Snapshot) -> set[int]:
+    """Pages that the newest plan, which has just been folded, gave back for good: its own requests could not take them."""
+    config, step, found = seen.state.config, seen.flights[-1], set()
+    start_of, size, groups = dict(zip(step.ids, step.starts)), config.block_size, config.group_count
+    for id_, computed, table in zip(seen.id, seen.computed, seen.tables if config.windows else ()):
+        for place, page in enumerate(table):
+            group, last = place % groups, place // groups * size + size - 1
+            if in_sight(config, group, last, start_of.get(id_, computed)) and not in_sight(config, group, last, computed):
+                found.add(page)
+    return {page for page in found if seen.holders[page] == 0}
+
+
+def _must_wait(seen: Snapshot, best: Waiting, budget: int, too_late: int = 0) -> None:
+    """S3 of one request. With the cache on it counts as fitting only if it fits whatever prefix the cache has of it.
+
+    `too_late`: pages that became free after the decision.
+    """
     config = seen.state.config
     tokens = min(best.known, config.prefill_threshold or best.known, budget)
     kept = (best.known - 1) // config.block_size if config.prefix_caching else 0
     whole = config.chunked_prefill or tokens == best.known
-    if whole and blocks_for(tokens, config.block_size) + kept <= seen.state.pool.free:
+    if whole and (blocks_for(tokens, config.block_size) + kept) * config.group_count <= seen.state.pool.free - too_late:
         raise LawBroken("S3", f"request {best.id} waits and {tokens} of its tokens would fit")
 
 
@@ -147,7 +162,7 @@ def victims_are_needed(before: Snapshot, plan: StepPlanned) -> None:
     """
     gone, holders, free = plan.preempted[:-1], before.holders.copy(), before.state.pool.free
     for row in gone:
-        for block in before.tables[row]:
+        for block in before.held[row]:
             holders[block] -= 1
             free += holders[block] == 0
     stay = [row for row in range(len(before)) if row not in gone]
@@ -193,11 +208,15 @@ def arrivals_come_in_order(seen: Snapshot) -> None:
         raise LawBroken("L2", f"requests {ids} run while {[entry.id for entry in queue[:4]]} wait")
 
 
-def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot) -> None:
-    """P1: the end of a prefix is evicted before its beginning: of a request's freed blocks the last is queued first."""
+def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot, later: set[int]) -> None:
+    """P1: the end of a prefix is evicted before its beginning: of a request's freed blocks the last is queued first.
+
+    `later`: pages that others held a little longer, until they gave them back.
+    """
     if len(gone) > 1:
         return  # two requests that end together may free a common prefix in either order
-    freed = [block for block in before.tables[gone[0]] if before.holders[block] > 0 and after.holders[block] == 0]
+    freed = [block for block in before.held[gone[0]] if before.holders[block] > 0 and after.holders[block] == 0]
+    freed = [block for block in freed if block not in later]
     places = [after.places[block] for block in freed]
     if any(place <= behind for place, behind in zip(places, places[1:])):
         raise LawBroken("P1", f"blocks {freed} were freed from the first to the last")
@@ -205,11 +224,11 @@ def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot) -> Non
 
 def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot) -> None:
     """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline."""
-    names, size = after.state.pool.names.mapping(), before.state.config.block_size
+    names, size, groups = after.state.pool.names.mapping(), before.state.config.block_size, before.state.config.group_count
     if not names:
         return
     for row in gone:
         full = min(before.computed[row], before.known[row]) // size
-        for block in before.tables[row][full:]:
+        for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
             if after.holders[block] == 0 and block in names:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")

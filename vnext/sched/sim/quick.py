@@ -54,7 +54,7 @@ def free_and_held_are_all(seen: Snapshot) -> bool:
 
 def holders_are_counted(seen: Snapshot) -> bool:
     counts, total = [0] * len(seen.holders), len(seen.holders)
-    for block in chain.from_iterable(seen.tables):
+    for block in chain.from_iterable(seen.held):
         if not 0 <= block < total:
             return False
         counts[block] += 1
@@ -72,14 +72,14 @@ def sums_are_kept(seen: Snapshot) -> bool:
 def writers_are_exclusive(seen: Snapshot) -> bool:
     if not seen.flights:
         return True
-    step, size, written = seen.flights[-1], seen.state.config.block_size, []
+    step, size, written, groups = seen.flights[-1], seen.state.config.block_size, [], seen.state.config.group_count
     table_of = dict(zip(seen.id, seen.tables))
     for id_, start, count in zip(step.ids, step.starts, step.counts):
         if id_ in table_of:
             table, last = table_of[id_], -(-(start + count) // size)
-            if start < 0 or last > len(table):
+            if start < 0 or last * groups > len(table):
                 return False  # what it writes there belongs to nobody, or to somebody else
-            written += table[start // size : last]
+            written += table[start // size * groups : last * groups]
     return len(set(written)) == len(written)
 
 
@@ -123,12 +123,12 @@ def full_blocks_are_sealed(seen: Snapshot) -> bool:
     config = seen.state.config
     if not config.prefix_caching:
         return True
-    names, size = seen.state.pool.names.mapping(), config.block_size
-    for computed, known, sealed, table in zip(seen.computed, seen.known, seen.sealed, seen.tables):
+    names, size, groups = seen.state.pool.names.mapping(), config.block_size, config.group_count
+    for computed, known, sealed, table, held in zip(seen.computed, seen.known, seen.sealed, seen.tables, seen.held):
         if sealed != min(computed, known) // size:
             return False
-        for block in table[sealed:]:
-            if block in names:
+        for block in table[sealed * groups :]:
+            if block in names and (held is table or block in held):
                 return False
     return True
 

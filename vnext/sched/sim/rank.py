@@ -1,8 +1,9 @@
 """A rank without a device: it folds every event, "computes" steps into a shadow cache and samples from the toy model.
 
-The shadow cache remembers, for each slot of each block, the whole chain of tokens that wrote it. A step writes its
-slots first; then every computed position of every scheduled request must hold its own chain. Silent corruption of the
-real cache (a block shared, evicted or named wrongly) becomes an error at the very step. So does a name that stands for
+The shadow cache remembers, for each slot of each block, the whole chain of tokens that wrote it, and for which group of
+layers. A step writes its slots first; then every position that a query of the step sees must hold its own chain. Silent
+corruption of the real cache (a block shared, evicted or named wrongly) becomes an error at the very step. So does a
+name that stands for
 two contents, or a content with two names.
 """
 
@@ -15,7 +16,7 @@ import msgspec
 import xxhash
 
 from vnext.sched.sim.errors import Divergence
-from vnext.sched.sim.snapshot import Snapshot
+from vnext.sched.sim.snapshot import Snapshot, in_sight
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.reduce import reduce, start
@@ -23,6 +24,7 @@ from vnext.state.state import State
 
 CHAIN_FACTOR = 0x9E3779B97F4A7C15
 CHAIN_MASK = 2**64 - 1
+GROUP_STEP = CHAIN_MASK + 1
 STORIES_SPARE = 32
 token_word = Struct("<i")
 
@@ -78,14 +80,14 @@ def _ids(data: bytes) -> tuple[int, ...]:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One scheduled request of a step: its blocks, its story, and the range [start, end) that it computes.
+    """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
     `known` counts its tokens with those that its steps in flight sampled.
     """
 
     id: int
     epoch: int
-    blocks: list[int]
+    table: list[int]
     story: Story
     start: int
     end: int
@@ -99,6 +101,7 @@ class Rank:
     def __init__(self, started: EngineStarted) -> None:
         config = started.config
         self.state: State = start(started)
+        self._groups = config.group_count
         self.cache = [[0] * config.block_size for _ in range(config.block_count)]
         self._salts: dict[int, str] = {}
         self._stories: dict[int, Story] = {}
@@ -158,11 +161,16 @@ class Rank:
 
     def _compare_name(self, work: Work, sealed: int) -> None:
         """P1: a name stands for one content, and a content has one name. Of the last block that the row has sealed."""
-        block = work.blocks[sealed - 1]
+        for group in range(self._groups):
+            self._compare_page(work, group, sealed)
+
+    def _compare_page(self, work: Work, group: int, sealed: int) -> None:
+        last = sealed * len(self.cache[0]) - 1
+        block = work.table[(sealed - 1) * self._groups + group]
         key = self.state.pool.names.get(block)
-        if key is None:
-            return
-        chain = work.story.chains[sealed * len(self.cache[0]) - 1]
+        if key is None or not in_sight(self.state.config, group, last, work.end):
+            return  # a page that was given back may be another's by now
+        chain = work.story.chains[last] + group * GROUP_STEP
         if self._chain_of.setdefault(key, chain) != chain or self._key_of.setdefault(chain, key) != key:
             raise Divergence(f"P1: block {block} has a name that stands for another content")
 
@@ -170,21 +178,35 @@ class Rank:
         if work.end > work.known or work.samples != (work.end == work.known):
             raise Divergence(f"request {work.id} computes {work.end} of {work.known} tokens, samples: {work.samples}")
         size = len(self.cache[0])
-        if work.end > len(work.blocks) * size:
-            room = len(work.blocks) * size
+        room = len(work.table) // self._groups * size
+        if work.end > room:
             raise Divergence(f"request {work.id} computes {work.end} tokens and has room for {room}")
         chains = work.story.chains
-        for place in range(work.start, work.end):
-            self.cache[work.blocks[place // size]][place % size] = chains[place]
+        for group in range(self._groups):
+            pages, mark = work.table[group :: self._groups], group * GROUP_STEP
+            for place in range(work.start, work.end):
+                self.cache[pages[place // size]][place % size] = chains[place] + mark
 
     def _read(self, work: Work) -> None:
+        if self.state.config.windows:
+            return self._read_windows(work)
         found: list[int] = []
-        for block in work.blocks:
+        for block in work.table:
             found += self.cache[block]
         right = work.story.chains[: work.end]
         if found[: work.end] != right:
             at = next(place for place, chain in enumerate(right) if found[place] != chain)
             raise Divergence(f"request {work.id} reads other content at its position {at}")
+
+    def _read_windows(self, work: Work) -> None:
+        """What the step's queries see in each group's layers: a window ends at the query."""
+        size, chains = len(self.cache[0]), work.story.chains
+        for group, window in enumerate(self.state.config.windows):
+            pages, mark = work.table[group :: self._groups], group * GROUP_STEP
+            for place in range(max(work.start - window + 1, 0) if window else 0, work.end):
+                page = pages[place // size]
+                if page < 0 or self.cache[page][place % size] != chains[place] + mark:
+                    raise Divergence(f"request {work.id} reads other content at its position {place} in group {group}")
 
     def _sample(self, work: Work) -> bytes:
         """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up."""

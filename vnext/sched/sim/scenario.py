@@ -22,6 +22,8 @@ VOCAB_SIZE = 7
 END_TOKEN = 0
 DUELLING = tuple(name for name in POLICIES if name.endswith((":least_computed", ":scattered")))
 SALTS = (("",), ("",), ("", "a"), ("", "a", "b", "c"))
+WINDOWS = ((1,), (2,), (4,), (7,), (16,), (0, 4), (0, 4), (3, 0), (5, 5), (0, 0), (0, 5, 5), (7, 0, 3), (0, 1, 99))
+BLOCK_COUNT_MAX = 600
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -52,7 +54,7 @@ def draw_config(chance: Chance) -> SchedulerConfig:
     elif chance.happens(1):
         blocks, rows = (100, 600), (LARGE_RUNNING_MAX + 1, 150)
     few_tokens = chunked and chance.happens(30)
-    return SchedulerConfig(
+    config = SchedulerConfig(
         block_size=chance.choose((1, 2, 3, 4, 4, 5, 16)),
         block_count=chance.between(*blocks),
         batch_tokens_max=chance.between(1, 8) if few_tokens else chance.between(8, 40 if chunked else 16) + rows[1] - 8,
@@ -66,6 +68,15 @@ def draw_config(chance: Chance) -> SchedulerConfig:
         eos_token_ids=chance.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
         vocab_size=VOCAB_SIZE if chance.happens(80) else chance.choose((300, 70_000, 70_000)),
     )
+    return with_windows(chance, config) if chance.happens(30) else config
+
+
+def with_windows(chance: Chance, config: SchedulerConfig) -> SchedulerConfig:
+    """Layers in one to three groups, some with windows of a token, of less than a block, of a few blocks, of whole requests."""
+    windows = chance.choose(WINDOWS)
+    if chance.happens(40):
+        windows = tuple(0 if chance.happens(30) else chance.between(1, 3 * config.block_size) for _ in windows)
+    return replace(config, windows=windows, block_count=min(config.block_count * len(windows), BLOCK_COUNT_MAX))
 
 
 def as_duel(chance: Chance, config: SchedulerConfig) -> SchedulerConfig:
@@ -73,7 +84,7 @@ def as_duel(chance: Chance, config: SchedulerConfig) -> SchedulerConfig:
     return replace(
         config, policy=chance.choose(DUELLING), chunked_prefill=True, prefill_threshold=1, running_max=chance.between(2, 4),
         block_size=chance.choose((1, 2)), block_count=chance.between(3, 8), model_len_max=60,
-        batch_tokens_max=max(config.batch_tokens_max, 4),
+        batch_tokens_max=max(config.batch_tokens_max, 4), windows=(),
     )  # fmt: skip
 
 

@@ -58,8 +58,29 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 def capacity(config: SchedulerConfig) -> int:
     """Tokens that a request may reach: its last one is never computed and needs no place in the cache or a step."""
-    most = min(config.model_len_max, config.block_count * config.block_size + 1)
+    most = min(config.model_len_max, _longest(config) + 1)
     return most if config.chunked_prefill else min(most, config.batch_tokens_max + 1)
+
+
+def _longest(config: SchedulerConfig) -> int:
+    """Tokens that the cache holds of a request alone, however its steps are cut."""
+    if not config.windows:
+        return config.block_count * config.block_size
+    longest = 0
+    while longest < config.model_len_max and _pages_at_most(config, longest + 1) <= config.block_count:
+        longest += 1
+    return longest
+
+
+def _pages_at_most(config: SchedulerConfig, length: int) -> int:
+    """Pages at once, tried for a first position that a step sees at every place of a block."""
+    size, pages = config.block_size, 0
+    chunk = min(length, config.prefill_threshold or length, config.batch_tokens_max)
+    for window in config.windows:
+        seen = window - 1 + chunk if window else length
+        spans = [(first + seen - 1) // size + 1 for first in range(size)]
+        pages += min(max(spans), -(-length // size))
+    return pages
 
 
 def servable(config: SchedulerConfig, client: Client) -> bool:

@@ -48,7 +48,8 @@ END_EVENTS_MIN = 32
 RUN_OUT_STEPS = 48
 SIMPLER_CONFIG = {
     "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",), "prefill_threshold": (0,),
-    "running_max": (1, 2, 3), "eos_token_ids": ((),), "block_size": (1, 2, 4), "block_count": (2, 3, 4, 6, 8),
+    "running_max": (1, 2, 3), "eos_token_ids": ((),), "windows": ((), (2,)), "block_size": (1, 2, 4),
+    "block_count": (2, 3, 4, 6, 8),
 }  # fmt: skip
 """Settings that are easier to think about, the simplest first."""
 SEEDS = range(8)

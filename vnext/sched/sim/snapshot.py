@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from vnext.state import rows as columns
+from vnext.state.config import SchedulerConfig
 from vnext.state.extents import Extents
 from vnext.state.pool import free_blocks
 from vnext.state.state import Flight, State
@@ -30,14 +31,15 @@ class Step(msgspec.Struct, frozen=True):
 class Snapshot:
     """Never written after it was taken.
 
-    `cells` are all columns of the rows, the named ones below each a list over the rows; `tables` the rows' blocks,
-    `histories` their known tokens (int32 bytes); `flights` the steps in flight, oldest first; `holders` and `places` of
+    `cells` are all columns of the rows, the named ones below each a list over the rows; `tables` the rows' whole tables,
+    `held` what of them a query to come may see and the row must hold, `histories` their
+    known tokens (int32 bytes); `flights` the steps in flight, oldest first; `holders` and `places` of
     all blocks.
     """
 
     __slots__ = (
         "state", "cells", "id", "known", "computed", "pending", "limit", "blocks", "sealed", "prompt", "epoch", "priority",
-        "tables", "histories", "flights", "holders", "places",
+        "tables", "held", "histories", "flights", "holders", "places",
     )  # fmt: skip
 
     def __init__(self, state: State, before: Snapshot | None = None) -> None:
@@ -54,19 +56,40 @@ class Snapshot:
         (self.id, self.known, self.computed, self.pending, self.limit, self.blocks, self.sealed, self.prompt, self.epoch,
          self.priority) = cells[:10]  # fmt: skip
         if same_rows and old.tables is state.tables and old.tokens is state.tokens:
-            self.tables, self.histories = before.tables, before.histories
+            self.tables, self.held, self.histories = before.tables, before.held, before.histories
             return
-        self.tables = [part.tolist() for part in _ranges(state.tables, cells[columns.TABLE_AT], self.blocks)]
+        groups = state.config.group_count
+        counts = [blocks * groups for blocks in self.blocks]
+        self.tables = [part.tolist() for part in _ranges(state.tables, cells[columns.TABLE_AT], counts)]
+        self.held = self._held() if state.config.windows else self.tables
         self.histories = [part.tobytes() for part in _ranges(state.tokens, cells[columns.TOKENS_AT], self.known)]
 
     def __len__(self) -> int:
         """Rows."""
         return len(self.id)
 
+    def _held(self) -> list[list[int]]:
+        """Pages that still have a token in sight of the next query, counted token by token: not as windows.py reckons."""
+        size, groups = self.state.config.block_size, self.state.config.group_count
+        return [
+            [
+                page
+                for place, page in enumerate(table)
+                if in_sight(self.state.config, place % groups, place // groups * size + size - 1, computed)
+            ]
+            for table, computed in zip(self.tables, self.computed)
+        ]
+
     @property
     def queued(self) -> list[int]:
         """Free and kept blocks in the order in which they will be taken."""
         return free_blocks(self.state.pool).tolist()
+
+
+def in_sight(config: SchedulerConfig, group: int, token: int, query: int) -> bool:
+    """Whether a query at this position sees the token, in the layers of this group, as far as windows go."""
+    window = config.windows[group] if config.windows else 0
+    return window == 0 or token > query - window
 
 
 def _ranges(values: Extents, at: list[int], counts: list[int]) -> list[np.ndarray]:
