@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         "difference. A log that ends in the middle of a record (kill, power cut) is a shorter log, no difference.",
     )  # fmt: skip
     verifying.add_argument("--laws", action="store_true", help="check all laws after every event: slower")
+    verifying.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
     showing = _command(
         commands, "show", _show, "the engine's state in a step, or at the end",
         "Counts and positions of every request; positions with a + are followed by a sample.",
@@ -82,7 +83,7 @@ def _info(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _verify(arguments: argparse.Namespace, console: Console) -> int:
-    answer = verify(open_log(arguments.log), arguments.laws)
+    answer = verify(open_log(arguments.log), arguments.laws, arguments.own_policy)
     _print(arguments, console, answer, render.print_verdict)
     return SAME if answer.same else DIFFERENT
 

@@ -18,7 +18,8 @@ from vnext.state.log_plain import RECORD_HEAD
 from vnext.state.log_skim import Skimmed
 
 SKIM_MAX = 1 << 16  # commits, and arrivals, of one run
-BAD_FORM = (msgspec.MsgspecError, ValueError)  # text that is not UTF-8 is a ValueError of its own
+ZEROS_STEP = 1 << 12
+BAD_FORM = (msgspec.MsgspecError, ValueError, RecursionError)  # text that is not UTF-8 is a ValueError of its own
 
 
 class _Bad(Exception):
@@ -148,9 +149,14 @@ def _record_end(data: bytes | memoryview, offset: int) -> int:
     end = log_forms.kernels.record_end(data, offset)
     if end > 0:
         return end
-    if end == 0 or bytes(data[offset:]).count(0) == len(data) - offset:
+    if end == 0 or _is_zero(memoryview(data)[offset:]):
         raise _Bad("torn", "the segment ends inside a record")
     raise _Bad("damaged", "a record's checksum is wrong")
+
+
+def _is_zero(data: memoryview) -> bool:
+    """Whether nothing but zeros is left, as a power cut leaves a file."""
+    return all(not any(data[at : at + ZEROS_STEP]) for at in range(0, len(data), ZEROS_STEP))
 
 
 def _decode_frame(payload: bytes) -> Frame:
@@ -169,4 +175,6 @@ def _decode_frame(payload: bytes) -> Frame:
         lost=decoded.lost,
         digest=log.digest_word.unpack_from(payload)[0],
         body=body,
+        clock_us=decoded.clock_us,
+        details=decoded.details,
     )
