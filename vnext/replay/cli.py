@@ -7,14 +7,17 @@ command has --json. Imports no torch: a log is opened on any machine.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 
 from vnext.replay import render, render_life
 from vnext.replay.info import info
 from vnext.replay.life import life
+from vnext.replay.index import Index
 from vnext.replay.show import show
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.verify import verify
@@ -64,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "req", _request, "one request's life: queue, cache hits, chunks, tokens, preemptions, end",
         "Steady decoding is drawn together; --json tells every event by itself.",
     )  # fmt: skip
+    request.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
     request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
     return top
 
@@ -89,13 +93,29 @@ def _verify(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:
-    _print(arguments, console, show(open_log(arguments.log), arguments.step), render.print_shown)
+    _print(arguments, console, show(index_of(arguments.log), arguments.step), render.print_shown)
     return SAME
 
 
 def _request(arguments: argparse.Namespace, console: Console) -> int:
-    _print(arguments, console, life(open_log(arguments.log), arguments.id), render_life.print_life)
+    answer = life(index_of(arguments.log), arguments.id, arguments.own_policy)
+    _print(arguments, console, answer, render_life.print_life)
     return SAME
+
+
+def index_of(path: Path) -> Index:
+    """The index of the log at a path; says on a terminal how far it is while it is made."""
+    progress = Progress(console=terminal(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    task = progress.add_task("indexing, once", total=None)
+
+    def told(done: int, total: int) -> None:
+        if not progress.live.is_started:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+        if done >= total:
+            progress.stop()
+
+    return Index(open_log(path), told)
 
 
 def _print(arguments: argparse.Namespace, console: Console, answer, print_tables) -> None:

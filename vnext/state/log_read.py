@@ -75,6 +75,23 @@ def read(segments: Iterable[bytes | memoryview], skim: bool = False) -> Iterator
     yield LogEnd(kind="complete", message="", segment=place, offset_bytes=offset, ignored_bytes=0)
 
 
+def read_frames(data: bytes | memoryview, next_event: int, segment: int = 0) -> Iterator[tuple[int, Frame | LogEnd]]:
+    """(offset, frame) of each frame in a part of a segment that begins with one, then (offset, the one LogEnd).
+
+    `next_event` is the number of the part's first event; a gap is seen as in a whole segment.
+    """
+    reading = _Reading(data)
+    reading.next_event = next_event
+    offset, end = 0, LogEnd(kind="complete", message="", segment=segment, offset_bytes=len(data), ignored_bytes=0)
+    try:
+        while (offset := reading.offset) < len(data):
+            yield offset, reading.frame()
+    except _Bad as bad:
+        ignored = len(data) - offset
+        end = LogEnd(kind=bad.kind, message=str(bad), segment=segment, offset_bytes=offset, ignored_bytes=ignored)
+    yield offset, end
+
+
 class _Reading:
     """One segment being read: `offset` is behind the last good record."""
 
