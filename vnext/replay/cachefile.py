@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.replay.tally import Tally
 from vnext.state import log
 from vnext.state.digest import DIGEST_VERSION
 from vnext.state.log import LogEnd
@@ -54,6 +55,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     entries: tuple[Entry, ...]
     end: LogEnd
     stopped: str
+    tally: Tally
 
 
 _decoder = msgspec.msgpack.Decoder(Directory)

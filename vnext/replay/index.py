@@ -17,6 +17,7 @@ from vnext.replay import cachefile
 from vnext.replay.cachefile import Directory, Entry
 from vnext.replay.folding import first_state
 from vnext.replay.source import Log, UnusableLog, contents, open_log
+from vnext.replay.tally import Tally, Tallying
 from vnext.state import keyframe as keyframes, log as logs
 from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.errors import IllegalEvent
@@ -105,7 +106,7 @@ class Segment:
         data = [cachefile.read_keyframe(path, entry) for entry in kept]
         if not kept or None in data or not self._fits(kept[-1], self._loaded(data[-1]), must_follow=True):
             return None
-        return self._build(list(found.entries), data, "extended")
+        return self._build(list(found.entries), data, "extended", found.tally)
 
     def _rebuilt(self, entry: Entry) -> Entry:
         """The place again, from an index that is made anew."""
@@ -157,12 +158,15 @@ class Segment:
             raise UnusableLog(f"{self.path} cannot be folded: event {header.first_event} comes first, {sequence} is due")
         return Entry(offset=size, chain=self.log.chain, sequence=sequence, planned=planned, next_id=next_id)
 
-    def _build(self, entries: list[Entry], kept: list[bytes], source: str = "built") -> Directory:
+    def _build(
+        self, entries: list[Entry], kept: list[bytes], source: str = "built", counted: Tally = Tally()
+    ) -> Directory:
         """Fold from the last entry to the end, keeping states on the way."""
         self.source = source
         stat, data = self.path.stat(), self.path.read_bytes()
         state = self._loaded(kept[-1]) if kept else self.first
         making = _Making(entries, kept, cachefile.bytes_max(len(data)), self.log.header.token_width)
+        tallying = Tallying(counted, state)
         base, stopped, offset = entries[-1].offset, "", 0
         for offset, item in read_frames(memoryview(data)[base:], entries[-1].sequence, self.log.header.index):
             if isinstance(item, LogEnd):
@@ -176,12 +180,14 @@ class Segment:
                 end = LogEnd(kind="damaged", message=stopped, segment=0, offset_bytes=base + offset, ignored_bytes=0)
                 break
             making.pass_by(item, len(state.rows))
+            tallying.meet(item, state)
             if self._progress is not None:
                 self._progress(base + offset, len(data))
         making.close(state, end.offset_bytes)
         found = Directory(
             made_by=cachefile.made_by(), start=self.log.chain, size=len(data), mtime_ns=stat.st_mtime_ns,
             entries=cachefile.placed(making.entries, making.keyframes), end=end, stopped=stopped,
+            tally=tallying.done(),
         )  # fmt: skip
         written = cachefile.write(cachefile.cache_path(self.path), found, making.keyframes)
         self._built = [] if written else making.keyframes
