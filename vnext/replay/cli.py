@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnusableLog as error:
         terminal(stderr=True).print(f"vnext-replay: {error}", soft_wrap=True)
         return UNUSABLE
+    except MemoryError:
+        terminal(stderr=True).print("vnext-replay: there is not enough memory for this log", soft_wrap=True)
+        return UNUSABLE
 
 
 def parser() -> argparse.ArgumentParser:

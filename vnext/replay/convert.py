@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from vnext.replay.arrivals import Form, form_of, from_jsonl, from_mooncake, lines_of, to_jsonl, to_mooncake
-from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.writer import Writer, keyframe_of_log
 from vnext.state import log as logs, log_pack
-from vnext.state.errors import IllegalEvent
 from vnext.state.events import RequestArrived
 from vnext.state.log import Frame
 from vnext.state.outputs import outputs
@@ -103,7 +102,7 @@ def _write_log(arrivals: Iterable[RequestArrived], out: Path, model: Log) -> int
         event = msgspec.structs.replace(event, id=state.next_id)
         try:
             after = reduce(state, event)
-        except IllegalEvent as error:
+        except IMPOSSIBLE as error:
             raise UnusableLog(f"request {count} cannot be served by that engine: {error}") from error
         writer.ready(state)
         writer.write(logs.encode_body(state.sequence, (event,), (), 0, header.token_width), after)

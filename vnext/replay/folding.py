@@ -5,6 +5,7 @@ Owns the walk that `verify`, `show` and `req` share. A gap or an event that the 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 
-BLOCK_COUNT_MAX = 1 << 26
+BLOCK_COUNT_MAX = 1 << 24
+IMPOSSIBLE = (IllegalEvent, ArithmeticError, ValueError, TypeError, LookupError, MemoryError, struct.error)
+"""What folding an event may raise that no engine has ever folded: numbers of a file that nobody has checked."""
 
 
 class Folded(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ def fold_items(state: State, items: Iterable[Item]) -> Iterator[Fold]:
                 yield Planning(number, event, state)
             try:
                 after = reduce(state, event)
-            except IllegalEvent as error:
+            except IMPOSSIBLE as error:
                 yield Broken(number, "event", f"the reducer refuses {type(event).__name__}: {error}", state)
                 return
             yield Folded(number, event, state, after)
@@ -105,7 +108,7 @@ def first_state(log: Log) -> State:
     try:
         _require_modest(header.started.config, path)
         return load(decode(header.keyframe), header.started.config) if header.index else start(header.started)
-    except IllegalEvent as error:
+    except IMPOSSIBLE as error:
         raise UnusableLog(f"{path} cannot be folded: its configuration cannot work ({error})") from error
     except BadKeyframe as error:
         raise UnusableLog(f"{path} cannot be folded: its keyframe is of no use ({error})") from error

@@ -15,7 +15,7 @@ import msgspec
 
 from vnext.replay import cachefile
 from vnext.replay.cachefile import Directory, Entry
-from vnext.replay.folding import first_state
+from vnext.replay.folding import IMPOSSIBLE, first_state
 from vnext.replay.source import Log, UnusableLog, contents, open_log
 from vnext.replay.tally import Tally, Tallying
 from vnext.state import keyframe as keyframes, log as logs
@@ -144,7 +144,7 @@ class Segment:
             return not must_follow
         try:
             after = _folded(state, frame)
-        except IllegalEvent:
+        except IMPOSSIBLE:
             return False
         return logs.chained(entry.chain, digest(after), frame.body) == frame.digest
 
@@ -175,7 +175,7 @@ class Segment:
             making.meet(state, base + offset)
             try:
                 state = _folded(state, item)
-            except IllegalEvent as error:
+            except IMPOSSIBLE as error:
                 stopped = str(error)
                 end = LogEnd(kind="damaged", message=stopped, segment=0, offset_bytes=base + offset, ignored_bytes=0)
                 break

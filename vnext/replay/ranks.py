@@ -22,6 +22,8 @@ from vnext.state.state import State
 
 STATES_KEPT = 4
 NEVER = -1
+RANKS_MAX = 1 << 12
+"""Of ranks that never reported, no more are listed: their number comes from a file."""
 
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +87,10 @@ def ranks(path: Path) -> Ranks:
 def _of_one_log(log: Log) -> Ranks:
     """Reports against the folded state; where its digests mean nothing here, against each other."""
     among_themselves = bool(why_not_digested(log))
-    found = {rank: _Rank() for rank in range(log.header.started.world_size)}
+    found = {rank: _Rank() for rank in range(min(log.header.started.world_size, RANKS_MAX))}
     states: dict[int, State] = {}
     firsts: dict[int, int] = {}
-    interval = log.header.started.config.digest_interval
+    interval = max(1, log.header.started.config.digest_interval)
     for item in fold(log):
         if isinstance(item, Folded) and isinstance(item.event, StepPlanned) and item.event.step % interval == 0:
             states[item.event.step] = item.after
