@@ -124,7 +124,7 @@ def test_stat(benchmark, long_log) -> None:
 
 @pytest.mark.parametrize("place", ["nowhere", "first", "middle", "last"])
 def test_diff(benchmark, long_log, tmp_path, place: str) -> None:
-    """Two logs of a million steps that differ in one frame, or nowhere."""
+    """Two logs of a million steps that differ in one frame's digest, or nowhere."""
     other = tmp_path / "other"
     shutil.copytree(long_log, other, ignore=shutil.ignore_patterns(f"*{CACHE_SUFFIX}"))
     paths = sorted(other.glob("*.vnextlog"))

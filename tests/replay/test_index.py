@@ -171,3 +171,15 @@ def test_the_end_of_a_torn_or_damaged_log_is_shown(tmp_path, capsys):
         assert repr(parts(state_at(Index(open_log(log_dir)), last.step)[0])).encode() == due[last.step]
         assert main(["show", str(log_dir), str(max(due) + 1)]) == 2
         assert "it has steps 0 to" in capsys.readouterr().err
+
+
+def test_a_cache_goes_with_its_segment(tmp_path):
+    log_dir = record(tmp_path / "log", arrivals=150, size=2000)
+    for segment in Index(open_log(log_dir)).segments:
+        assert segment.directory.entries
+    paths = sorted(log_dir.glob("*.vnextlog"))
+    assert all(cache_path(path).exists() for path in paths)
+    for path in paths[:2]:
+        path.unlink()
+    Index(open_log(log_dir))
+    assert [cache_path(path).exists() for path in paths] == [False, False, *[True] * (len(paths) - 2)]

@@ -73,6 +73,12 @@ def test_every_command_speaks_to_people(tmp_path, capsys):
         (["verify", log_dir], ("decided again", "the log replays exactly")),
         (["show", log_dir, "5"], ("running: ", "step 5")),
         (["show", log_dir], ("end of the log", "running: none")),
+        (["state", log_dir, "5"], ("running: ", "step 5")),
+        (["stat", log_dir], ("steps", "per step", "tokens computed", "prefix cache")),
+        (["diff", log_dir, log_dir], ("equal: 1 segment", "the logs have the same events")),
+        (["ranks", log_dir], ("rank 1", "all ranks agree")),
+        (["cut", log_dir, "3", "9", "-o", f"{tmp_path}/cut"], ("3 to 8", "every decision is as it was")),
+        (["convert", log_dir, "--to", "jsonl", "-o", f"{tmp_path}/jsonl"], ("40 requests from log to jsonl",)),
         (["req", log_dir, "1"], ("arrives", "is admitted", "computes", "samples", "ends: ", "pseudonyms")),
     )
     for arguments, words in cases:

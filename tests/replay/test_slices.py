@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -135,6 +136,18 @@ def test_what_does_not_fit_is_said_in_one_sentence(tmp_path, capsys):
         assert main([str(argument) for argument in arguments]) == 2, arguments
         error = " ".join(capsys.readouterr().err.split())
         assert sentence in error and error.startswith("vnext-replay: "), error
+
+
+def test_slices_of_an_older_log_have_digests_of_their_own(tmp_path, root):
+    """What ranks told in another version of digests is not taken for drift."""
+    shutil.copytree(root / "tests" / "golden" / "logs" / "digest-1-start", tmp_path / "old")
+    old = Index(open_log(tmp_path / "old"))
+    for number, (first, end) in enumerate([(0, 20), (20, None)]):
+        assert cut(old, tmp_path / f"{number}", first, end).same
+        verdict = verify(open_log(tmp_path / f"{number}"), all_laws=True)
+        assert verdict.same and verdict.digests > 0 and verdict.digests_unchecked == "" and verdict.rank_digests == 0
+    merged = merge([open_log(tmp_path / name) for name in "10"], tmp_path / "merged")
+    assert merged.same and merged.decisions == f"{decisions_of(old.log):016x}"
 
 
 # ---- convert -----------------------------------------------------------------------------------------------------

@@ -70,6 +70,16 @@ def cache_path(segment: Path) -> Path:
     return segment.with_suffix(CACHE_SUFFIX)
 
 
+def forget_orphans(folder: Path) -> None:
+    """Delete caches whose segment is gone, as the oldest of a log go."""
+    for path in folder.glob(f"*{CACHE_SUFFIX}"):
+        if not path.with_suffix(log.SEGMENT_SUFFIX).exists():
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                return
+
+
 def bytes_max(segment_size: int) -> int:
     """What the keyframes of one segment may take together."""
     return max(BYTES_MIN, segment_size)

@@ -1,16 +1,16 @@
 """diff: the first place where two logs differ, field by field.
 
 Owns the comparison of two recordings; it folds nothing and judges neither (`verify` does). What is equal is skipped as
-fast as bytes allow: whole segments by the chained digest that the next one carries, then equal bytes, then equal bodies
-of frames where two chains began differently. Only frames that differ are decoded: two runs with the same events are the
+fast as bytes allow: equal files, then equal bytes after equal chained digests, then equal bodies of frames where two
+chains began differently. Only frames that differ are decoded: two runs with the same events are the
 same, whatever the clock said and in whichever frame a rank reported.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -40,11 +40,12 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """The first divergence: `step` it belongs to (-1: before the first, or not known), number of the `event`, and every
     field of it that differs. No `fields`: the same events.
 
-    `headers` are settings that differ. `frames_equal` were found equal, by bytes or by their events.
+    `headers` are settings that differ. `segments_equal` are equal files; `frames_equal` after them were skipped as equal.
     """
 
     same: bool
     headers: list[Field]
+    segments_equal: int
     frames_equal: int
     step: int
     event: int
@@ -62,12 +63,12 @@ def diff(one: Log, other: Log, exact: bool = False) -> Diff:
         began = f"{one.header.first_event} and {other.header.first_event}"
         raise UnusableLog(f"the logs begin at different events ({began}): cut them to the same step first")
     headers = header_fields(one, other)
-    _skip_segments(*sides)
+    segments_equal = _skip_segments(*sides)
     found = _first_divergence(*sides, _equal if exact else _equal_but_for_time)
     step, event, what, fields = found or (-1, -1, "", [])
     return Diff(
-        same=not fields and not headers, headers=headers, frames_equal=sides[0].frames, step=step, event=event, what=what,
-        fields=fields,
+        same=not fields and not headers, headers=headers, segments_equal=segments_equal, frames_equal=sides[0].frames,
+        step=step, event=event, what=what, fields=fields,
     )  # fmt: skip
 
 
@@ -147,18 +148,26 @@ class _Side:
         return None
 
 
-def _skip_segments(one: _Side, other: _Side) -> None:
-    """Begin with the last segments that follow equal ones: a header carries the chained digest before it."""
-
-    def differ(place: int) -> bool:
-        headers = [open_log(side.paths[place]).header for side in (one, other)]
-        return len({(header.index, header.previous, header.first_event) for header in headers}) > 1
-
-    starts = {open_log(side.paths[0]).chain for side in (one, other)}
+def _skip_segments(one: _Side, other: _Side) -> int:
+    """Step behind segments that are equal as files; how many they are."""
     count = min(len(one.paths), len(other.paths))
-    equal = bisect_left(range(1, count), True, key=differ) if len(starts) == 1 else 0
+    equal = next((place for place in range(count) if not _equal_files(one.paths[place], other.paths[place])), count)
     for side in (one, other):
-        side.open(equal)
+        if equal < count:
+            side.open(equal)
+        else:
+            side.place = count - 1
+    return equal
+
+
+def _equal_files(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return False
+    with one.open("rb") as a, other.open("rb") as b:
+        while part := a.read(CHUNK):
+            if part != b.read(CHUNK):
+                return False
+    return True
 
 
 def _skip_equal(one: _Side, other: _Side) -> None:

@@ -275,6 +275,7 @@ class Index:
 
     def __init__(self, log: Log, progress: Progress | None = None) -> None:
         self.log = log
+        cachefile.forget_orphans(log.paths[0].parent)
         self.segments = [Segment(each, progress) for each in _openable(log)]
 
     @property

@@ -39,7 +39,7 @@ def _row(name: str, values: list) -> dict:
 def print_diff(console: Console, answer: Diff) -> None:
     if answer.headers:
         records(console, "settings that differ", ("name", "one", "other"), _fields(answer.headers))
-    console.print(f"{counted(answer.frames_equal, 'frame')} equal")
+    console.print(f"equal: {counted(answer.segments_equal, 'segment')}, then {counted(answer.frames_equal, 'frame')}")
     if answer.fields:
         where = f"step {answer.step}, event {answer.event}: {answer.what}"
         records(console, f"first divergence, {where}; fields that differ", ("name", "one", "other"), _fields(answer.fields))

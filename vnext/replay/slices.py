@@ -19,9 +19,9 @@ from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.verify import hexadecimal
 from vnext.replay.writer import Writer, keyframe_of_log
 from vnext.state import keyframe as keyframes, log as logs, log_pack, pseudonym
-from vnext.state.digest import digest
+from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.events import StepPlanned
-from vnext.state.log import Frame
+from vnext.state.log import Frame, SegmentHeader
 from vnext.state.shape import Shaper
 from vnext.state.state import State
 
@@ -92,15 +92,27 @@ def redact(log: Log, out: Path, segment_bytes: int = logs.SEGMENT_SIZE_BYTES) ->
                 writer.ready(item.before)
             shaped.append(shaper.shape(item.before, item.event))
         elif isinstance(item, FrameFolded):
-            writer.write(_body(item.frame, shaped, width), item.state)
+            writer.write(_body(header, item.frame, shaped, width), item.state)
             shaped, state = [], item.state
     return _proved(writer, out, first, state)
 
 
-def _body(frame: Frame, events: list, width: int) -> bytes:
-    """A frame with other events; of its ranks' details, the chain of real tokens goes too."""
+def _body(header: SegmentHeader, frame: Frame, events: list, width: int) -> bytes:
+    """A frame with other events; of its ranks' details, the chain of real tokens goes too.
+
+    What ranks told in another version of digests means nothing in a log that is written now: it goes.
+    """
+    if header.digest_version != DIGEST_VERSION:
+        return logs.encode_body(frame.first_event, events, (), 0, width, frame.clock_us)
     details = tuple(msgspec.structs.replace(each, token_digest=0) for each in frame.details)
     return logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, frame.clock_us, details)
+
+
+def _same_body(header: SegmentHeader, frame: Frame) -> bytes:
+    """A frame as it is, its very bytes if they mean the same in a log that is written now."""
+    if header.digest_version == DIGEST_VERSION:
+        return frame.body
+    return _body(header, frame, list(frame.events), header.token_width)
 
 
 # ---- cut and merge -----------------------------------------------------------------------------------------------
@@ -131,7 +143,7 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
             writer, first = _writer_from(log, out, before), before
         if writer is not None:
             writer.ready(before)
-            writer.write(item.frame.body, item.state)
+            writer.write(_same_body(log.header, item.frame), item.state)
         before = item.state
     assert writer is not None, "the log has the first step"
     return _proved(writer, out, first, before)
@@ -161,7 +173,7 @@ def merge(parts: list[Log], out: Path) -> Written:
                 joined = True
             if frame is not None and before.sequence == state.sequence:
                 writer.ready(state)
-                writer.write(frame.body, after)
+                writer.write(_same_body(log.header, frame), after)
                 state = after
     return _proved(writer, out, first, state)
 
