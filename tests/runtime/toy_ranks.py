@@ -87,6 +87,6 @@ class ToyExecutor:
                     token_digest=state.token_digest,
                     seconds=0.0,
                     tokens=tokens if rank == 0 else b"",
-                    details=details(state),
+                    details=(details(state)[0] ^ wrong, *details(state)[1:]),
                 )
             )

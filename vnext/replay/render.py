@@ -16,6 +16,7 @@ from vnext.replay.verify import Verdict
 from vnext.version import __version__
 
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
+TIME_NS_MAX = 250_000_000_000 * 10**9  # the year 9892
 ROW_FIELDS = ("id", "prompt", "known", "computed", "limit", "epoch")
 
 
@@ -98,6 +99,8 @@ def print_info(console: Console, answer: Info) -> None:
 
 def moment(time_ns: int) -> str:
     """A wall-clock time in UTC."""
+    if not 0 <= time_ns < TIME_NS_MAX:
+        return f"{time_ns} ns, no time of ours"
     return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 

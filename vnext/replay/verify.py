@@ -170,7 +170,7 @@ class _Checks:
 
     def _keep_reported(self, step: int, state: State) -> None:
         """The last states of which ranks report digests: to name what a rank has otherwise."""
-        if step % state.config.digest_interval == 0:
+        if step % max(1, state.config.digest_interval) == 0:
             self._reported[step] = state
             if len(self._reported) > STATES_KEPT:
                 del self._reported[min(self._reported)]
