@@ -177,6 +177,7 @@ def test_places_are_found(log_dir, walk):
         ("/api/step?step=1&log=4", "there is no log 4"),
         ("/api/find?event=99999999", "event 99999999 is not in this log"),
         ("/api/find?request=-2", "request -2 is not in this log"),
+        ("/api/difference", "one log has nothing to differ from"),
         ("/api/find?column=magic&step=1", "there is no column magic"),
     ],
 )

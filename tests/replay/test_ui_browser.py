@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 from log_drive import record, small_config
 
+from vnext.replay.diff import diff
+from vnext.replay.index import Index
+from vnext.replay.source import open_log
+from vnext.replay.ui.lanes import lanes
+from vnext.replay.ui.step import explained
+from vnext.replay.ui.walk import Walk
+
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
+from selenium.common.exceptions import TimeoutException  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -22,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
 WAIT_S = 30
+SPAN, LABEL, LANE = 90, 58, 15  # lanes.js: steps in view, pixels before the first one, pixels of a lane
 
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="no browser: install Debian's chromium and chromium-driver"
@@ -42,10 +51,10 @@ def browser() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory) -> list[Path]:
-    """Two runs of one engine that part in their first arrivals."""
+    """Two runs of one engine: the second one's clients go on when the first one's have stopped."""
     folder = tmp_path_factory.mktemp("browser")
-    config = small_config(block_count=14)
-    return [record(folder / f"run-{seed}", config=config, seed=seed, arrivals=60, size=4000) for seed in (3, 4)]
+    config = small_config(block_count=15)
+    return [record(folder / f"run-{count}", config=config, seed=3, arrivals=count, size=4000) for count in (60, 70)]
 
 
 @pytest.fixture(params=[1, 2], ids=["one", "two"])
@@ -73,7 +82,10 @@ class Page:
     def at(self, step: int) -> None:
         """Wait until every log shows this step."""
         shown = f"return [...document.querySelectorAll('.log')].map(s => s.dataset.step).join() === '{','.join([str(step)] * self.logs)}'"
-        WebDriverWait(self.driver, WAIT_S).until(lambda driver: driver.execute_script(shown))
+        try:
+            WebDriverWait(self.driver, WAIT_S).until(lambda driver: driver.execute_script(shown))
+        except TimeoutException:
+            raise AssertionError(f"step {step} is not shown: {self.text('#where')} {self.text('#error')}") from None
         assert self.text("#where").startswith(f"step {step} of")
 
     def press(self, *keys: str) -> None:
@@ -126,25 +138,45 @@ def test_everything_is_drawn_light_and_dark(page):
     assert wide == 0, "the page is wider than its window"
 
 
-def test_why_not_is_told_where_the_pointer_is(page):
-    page.open(40)
+def test_why_not_is_told_where_the_pointer_is(page, logs):
+    walk = Walk(Index(open_log(logs[0])))
+    step, number, why = next(found for found in waits(walk) if found[0] > 20)
+    page.open(step)
     canvas = page.driver.find_element(By.CSS_SELECTOR, "canvas.lanes")
-    told = set()
+    width, height = canvas.size["width"], canvas.size["height"]
+    first = max(walk.first_step, min(step - SPAN // 2, walk.last_step - SPAN + 1))
+    right = LABEL + (step - first + 0.5) * (width - LABEL) / SPAN
+    lane = [each["id"] for each in lanes(walk.moments(first, first + SPAN - 1))].index(number)
     pointer = ActionChains(page.driver, 1)
-    for line in range(canvas.size["height"] // 15):
-        for part in (-0.2, 0.0, 0.2):
-            y = int(line * 15 + 8 - canvas.size["height"] / 2)
-            pointer.move_to_element_with_offset(canvas, int(part * canvas.size["width"]), y).perform()
-            told.add(page.text(".lane-hint").partition(": ")[2].partition(":")[0])
-            if {"a token a step", "waits"} <= told:
-                break
-    assert {"a token a step", "waits"} <= told
+    pointer.move_to_element_with_offset(canvas, int(right - width / 2), int((lane + 0.6) * LANE - height / 2)).perform()
+    assert page.text(".lane-hint").startswith(f"request {number}, ") and why in page.text(".lane-hint")
     blocks = page.driver.find_element(By.CSS_SELECTOR, "canvas.blocks")
-    ActionChains(page.driver).move_to_element_with_offset(blocks, 5 - blocks.size["width"] // 2, 0).perform()
+    pointer.move_to_element_with_offset(blocks, 5 - blocks.size["width"] // 2, 0).perform()
     assert page.text(".block-hint").startswith("block ")
+
+
+def waits(walk: Walk) -> Iterator[tuple[int, int, str]]:
+    """(step, request, words) of all that wait for blocks."""
+    for moment in walk.moments(walk.first_step, walk.last_step):
+        for wait in explained(moment).waits:
+            if wait.why == "blocks":
+                yield moment.step, wait.id, f"too few free blocks: needs {wait.need}, {wait.have} free"
 
 
 def test_preemptions_are_one_key_away(page):
     page.open(0)
     page.press("n")
     WebDriverWait(page.driver, WAIT_S).until(lambda _: "gave way in this step" in page.text(".facts"))
+
+
+@pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
+def test_two_logs_stand_at_their_first_difference(page, logs):
+    page.open(0)
+    assert not page.driver.find_elements(By.CSS_SELECTOR, ".log.different")
+    page.press("d")
+    step = diff(*map(open_log, logs)).step
+    assert step > 40
+    page.at(step)
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)  # the event came behind the step's plan: states differ later
+    page.at(step + 2)
+    WebDriverWait(page.driver, WAIT_S).until(lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".log.different")) == 2)

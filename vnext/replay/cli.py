@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import cli_compare, cli_files, render, render_life
+from vnext.replay import cli_compare, cli_files, cli_ui, render, render_life
 from vnext.replay.commands import DIFFERENT, SAME, UNUSABLE, command, index_of, print_answer, terminal
 from vnext.replay.info import info
 from vnext.replay.life import life
@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
     cli_compare.add(commands)
     cli_files.add(commands)
+    cli_ui.add(commands)
     return top
 
 

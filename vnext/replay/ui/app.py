@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from vnext.replay.diff import diff
 from vnext.replay.index import Index
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.ui.lanes import WINDOW_MAX, lanes
@@ -138,6 +139,14 @@ class Pages:
             raise UnusableLog(f"{what} {wanted} is not in this log: it has {last} of them")
         return _json({"step": await found.ask(lambda walk: _step_after(walk, place(wanted).state.planned, passed))})
 
+    async def difference(self, request: web.Request) -> web.Response:
+        """The first step in which two logs differ, None where they do not."""
+        if len(self.opened) < 2:
+            raise UnusableLog("one log has nothing to differ from: open a second one beside it")
+        one, other = (each.log for each in self.opened[:2])
+        found = await asyncio.to_thread(diff, one, other)
+        return _json({"step": None if found.same else found.step})
+
     def _log(self, request: web.Request) -> Opened:
         number = _whole(request, "log", 0)
         if not 0 <= number < len(self.opened):
@@ -201,7 +210,7 @@ async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
 def make_app(opened: list[Opened]) -> web.Application:
     """The application for these logs."""
     pages, app = Pages(opened), web.Application(middlewares=[guard])
-    for name in ("logs", "overview", "step", "lanes", "find"):
+    for name in ("logs", "overview", "step", "lanes", "find", "difference"):
         app.router.add_get(f"/api/{name}", getattr(pages, name))
     app.router.add_get("/", _page)
     app.router.add_get("/{name}", _page)
