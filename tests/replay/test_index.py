@@ -20,7 +20,7 @@ from vnext.replay.index import Index
 from vnext.replay.life import life
 from vnext.replay.show import show, state_at
 from vnext.replay.source import open_log
-from vnext.state.digest import digest, parts
+from vnext.state.digest import parts
 from vnext.state.events import StepPlanned
 
 

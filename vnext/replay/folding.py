@@ -27,7 +27,7 @@ IMPOSSIBLE = (IllegalEvent, ArithmeticError, ValueError, TypeError, LookupError,
 """What folding an event may raise that no engine has ever folded: numbers of a file that nobody has checked."""
 
 
-class Folded(msgspec.Struct, frozen=True):
+class Folded(msgspec.Struct, frozen=True, gc=False):
     """One event at its place."""
 
     number: int
@@ -36,14 +36,14 @@ class Folded(msgspec.Struct, frozen=True):
     after: State
 
 
-class FrameFolded(msgspec.Struct, frozen=True):
+class FrameFolded(msgspec.Struct, frozen=True, gc=False):
     """All events of a frame are folded; `state` is the state that its digest covers."""
 
     frame: Frame
     state: State
 
 
-class Planning(msgspec.Struct, frozen=True):
+class Planning(msgspec.Struct, frozen=True, gc=False):
     """A plan is about to be folded: the moment to decide it anew."""
 
     number: int
@@ -85,7 +85,7 @@ def fold_items(state: State, items: Iterable[Item]) -> Iterator[Fold]:
             yield _gap(item, state)
             return
         for number, event in enumerate(item.events, item.first_event):
-            if isinstance(event, StepPlanned):
+            if type(event) is StepPlanned:
                 yield Planning(number, event, state)
             try:
                 after = reduce(state, event)

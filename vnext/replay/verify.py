@@ -76,20 +76,12 @@ def verify(log: Log, all_laws: bool = False, own_policy: bool = False) -> Verdic
     imported by the name that the log has for it: that runs its module's code.
     """
     check_log = _Checks(log, all_laws, own_policy)
+    meet = {
+        Planning: check_log.plan, Folded: check_log.folded, FrameFolded: check_log.frame,
+        SegmentFolded: check_log.segment, Broken: check_log.broken, LogEnd: check_log.ended,
+    }  # fmt: skip
     for item in fold(log):
-        match item:
-            case Planning():
-                check_log.plan(item)
-            case Folded():
-                check_log.folded(item)
-            case FrameFolded():
-                check_log.frame(item)
-            case SegmentFolded():
-                check_log.segment(item)
-            case Broken():
-                check_log.broken(item)
-            case LogEnd():
-                check_log.end = item
+        meet[type(item)](item)
         if check_log.difference is not None:
             break
     return check_log.verdict()
@@ -214,6 +206,9 @@ class _Checks:
             why = f"rank {report.rank} had another state in step {report.step}" + (f": {', '.join(fields)}" if fields else "")
             field = f"digest of rank {report.rank}"
             self._differ(report.step, number, field, hexadecimal(report.digest), hexadecimal(due), why)
+
+    def ended(self, item: LogEnd) -> None:
+        self.end = item
 
     def broken(self, item: Broken) -> None:
         self._differ(item.state.planned - 1, item.number, item.field, "", "", item.message)
