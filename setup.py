@@ -118,7 +118,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
-    package_data={"vnext": ["demo_model/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
+    package_data={"vnext": ["demo_model/*"], "vnext.replay.ui": ["page/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
     ext_modules=[*COMPILED, cpu_kernels()],
     cmdclass={"build_ext": BuildEachFile},
     install_requires=CORE + RUNTIME + EDGE,

@@ -118,7 +118,8 @@ def test_a_changed_token_that_changes_a_decision_is_found(tmp_path):
     data, place = logs.open_segment(start_item.header)[0], 20
     for number, frame in enumerate(frames):
         events = [_other_token(event) if number == place else event for event in frame.events]
-        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, start_item.header.token_width)
+        width = start_item.header.token_width
+        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, frame.clock_us)
         data += logs.encode_frame(frame.digest, body)
     path.write_bytes(data)
     found = verify(open_log(log_dir)).difference

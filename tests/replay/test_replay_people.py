@@ -8,6 +8,7 @@ from log_drive import record, small_config
 
 from vnext.replay.cli import main
 from vnext.replay.folding import Folded, fold
+from vnext.replay.index import Index
 from vnext.replay.life import life
 from vnext.replay.render import printable, ranges
 from vnext.replay.render_life import spans
@@ -46,8 +47,9 @@ def test_a_life_accounts_for_every_token_and_step(tmp_path):
                     request_id = int(item.before.rows.id[row])
                     preempted[request_id] = preempted.get(request_id, 0) + 1
     assert preempted
+    whys: set[str] = set()
     for request_id, news in told.items():
-        found = life(log, request_id)
+        found = life(Index(log), request_id)
         assert found.generated_tokens == sum(output.token >= 0 for output in news)
         assert found.finish.split(" ")[0] == news[-1].finish and found.moments[0].kind == "arrived"
         assert found.preemptions == preempted.get(request_id, 0) and found.moments[-1].kind == "ended"
@@ -58,6 +60,10 @@ def test_a_life_accounts_for_every_token_and_step(tmp_path):
             cached = sum(moment.tokens for moment in admitted)
             assert computed + cached >= found.prompt_tokens + found.generated_tokens - 1
         assert found.queued_steps <= found.waited_steps
+        assert sum(each.last_step - each.first_step + 1 for each in found.waits) == found.waited_steps
+        assert all(each.why != "unknown" for each in found.waits)
+        whys |= {each.why for each in found.waits}
+    assert whys >= {"order", "blocks", "preempted", "room"}
 
 
 def test_every_command_speaks_to_people(tmp_path, capsys):
@@ -67,6 +73,12 @@ def test_every_command_speaks_to_people(tmp_path, capsys):
         (["verify", log_dir], ("decided again", "the log replays exactly")),
         (["show", log_dir, "5"], ("running: ", "step 5")),
         (["show", log_dir], ("end of the log", "running: none")),
+        (["state", log_dir, "5"], ("running: ", "step 5")),
+        (["stat", log_dir], ("steps", "per step", "tokens computed", "prefix cache")),
+        (["diff", log_dir, log_dir], ("equal: 1 segment", "the logs have the same events")),
+        (["ranks", log_dir], ("rank 1", "all ranks agree")),
+        (["cut", log_dir, "3", "9", "-o", f"{tmp_path}/cut"], ("3 to 8", "every decision is as it was")),
+        (["convert", log_dir, "--to", "jsonl", "-o", f"{tmp_path}/jsonl"], ("40 requests from log to jsonl",)),
         (["req", log_dir, "1"], ("arrives", "is admitted", "computes", "samples", "ends: ", "pseudonyms")),
     )
     for arguments, words in cases:
@@ -79,7 +91,7 @@ def test_a_life_is_drawn_together_without_losing_a_moment(tmp_path):
     log = open_log(record(tmp_path / "log", config=small_config(block_count=18), arrivals=50))
     drawn = 0
     for request_id in range(50):
-        found = life(log, request_id)
+        found = life(Index(log), request_id)
         parts = spans(found.moments)
         assert sorted(moment.event for span in parts for moment in span.moments) == [m.event for m in found.moments]
         for span in parts:
@@ -101,7 +113,7 @@ def test_aborts_are_told(tmp_path):
     log = open_log(record(tmp_path / "log", seed=2, arrivals=60))
     aborted = [item for item in fold(log) if isinstance(item, Folded) and isinstance(item.event, RequestAborted)]
     true = next(item for item in aborted if item.event.ids[0] in item.before.requests)
-    assert life(log, true.event.ids[0]).finish == "abort (client)"
+    assert life(Index(log), true.event.ids[0]).finish == "abort (client)"
 
 
 def test_info_counts_what_the_engine_did(tmp_path, capsys):

@@ -249,6 +249,10 @@ def test_a_drifted_rank_is_named_at_its_step(make_bench, capsys: pytest.CaptureF
         bench.say(bench.client(), wish("one", [1, 2, 3], 9))
     assert replay(["verify", str(bench.log_dir)]) == 1
     assert "rank 1" in capsys.readouterr().out
+    assert replay(["ranks", "--json", str(bench.log_dir)]) == 1
+    right, drifted = json.loads(capsys.readouterr().out)["ranks"]
+    assert right["first_different_step"] == -1 and drifted["first_different_step"] == 3
+    assert drifted["fields"] == ["sequence"], "the rank has told its words"
 
 
 def test_an_event_that_breaks_a_law_is_in_the_log(

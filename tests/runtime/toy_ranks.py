@@ -7,7 +7,7 @@ import numpy as np
 
 from vnext.runtime.broadcast import decode_events
 from vnext.runtime.messages import RankMessage, RankReady, StepResult
-from vnext.state.digest import digest
+from vnext.state.digest import details, digest
 from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -91,5 +91,6 @@ class ToyExecutor:
                     token_digest=state.token_digest,
                     seconds=0.0,
                     tokens=tokens if rank == 0 else b"",
+                    details=(details(state)[0] ^ wrong, *details(state)[1:]),
                 )
             )

@@ -9,8 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from vnext.replay.folding import Broken, Folded, first_state, fold
-from vnext.replay.source import Log, UnusableLog
+from vnext.replay.folding import Broken, Folded, fold_items
+from vnext.replay.index import Index
+from vnext.replay.source import UnusableLog
+from vnext.replay.verify import why_not_decided
+from vnext.sched.explain import Why, explain
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.log import Privacy, SegmentHeader
 from vnext.state.outputs import outputs
@@ -34,8 +37,24 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
+class Waited(msgspec.Struct, kw_only=True):
+    """Steps in a row in which it computed nothing though there was something to compute, for one reason.
+
+    `why`, `need`, `have` and `behind` (a request, -1 for none) are of the first of them (vnext/sched/explain.py).
+    """
+
+    first_step: int
+    last_step: int
+    why: Why | Literal["unknown"]
+    need: int
+    have: int
+    behind: int
+
+
 class Life(msgspec.Struct, frozen=True, kw_only=True):
-    """`queued_steps`: steps planned between arrival and first admission. `waited_steps`: steps it could have been
+    """`waits` accounts for every one of the `waited_steps`; `why_unknown` says why the scheduler could not be asked.
+
+    `queued_steps`: steps planned between arrival and first admission. `waited_steps`: steps it could have been
     part of and was not, those included. `arrival_s`: seconds between the engine's start and its arrival."""
 
     id: int
@@ -51,14 +70,18 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     queued_steps: int
     waited_steps: int
     finish: str
+    waits: list[Waited]
+    why_unknown: str
     moments: list[Moment]
 
 
 class _Story:
     """The request's life while the log is read."""
 
-    def __init__(self, request_id: int) -> None:
+    def __init__(self, request_id: int, why_unknown: str) -> None:
         self.id = request_id
+        self.waits: list[Waited] = []
+        self.why_unknown = why_unknown
         self.arrival: RequestArrived | None = None
         self.moments: list[Moment] = []
         self.queued_steps = self.waited_steps = 0
@@ -97,7 +120,7 @@ class _Story:
         flight = item.after.flights[-1]
         place = (flight.ids == self.id).nonzero()[0]
         if len(place) == 0:
-            self._waited(item)
+            self._waited(item, event)
             return
         start, count, samples = (int(column[place[0]]) for column in (flight.starts, flight.counts, flight.samples))
         if self.id not in rows:
@@ -105,11 +128,27 @@ class _Story:
         note = f"positions {start} to {start + count - 1}{', samples' if samples else ''}"
         self.tell(item, "computed", event.step, count, note)
 
-    def _waited(self, item: Folded) -> None:
+    def _waited(self, item: Folded, event: StepPlanned) -> None:
         """A step without it counts as waiting only if there was something to compute."""
         place = (item.after.rows.id == self.id).nonzero()[0]
-        self.waited_steps += len(place) == 0 or int(wants(item.after.rows)[place[0]]) > 0
         self.queued_steps += self.cached_tokens < 0
+        if len(place) == 0 or int(wants(item.after.rows)[place[0]]) > 0:
+            self.waited_steps += 1
+            self._ask_why(item.before, event)
+
+    def _ask_why(self, before: State, event: StepPlanned) -> None:
+        """The scheduler itself says why, if it decides as it did."""
+        told = None if self.why_unknown else explain(before)
+        found = next((wait for wait in told.waits if wait.id == self.id), None) if told and told.plan == event else None
+        now = Waited(
+            first_step=event.step, last_step=event.step, why=found.why if found else "unknown",
+            need=found.need if found else 0, have=found.have if found else 0, behind=found.behind if found else -1,
+        )  # fmt: skip
+        last = self.waits[-1] if self.waits else None
+        if last and (last.last_step + 1, last.why, last.behind) == (event.step, now.why, now.behind):
+            last.last_step = event.step
+        else:
+            self.waits.append(now)
 
     def _admitted(self, item: Folded, step: int, start: int) -> None:
         self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
@@ -147,24 +186,28 @@ class _Story:
             queued_steps=self.queued_steps,
             waited_steps=self.waited_steps,
             finish=self.finish or "still alive at the log's end",
+            waits=self.waits,
+            why_unknown=self.why_unknown,
             moments=self.moments,
         )
 
 
-def life(log: Log, request_id: int) -> Life:
-    """The life of one request. UnusableLog if the log does not hold it."""
-    story, begin = _Story(request_id), first_state(log)
-    arrived = begin.next_id
+def life(index: Index, request_id: int, own_policy: bool = False) -> Life:
+    """The life of one request. UnusableLog if the log does not hold it. `own_policy` as in `verify`."""
+    log, begin = index.log, index.first
+    story = _Story(request_id, why_not_decided(log, own_policy))
     if request_id in begin.requests:
         story.arrival = _arrival(begin.requests[request_id])
-    for item in fold(log):
+    elif not begin.next_id <= request_id < index.last.next_id:
+        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, index.last.next_id)}")
+    place = index.at_request(request_id)
+    for item in fold_items(place.state, place.items):
         if isinstance(item, Folded):
             story.hear(item)
-            arrived = item.after.next_id
         if story.finish or isinstance(item, Broken):
             break
     if story.arrival is None:
-        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, arrived)}")
+        raise UnusableLog(f"request {request_id} cannot be told of: the log is damaged before it arrives")
     return story.life(story.arrival, log.header)
 
 

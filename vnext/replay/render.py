@@ -13,8 +13,10 @@ from rich.table import Table
 from vnext.replay.info import Info
 from vnext.replay.show import Shown
 from vnext.replay.verify import Verdict
+from vnext.version import __version__
 
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
+TIME_NS_MAX = 250_000_000_000 * 10**9  # the year 9892
 ROW_FIELDS = ("id", "prompt", "known", "computed", "limit", "epoch")
 
 
@@ -77,6 +79,7 @@ def print_info(console: Console, answer: Info) -> None:
     ])  # fmt: skip
     facts(console, "log", [
         ("written by", f"vnext {header.code_version}, format {header.format_version}, {_schema(answer)}"),
+        ("digests", f"version {header.digest_version}"),
         ("privacy", header.privacy),
         ("begins", _beginning(answer)),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
@@ -96,6 +99,8 @@ def print_info(console: Console, answer: Info) -> None:
 
 def moment(time_ns: int) -> str:
     """A wall-clock time in UTC."""
+    if not 0 <= time_ns < TIME_NS_MAX:
+        return f"{time_ns} ns, no time of ours"
     return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -128,13 +133,15 @@ def print_verdict(console: Console, answer: Verdict) -> None:
     facts(console, "compared", [
         ("events", f"{answer.events:,}{_from_where(answer)}"),
         ("plans", _plans_told(answer)),
-        ("digests", f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
+        ("digests", answer.digests_unchecked or f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
         ("keyframes", f"{answer.keyframes:,}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
+    if answer.decisions:
+        print_decisions(console, answer)
     found = answer.difference
-    if found is not None:
+    if found is not None and found not in answer.decisions:
         facts(console, "first difference", [
             ("where", f"step {found.step}, event {found.event}"),
             ("field", found.field),
@@ -145,6 +152,13 @@ def print_verdict(console: Console, answer: Verdict) -> None:
     console.print(conclusion(answer), style="bold green" if answer.same else "bold red")
 
 
+def print_decisions(console: Console, answer: Verdict) -> None:
+    """The decisions that the scheduler would not make today."""
+    rows = [{"step": each.step, "field": each.field, "then": each.recorded, "now": each.recomputed} for each in answer.decisions]
+    title = f"this scheduler ({__version__}) would decide otherwise than vnext {answer.written_by}"
+    records(console, f"{title}, {counted(answer.decisions_differ, 'step')}; the first", tuple(rows[0]), rows)
+
+
 def _plans_told(answer: Verdict) -> str:
     if answer.plans_unchecked:
         return f"{answer.steps:,}, not decided again: {answer.plans_unchecked}"
@@ -153,13 +167,16 @@ def _plans_told(answer: Verdict) -> str:
 
 def conclusion(answer: Verdict) -> str:
     """The verdict in one line."""
+    if answer.difference is not None and answer.difference in answer.decisions:
+        return f"the log folds, but {counted(answer.decisions_differ, 'decision')} of {answer.steps:,} would differ"
     if answer.difference is not None:
         return "the log does not replay"
     if answer.end is not None and answer.end.kind == "torn":
         return "the log replays exactly up to its torn end"
     if answer.same:
         unchecked = ", as far as it is without deciding again" if answer.plans_unchecked else ""
-        return f"the log replays exactly{unchecked}"
+        undigested = "; digests not compared" if answer.digests_unchecked else ""
+        return f"the log replays exactly{unchecked}{undigested}"
     return "what can be read replays exactly, but the log is damaged"
 
 

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vnext.replay.life import Life, Moment
-from vnext.replay.render import counted, facts, printable
+from vnext.replay.life import Life, Moment, Waited
+from vnext.replay.render import counted, facts, printable, records
 
 SAMPLES_SHOWN = 12
 
@@ -42,6 +42,8 @@ def print_life(console: Console, answer: Life) -> None:
         ("end", answer.finish),
         *([("token ids", "pseudonyms: this log holds no text")] if answer.privacy == "shape" else []),
     ])  # fmt: skip
+    if answer.waits:
+        print_waits(console, answer)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("step", justify="right", header_style="cyan", no_wrap=True)
     table.add_column("event", justify="right", header_style="cyan", no_wrap=True)
@@ -50,6 +52,34 @@ def print_life(console: Console, answer: Life) -> None:
         step = "-" if span.first.step < 0 else _range(span.first.step, span.last.step)
         table.add_row(step, _range(span.first.event, span.last.event), printable(told(span)))
     console.print(table)
+
+
+def print_waits(console: Console, answer: Life) -> None:
+    """Why not, for every step in which it could have computed something."""
+    rows = [{"steps": _range(each.first_step, each.last_step), "why not": reason(each)} for each in answer.waits]
+    records(console, "steps without it", ("steps", "why not"), rows)
+    if answer.why_unknown:
+        console.print(printable(answer.why_unknown))
+
+
+def reason(wait: Waited) -> str:
+    """Why a request computed nothing, in words."""
+    match wait.why:
+        case "budget":
+            return f"token budget: it needs {counted(wait.need, 'token')}, the step has {wait.have:,} left"
+        case "blocks":
+            return f"blocks: it needs {wait.need:,} where {wait.have:,} are free"
+        case "sequences":
+            return f"sequences: {wait.have:,} requests run, as many as may"
+        case "order":
+            return f"order: request {wait.behind} comes first and waits itself"
+        case "preempted":
+            return f"it gives way: the running requests need {counted(wait.need, 'block')} where {wait.have:,} are free"
+        case "room":
+            need = counted(wait.need, "block")
+            return f"nobody is admitted while others give way: those that run need {need} where {wait.have:,} are free"
+        case _:
+            return "unknown: this scheduler was not asked, or decides otherwise"
 
 
 def spans(moments: list[Moment]) -> list[Span]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from vnext.replay.folding import Broken, Folded, first_state, fold
-from vnext.replay.source import Log, UnusableLog
+from vnext.replay.folding import Broken, Folded, fold_items
+from vnext.replay.index import Index
+from vnext.replay.source import UnusableLog
 from vnext.replay.verify import hexadecimal
 from vnext.state.digest import digest
 from vnext.state.events import StepPlanned
+from vnext.state.state import State
 from vnext.state.view import view
 
 
@@ -25,20 +27,9 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     state: dict
 
 
-def show(log: Log, step: int | None) -> Shown:
+def show(index: Index, step: int | None) -> Shown:
     """The state at `step`, or at the log's end. UnusableLog if the log has no such step."""
-    state, plan, broken = first_state(log), None, ""
-    first_step = state.planned
-    for item in fold(log):
-        if isinstance(item, Folded):
-            state = item.after
-            if isinstance(item.event, StepPlanned) and item.event.step == step:
-                plan = item.event
-                break
-        elif isinstance(item, Broken):
-            broken = f" ({item.message})"
-    if step is not None and plan is None:
-        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, state.planned)}{broken}")
+    state, plan = state_at(index, step)
     return Shown(
         step=state.planned - 1,
         event=state.sequence - 1,
@@ -46,6 +37,25 @@ def show(log: Log, step: int | None) -> Shown:
         plan=plan,
         state=view(state),
     )
+
+
+def state_at(index: Index, step: int | None) -> tuple[State, StepPlanned | None]:
+    """The state in which `step` runs and its plan; the last one and None for no step. UnusableLog if there is none."""
+    first_step = index.first.planned
+    if step is not None and step < first_step:
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, index.last.planned)}")
+    place = index.at_end() if step is None else index.at_step(step)
+    state, broken = place.state, ""
+    for item in fold_items(place.state, place.items):
+        if isinstance(item, Folded):
+            state = item.after
+            if isinstance(item.event, StepPlanned) and item.event.step == step:
+                return state, item.event
+        elif isinstance(item, Broken):
+            broken = f" ({item.message})"
+    if step is not None:
+        raise UnusableLog(f"step {step} is not in this log: it has {_steps(first_step, state.planned)}{broken}")
+    return state, None
 
 
 def _steps(first: int, planned: int) -> str:

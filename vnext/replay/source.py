@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.state.log import SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart
+from vnext.state.log import MAGIC, SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart, record_head
 from vnext.state.log_read import Item, read
 
 
@@ -31,14 +31,13 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     def items(self, skim: bool = False) -> Iterator[Item]:
         """A reading of the log; with `skim` as in log_read.read."""
-        return read(_contents(self.paths), skim)
-
+        return read(contents(self.paths), skim)
 
 
 def open_log(path: Path) -> Log:
     """The log at a path. UnusableLog if there is none."""
     paths = _segments(path)
-    first = next(iter(read(_contents(paths[:1]))))
+    first = next(iter(read([_head(paths[0])])))
     if not isinstance(first, SegmentStart):
         raise UnusableLog(f"{paths[0]} cannot be read: {_message(first)}")
     return Log(paths=paths, header=first.header, chain=first.chain)
@@ -64,7 +63,19 @@ def _nested(path: Path) -> str:
     return f": it holds the logs {', '.join(logs[-5:])}; name one of them" if logs else ": give a log directory"
 
 
-def _contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
+def _head(path: Path) -> bytes:
+    """The bytes of a segment's header, if it has one."""
+    try:
+        with path.open("rb") as file:
+            magic_and_head = file.read(len(MAGIC) + record_head.size)
+            size = int.from_bytes(magic_and_head[len(MAGIC) : len(MAGIC) + 4], "little")
+            return magic_and_head + file.read(min(size, path.stat().st_size))
+    except OSError as error:
+        raise UnusableLog(f"{path} cannot be read: {error}") from error
+
+
+def contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
+    """The bytes of segments, read one at a time."""
     for path in paths:
         try:
             yield path.read_bytes()

@@ -26,7 +26,7 @@ from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
 from vnext.state.laws import check, check_cheap
-from vnext.state.log import RankDigest
+from vnext.state.log import RankDetail, RankDigest
 from vnext.state.outputs import Output, outputs
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -56,6 +56,7 @@ class EngineCore:
         self._untold: list[tuple[Output, TokenLogprobs | None]] = []
         self._digests: dict[int, tuple[int, int, int]] = {}  # step -> structure, tokens, ranks still to report
         self._rank_digests: list[RankDigest] = []
+        self._rank_details: list[RankDetail] = []
         self._digest_checks = 0
         self._step_seconds = 0.0
         self._plan_seconds = 0.0
@@ -109,8 +110,8 @@ class EngineCore:
         state_digest = digest(self.state)
         if events and isinstance(events[-1], StepPlanned):
             self._expect_digests(events[-1].step, state_digest)
-        self._recorder.append(events, befores, state_digest, self._rank_digests, settled)
-        self._rank_digests = []
+        self._recorder.append(events, befores, state_digest, self._rank_digests, settled, self._rank_details)
+        self._rank_digests, self._rank_details = [], []
         return events
 
     # ---- results of the ranks --------------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ class EngineCore:
         structure, tokens, missing = self._digests[result.step]
         self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
         if (result.digest, result.token_digest) != (structure, tokens):
+            self._rank_details.append(RankDetail(result.rank, result.step, result.details, result.token_digest))
             self._write_frame()  # the log names the rank and the step as well
             what = "state" if result.digest != structure else "token"
             raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}")

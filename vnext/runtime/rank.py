@@ -14,7 +14,7 @@ from vnext.runtime.batch import PersistentBatch
 from vnext.runtime.broadcast import decode_events
 from vnext.runtime.messages import StepResult
 from vnext.runtime.runner import ModelRunner, StepOutputs
-from vnext.state.digest import digest
+from vnext.state.digest import details, digest
 from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -74,4 +74,5 @@ class Rank:
             seconds=seconds,
             tokens=tokens if speaks else b"",
             logprobs=outputs.logprobs if speaks else (),
+            details=details(self._state) if due else (),
         )

@@ -10,6 +10,7 @@ mapped into memory would save that one, and let a full or failing disk kill the 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from itertools import repeat
 from pathlib import Path
@@ -20,7 +21,7 @@ from vnext.state import keyframe as keyframes, log, log_forms, pseudonym
 from vnext.state.committing import Settled
 from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.keyframe import Keyframe, keyframe
-from vnext.state.log import RankDigest, SegmentHeader
+from vnext.state.log import RankDetail, RankDigest, SegmentHeader
 from vnext.state.shape import Shaper
 from vnext.state.state import State
 from vnext.version import __version__
@@ -37,6 +38,7 @@ class Recorder:
         self._shaper = shaper
         self._next_event = log.FIRST_FRAME_EVENT
         self._lost_now = 0
+        self._opened_ns = time.monotonic_ns()
         self._frame = bytearray()
         self.frames_lost = 0
 
@@ -77,10 +79,12 @@ class Recorder:
         state_digest: int,
         rank_digests: Sequence[RankDigest] = (),
         settled: Sequence[Settled | None] = (),
+        details: Sequence[RankDetail] = (),
     ) -> None:
         """Write one iteration: its events, the state before each, and the digest of the state after the last.
 
-        `settled` has for each event what `settle(before, event)` gave, or None; empty where nobody has asked.
+        `settled` has for each event what `settle(before, event)` gave, or None; empty where nobody has asked. `details`
+        come with the `rank_digests` that are not the engine's. A frame that is not steady also says when it was written.
         """
         files = self._files
         if files is None:
@@ -91,9 +95,8 @@ class Recorder:
         if rank_digests or self._lost_now or not self._put_steady(events, befores, settled):
             if self._shaper is not None:
                 events = list(map(self._shaper.shape, befores, events, settled or repeat(None)))
-            log.put_frame(
-                frame, log.encode_body(self._next_event, events, rank_digests, self._lost_now, self._width)
-            )
+            told = events, rank_digests, self._lost_now, self._width, self._clock_us(), details
+            log.put_frame(frame, log.encode_body(self._next_event, *told))
         self._next_event += len(events)
         try:
             files.write(frame, state_digest, self._next_event)
@@ -102,6 +105,10 @@ class Recorder:
             self.frames_lost += 1
         else:
             self._lost_now = 0
+
+    def _clock_us(self) -> int:
+        """Since the log was opened; no decision depends on it."""
+        return max(1, (time.monotonic_ns() - self._opened_ns) // 1000)
 
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]

@@ -264,13 +264,18 @@ static void to_tokens(Cursor *c, int32_t *sizes, uint64_t from, uint64_t until, 
 static int count_frame(const uint8_t *payload, uint32_t size, Counts *counts) {
     Cursor c = {payload + 8, payload + size, size < 8};
     Counts now = *counts;
-    must_be(&c, get_array(&c), 5);
+    uint64_t fields = get_array(&c);
+    c.bad |= fields != 5 && fields != 7;
     must_be(&c, get_uint(&c), now.next_event);
     uint64_t events = get_array(&c);
     for (uint64_t i = 0; i < events && !c.bad; ++i) count_event(&c, &now);
     now.ranks += get_numbers(&c, 3);
     must_be(&c, get_uint(&c), 0); /* frames lost before this one */
     uint64_t width = get_uint(&c);
+    if (fields == 7) { /* the clock, and no rank's details */
+        get_uint(&c);
+        must_be(&c, get_array(&c), 0);
+    }
     if (c.bad || width < WIDTH_MIN || width > WIDTH_MAX || c.at != c.end) return 0;
     to_tokens(&c, now.batches, counts->commits, now.commits, width);
     to_tokens(&c, now.prompts, counts->arrivals, now.arrivals, width);

@@ -13,8 +13,21 @@ import numpy as np
 import xxhash
 
 from vnext.state import extents
-from vnext.state.rows import STRUCTURE_FIELD_COUNT
+from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.state import State
+
+DIGEST_VERSION = 2
+"""Counts the ways in which `digest` and `details` were ever computed: a log says which one is meant. A log that does not
+say is of version 1, from before they were counted. tests/golden/logs must be added to when this number changes."""
+SCALAR_NAMES = (
+    "sequence next_id planned committed row_count waiting_sum request_count flight_count pool.head pool.free "
+    "pool.names pool.status_sum finished aborted preempted prompt_tokens generated_tokens prefix_queried_tokens prefix_hit_tokens"
+).split()
+DETAIL_NAMES = (
+    *SCALAR_NAMES, *(f"rows.{name}" for name in FIELD_NAMES[:STRUCTURE_FIELD_COUNT]), "tables", "holders and free order",
+    "waiting", "flights",
+)  # fmt: skip
+_WORD = 2**64 - 1
 
 
 def digest(state: State) -> int:
@@ -43,6 +56,18 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("waiting", _queue(state)),
         ("flights", b"".join(_flight(flight) for flight in state.flights)),
     ]
+
+
+def details(state: State) -> tuple[int, ...]:
+    """One word (uint64) for each of DETAIL_NAMES: two states compared word by word differ in the fields so named.
+
+    Proportional to the state, where `digest` is to a step's changes: for what two replicas tell of each other seldom.
+    """
+    hashed, cells = xxhash.xxh3_64_intdigest, state.rows.cells
+    named = dict(parts(state))
+    columns = [hashed(np.ascontiguousarray(cells[field])) for field in range(STRUCTURE_FIELD_COUNT)]
+    rest = [hashed(named[name]) for name in DETAIL_NAMES[-4:]]
+    return tuple(word & _WORD for word in (*_scalars(state), *columns, *rest))
 
 
 def _scalars(state: State) -> tuple[int, ...]:

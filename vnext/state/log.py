@@ -19,6 +19,7 @@ import xxhash
 
 from vnext.state import log_forms, log_pack
 from vnext.state.config import SchedulerConfig
+from vnext.state.digest import DIGEST_VERSION
 from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
 from vnext.state.log_plain import FRAME_HEAD, checksum
 from vnext.state.log_schema import schema_digest
@@ -47,10 +48,20 @@ class RankDigest(msgspec.Struct, frozen=True, array_like=True):
     digest: int
 
 
+class RankDetail(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank told of its state in a step whose digest was not the engine's: `words` of digest.DETAIL_NAMES, and
+    its chain of committed tokens."""
+
+    rank: int
+    step: int
+    words: tuple[int, ...]
+    token_digest: int
+
+
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`previous` is the last chained digest of the segment before (0 in the first); `first_event` numbers the first
     event of this segment's frames; `token_width` is the bytes of a packed token; `keyframe` is the state in which the
-    segment begins (keyframe.py), empty in the first."""
+    segment begins (keyframe.py), empty in the first; `digest_version` says how states were digested (digest.py)."""
 
     format_version: int
     schema: int
@@ -62,6 +73,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     previous: int
     first_event: int
     keyframe: bytes = b""
+    digest_version: int = 1
 
 
 class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +84,19 @@ class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameBody(msgspec.Struct, frozen=True, array_like=True):
-    """A frame as it is encoded: `lost` frames are missing before it, tokens take `width` bytes."""
+    """A frame as it is encoded: `lost` frames are missing before it, tokens take `width` bytes.
+
+    The last two fields are left out together where there is nothing to say, as in every steady frame: `clock_us` is the
+    time since the log was opened (0: not told), `details` those of ranks that had another state.
+    """
 
     first_event: int
     events: tuple[AnyEvent, ...]
     rank_digests: tuple[RankDigest, ...]
     lost: int
     width: int
+    clock_us: int = 0
+    details: tuple[RankDetail, ...] = ()
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +108,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     digest: int
     body: bytes
+    clock_us: int = 0
+    details: tuple[RankDetail, ...] = ()
 
 
 class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +145,7 @@ def first_header(started: EngineStarted, privacy: Privacy, code_version: str) ->
         index=0,
         previous=0,
         first_event=FIRST_FRAME_EVENT,
+        digest_version=DIGEST_VERSION,
     )
 
 
@@ -166,11 +187,20 @@ def header_chain(payload: bytes | memoryview) -> int:
 
 
 def encode_body(
-    first_event: int, events: Sequence[AnyEvent], rank_digests: Sequence[RankDigest], lost: int, width: int
+    first_event: int,
+    events: Sequence[AnyEvent],
+    rank_digests: Sequence[RankDigest],
+    lost: int,
+    width: int,
+    clock_us: int = 0,
+    details: Sequence[RankDetail] = (),
 ) -> bytes:
     """The part of a frame that its chained digest covers. `width` is the header's; the frame may need a wider one."""
     packed, width = log_pack.pack_all(events, width)
-    return frame_encoder.encode(FrameBody(first_event, packed, tuple(rank_digests), lost, width))
+    if clock_us or details:
+        body = FrameBody(first_event, packed, tuple(rank_digests), lost, width, clock_us, tuple(details))
+        return frame_encoder.encode(body)
+    return frame_encoder.encode((first_event, packed, tuple(rank_digests), lost, width))
 
 
 def chained(previous: int, state_digest: int, body: bytes) -> int:

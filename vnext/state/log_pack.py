@@ -71,7 +71,12 @@ def unpack_all(events: tuple[AnyEvent, ...], width: int) -> tuple[AnyEvent, ...]
     """The events of a frame of this width as they were. ValueError for no width, or bytes that are not whole tokens."""
     if not WIDTH_MIN <= width <= WIDTH_MAX:
         raise ValueError(f"{width} bytes a token")
-    widen = log_forms.kernels.widen
-    return tuple([
-        with_tokens(event, widen(tokens, width)) if (tokens := tokens_of(event)) else event for event in events
-    ])  # fmt: skip
+    return tuple([event if type(event) is StepPlanned else _unpacked(event, width) for event in events])
+
+
+def _unpacked(event: AnyEvent, width: int) -> AnyEvent:
+    """The usual event first: a commit."""
+    if type(event) is StepCommitted:
+        return StepCommitted(step=event.step, tokens=log_forms.kernels.widen(event.tokens, width))
+    tokens = tokens_of(event)
+    return with_tokens(event, log_forms.kernels.widen(tokens, width)) if tokens else event

@@ -14,11 +14,12 @@ import numpy as np
 
 from vnext.state import log, log_forms, log_pack
 from vnext.state.log import EndKind, Frame, LogEnd, SegmentHeader, SegmentStart
-from vnext.state.log_plain import RECORD_HEAD
+from vnext.state.log_plain import RECORD_HEAD, WIDTH_MAX, WIDTH_MIN
 from vnext.state.log_skim import Skimmed
 
 SKIM_MAX = 1 << 16  # commits, and arrivals, of one run
-BAD_FORM = (msgspec.MsgspecError, ValueError)  # text that is not UTF-8 is a ValueError of its own
+ZEROS_STEP = 1 << 12
+BAD_FORM = (msgspec.MsgspecError, ValueError, RecursionError)  # text that is not UTF-8 is a ValueError of its own
 
 
 class _Bad(Exception):
@@ -74,6 +75,23 @@ def read(segments: Iterable[bytes | memoryview], skim: bool = False) -> Iterator
     yield LogEnd(kind="complete", message="", segment=place, offset_bytes=offset, ignored_bytes=0)
 
 
+def read_frames(data: bytes | memoryview, next_event: int, segment: int = 0) -> Iterator[tuple[int, Frame | LogEnd]]:
+    """(offset, frame) of each frame in a part of a segment that begins with one, then (offset, the one LogEnd).
+
+    `next_event` is the number of the part's first event; a gap is seen as in a whole segment.
+    """
+    reading = _Reading(data)
+    reading.next_event = next_event
+    offset, end = 0, LogEnd(kind="complete", message="", segment=segment, offset_bytes=len(data), ignored_bytes=0)
+    try:
+        while (offset := reading.offset) < len(data):
+            yield offset, reading.frame()
+    except _Bad as bad:
+        ignored = len(data) - offset
+        end = LogEnd(kind=bad.kind, message=str(bad), segment=segment, offset_bytes=offset, ignored_bytes=ignored)
+    yield offset, end
+
+
 class _Reading:
     """One segment being read: `offset` is behind the last good record."""
 
@@ -108,7 +126,7 @@ class _Reading:
     def frame(self) -> Frame:
         """Read the next frame and step behind it."""
         end = _record_end(self.data, self.offset)
-        frame = _decode_frame(bytes(self.data[self.offset + RECORD_HEAD : end]))
+        frame = _decode_frame(memoryview(self.data)[self.offset + RECORD_HEAD : end])
         gap = frame.first_event - self.next_event
         if gap < 0 or (gap and not frame.lost):
             raise _Bad("damaged", f"event {frame.first_event} follows where event {self.next_event} is due")
@@ -135,6 +153,8 @@ def _decode_header(payload: bytes, kind: EndKind) -> SegmentHeader:
     if header.format_version > log.FORMAT_VERSION:
         newer = f"its format {header.format_version} is newer than {log.FORMAT_VERSION}"
         raise _Bad(kind, f"{newer}: read it with a newer vnext")
+    if not WIDTH_MIN <= header.token_width <= WIDTH_MAX:
+        raise _Bad(kind, f"the header has another form ({header.token_width} bytes a token)")
     return header
 
 
@@ -148,15 +168,21 @@ def _record_end(data: bytes | memoryview, offset: int) -> int:
     end = log_forms.kernels.record_end(data, offset)
     if end > 0:
         return end
-    if end == 0 or bytes(data[offset:]).count(0) == len(data) - offset:
+    if end == 0 or _is_zero(memoryview(data)[offset:]):
         raise _Bad("torn", "the segment ends inside a record")
     raise _Bad("damaged", "a record's checksum is wrong")
 
 
-def _decode_frame(payload: bytes) -> Frame:
+def _is_zero(data: memoryview) -> bool:
+    """Whether nothing but zeros is left, as a power cut leaves a file."""
+    return all(not any(data[at : at + ZEROS_STEP]) for at in range(0, len(data), ZEROS_STEP))
+
+
+def _decode_frame(payload: memoryview) -> Frame:
+    """The frame in a record's payload, of which the body is copied, once."""
     if len(payload) < log.FRAME_LENGTH_MIN:
         raise _Bad("damaged", "a record is too short for a frame")
-    body = payload[log.digest_word.size :]
+    body = bytes(payload[log.digest_word.size :])
     try:
         decoded = log.frame_decoder.decode(body)
         events = log_pack.unpack_all(decoded.events, decoded.width)
@@ -169,4 +195,6 @@ def _decode_frame(payload: bytes) -> Frame:
         lost=decoded.lost,
         digest=log.digest_word.unpack_from(payload)[0],
         body=body,
+        clock_us=decoded.clock_us,
+        details=decoded.details,
     )

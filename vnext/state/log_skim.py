@@ -65,7 +65,7 @@ def _counted(data: bytes | memoryview, found: Skimmed) -> tuple[Skimmed, list[in
     body = _decoded(payload[DIGEST_SIZE:]) if len(payload) >= DIGEST_SIZE else None
     if not _is_plain(body) or body[0] != found.next_event:
         return None
-    first_event, events, ranks, _, width = body
+    first_event, events, ranks, _, width = body[:5]
     by_tag = {tag: [event for event in events if event[0] == tag] for tag in (ARRIVED, ABORTED, PLANNED, COMMITTED)}
     batches = [len(event[2]) // width for event in by_tag[COMMITTED]]
     prompts = [len(event[3]) // width for event in by_tag[ARRIVED]]
@@ -97,9 +97,12 @@ def _decoded(body: bytes) -> Any:
 
 
 def _is_plain(body: Any) -> bool:
-    if not (_is_list(body, 5) and _is_uint(body[0]) and _is_list(body[1]) and _is_uint(body[4])):
+    """Five fields, or seven of which the last is empty: no rank's details (log.FrameBody)."""
+    if not (_is_list(body, 5) or (_is_list(body, 7) and _is_uint(body[5]) and body[6] == [])):
         return False
-    _, events, ranks, lost, width = body
+    _, events, ranks, lost, width = body[:5]
+    if not (_is_uint(body[0]) and _is_list(events) and _is_uint(width)):
+        return False
     if not (WIDTH_MIN <= width <= WIDTH_MAX and _is_uint(lost) and lost == 0 and _are_numbers(ranks, 3)):
         return False
     return all(_is_plain_event(event, width) for event in events)

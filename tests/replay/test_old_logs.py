@@ -1,0 +1,135 @@
+"""Logs of earlier versions keep folding; a log says how its digests were made, and a newer scheduler what it would change.
+
+The logs in tests/golden/logs were written by the code of their day and are never written anew. When the way digests are
+made changes, digest.DIGEST_VERSION goes up and a log of the version before is added.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from log_drive import engine, record, small_config, started
+
+from vnext.replay import verify as verifying
+from vnext.replay.cli import main
+from vnext.replay.source import open_log
+from vnext.replay.verify import verify
+from vnext.runtime.recorder import Recorder
+from vnext.state import digest as digests, log as logs
+from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
+from vnext.state.events import StepPlanned
+from vnext.state.log import RankDetail, RankDigest
+from vnext.state.log_read import read
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
+WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100)}
+
+
+def answer(capsys, *arguments: object) -> tuple[int, dict]:
+    code = main([*map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_every_golden_log_is_known() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(WHAT_THEY_HOLD)
+
+
+@pytest.mark.parametrize("name", WHAT_THEY_HOLD)
+def test_an_old_log_folds_and_decides_as_it_did(capsys, name):
+    code, found = answer(capsys, "verify", GOLDEN / name, "--laws")
+    assert code == 0 and found["decisions_differ"] == 0 and found["difference"] is None
+    assert (found["events"], found["steps"]) == WHAT_THEY_HOLD[name]
+    version = open_log(GOLDEN / name).header.digest_version
+    assert version == int(name.split("-")[1])
+    if version == DIGEST_VERSION:
+        assert found["digests_unchecked"] == "" and found["digests"] > 0 and found["rank_digests"] > 0
+    else:
+        ours = f"this code computes version {DIGEST_VERSION}: states fold, digests not compared"
+        assert found["digests_unchecked"] == f"written with digest version {version}; {ours}"
+        assert found["digests"] == found["rank_digests"] == 0 < found["rank_digests_unchecked"]
+
+
+def test_the_newest_golden_log_is_of_our_version() -> None:
+    """Whoever changes a digest without counting it up fails above; whoever counts it up adds a log here."""
+    assert max(open_log(GOLDEN / name).header.digest_version for name in WHAT_THEY_HOLD) == DIGEST_VERSION
+
+
+def test_other_digests_are_told_apart_from_drift(tmp_path, capsys, monkeypatch):
+    log_dir = record(tmp_path / "log", size=2000)
+    monkeypatch.setattr(verifying, "DIGEST_VERSION", DIGEST_VERSION + 1)
+    monkeypatch.setattr(verifying, "digest", lambda state: digest(state) ^ 1)
+    assert verify(open_log(log_dir)).same and verify(open_log(log_dir)).digests == 0
+    assert main(["verify", str(log_dir)]) == 0
+    assert "the log replays exactly; digests not compared" in capsys.readouterr().out
+    monkeypatch.setattr(verifying, "DIGEST_VERSION", DIGEST_VERSION)
+    assert verify(open_log(log_dir)).difference.field == "chained digest"
+
+
+def test_a_newer_scheduler_says_which_decisions_would_differ(tmp_path, capsys, monkeypatch):
+    """A scheduler that gives each admitted request one token less: the recorded plans are folded, the others are told."""
+    from vnext.sched.schedule import schedule
+
+    def stingy(state):
+        plan = schedule(state)
+        if plan is None or not plan.admitted:
+            return plan
+        return msgspec.structs.replace(plan, admitted=tuple((place, max(1, tokens - 1)) for place, tokens in plan.admitted))
+
+    log_dir = record(tmp_path / "log")
+    plans = [event for item in open_log(log_dir).items() for event in getattr(item, "events", ())]
+    due = [each.step for each in plans if isinstance(each, StepPlanned) and any(n > 1 for _, n in each.admitted)]
+    monkeypatch.setattr(verifying, "schedule", stingy)
+    code, found = answer(capsys, "verify", log_dir)
+    assert code == 1 and found["decisions_differ"] == len(due) > verifying.DECISIONS_SHOWN
+    assert [each["step"] for each in found["decisions"]] == due[: verifying.DECISIONS_SHOWN]
+    assert found["difference"] == found["decisions"][0] and found["difference"]["field"] == "plan.admitted"
+    assert found["steps"] == sum(isinstance(each, StepPlanned) for each in plans), "it went on to the end"
+    assert main(["verify", str(log_dir)]) == 1
+    assert f"{len(due)} decisions of {found['steps']} would differ" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_policy_of_a_log_is_not_imported_unasked(tmp_path, capsys, documented_policies):
+    policy = f"{documented_policies}:shortest_job_first"
+    log_dir = record(tmp_path / "log", config=small_config(policy=policy))
+    code, found = answer(capsys, "verify", log_dir)
+    assert code == 0 and "give --own-policy to import it" in found["plans_unchecked"] and found["digests"] > 0
+    code, found = answer(capsys, "verify", log_dir, "--own-policy")
+    assert code == 0 and found["plans_unchecked"] == ""
+
+
+def test_what_a_rank_has_otherwise_is_named(tmp_path):
+    """One bit of one row of rank 1, in one step: the log has the rank's words, and verify names the field."""
+    recorder, config = Recorder.open(tmp_path, started(small_config()), "shape"), small_config()
+    past = []
+    for events, befores, after, ranks in engine(config, 3, 20):
+        told, past = [], [*past, *befores, after]
+        for place, report in enumerate(ranks):
+            if (report.rank, report.step) == (1, 12):
+                state = next(each for each in past if each.planned == 13)
+                cells = state.rows.cells.copy()
+                cells[2, 0] ^= 1
+                wrong = msgspec.structs.replace(state, rows=type(state.rows)(cells))
+                ranks[place] = RankDigest(1, 12, digest(wrong))
+                told = [RankDetail(1, 12, details(wrong), 0)]
+        recorder.append(events, befores, digest(after), ranks, details=told)
+    found = verify(open_log(tmp_path)).difference
+    assert (found.step, found.field) == (12, "digest of rank 1")
+    assert found.message == "rank 1 had another state in step 12: rows.computed"
+
+
+def test_details_name_every_part_of_a_digest() -> None:
+    state = [after for _, _, after, _ in engine(small_config(), 1, 10)][20]
+    assert len(details(state)) == len(DETAIL_NAMES) == len(set(DETAIL_NAMES))
+    assert len(digests.SCALAR_NAMES) == len(digests._scalars(state))
+    assert details(state)[: len(digests.SCALAR_NAMES)] == digests._scalars(state)
+
+
+def test_a_header_without_a_digest_version_is_of_the_first(tmp_path):
+    path = next(record(tmp_path / "log").iterdir())
+    header = next(iter(read([path.read_bytes()]))).header
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
+    old = msgspec.msgpack.encode(plain[:-1])
+    assert logs.header_decoder.decode(old).digest_version == 1 and plain[-1] == header.digest_version == DIGEST_VERSION

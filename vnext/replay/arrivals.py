@@ -1,0 +1,177 @@
+"""Arrivals as files: what clients asked and when, to and from other forms.
+
+Owns the forms. `jsonl`: one request a line, every field of its event but the number, so that nothing is lost; floats and
+numbers as they are. `mooncake`: the trace form of Mooncake (Qin et al., 2024: timestamp in ms, input_length, output_length,
+hash_ids of 512 tokens each): lengths, times and shared prefixes without texts; reading makes up tokens so that prompts
+share exactly what their hash_ids share. Hash ids are numbered in order of first mention, as in the published traces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from vnext.replay.source import UnusableLog
+from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
+
+Form = Literal["jsonl", "mooncake"]
+HASH_BLOCK = 512
+NS_PER_MS = 1_000_000
+FIRST_TOKEN = 3
+"""Made-up tokens begin here: below are end tokens, as a rule."""
+VOCABULARY = 32_000
+_DIGITS = 5
+"""Tokens in which a block spells its hash id."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One request in the `jsonl` form. Sampling parameters by name, those that are not the usual ones."""
+
+    arrival_ns: int
+    prompt: list[int]
+    sampling: dict[str, object]
+    name: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class MooncakeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in Mooncake's form; fields that are not named here are left out."""
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+_sampling_fields = {field.name: field for field in msgspec.structs.fields(Sampling)}
+_line_decoder = msgspec.json.Decoder(Line)
+_mooncake_decoder = msgspec.json.Decoder(MooncakeLine)
+
+
+# ---- jsonl -------------------------------------------------------------------------------------------------------
+
+
+def to_jsonl(arrivals: Iterable[RequestArrived]) -> Iterator[bytes]:
+    """A line for each request."""
+    for event in arrivals:
+        yield msgspec.json.encode(
+            Line(
+                arrival_ns=event.arrival_ns, prompt=unpack_tokens(event.prompt).tolist(), name=event.name,
+                sampling=_sampling_told(event.sampling), priority=event.priority, cache_salt=event.cache_salt,
+            )
+        )  # fmt: skip
+
+
+def _sampling_told(sampling: Sampling) -> dict[str, object]:
+    values = {name: getattr(sampling, name) for name in _sampling_fields}
+    return {name: value for name, value in values.items() if value != _sampling_fields[name].default}
+
+
+def from_jsonl(lines: Iterable[bytes]) -> Iterator[RequestArrived]:
+    """The requests of such lines, numbered. UnusableLog names the line that is wrong."""
+    for number, line in enumerate(lines):
+        try:
+            told = _line_decoder.decode(line)
+            sampling = Sampling(**_require_known(told.sampling))
+            sampling = msgspec.convert(msgspec.structs.astuple(sampling), Sampling)
+            _require(0 <= sampling.seed <= SEED_MAX, "seed", sampling.seed)
+            _require(0 < len(told.prompt) and all(0 <= token <= TOKEN_ID_MAX for token in told.prompt), "prompt", told.prompt[:3])
+        except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+            raise UnusableLog(f"line {number + 1} is no request ({error})") from error
+        yield RequestArrived(
+            id=number, name=told.name, prompt=pack_tokens(told.prompt), sampling=sampling, priority=told.priority,
+            arrival_ns=told.arrival_ns, cache_salt=told.cache_salt,
+        )  # fmt: skip
+
+
+def _require_known(sampling: dict[str, object]) -> dict[str, object]:
+    unknown = set(sampling) - set(_sampling_fields)
+    if unknown:
+        raise ValueError(f"there is no sampling parameter {sorted(unknown)[0]!r}")
+    return sampling
+
+
+def _require(condition: bool, name: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{name} is {value}")
+
+
+# ---- Mooncake ----------------------------------------------------------------------------------------------------
+
+
+def to_mooncake(arrivals: Iterable[RequestArrived], answers: dict[int, int], began_ns: int) -> Iterator[bytes]:
+    """A line for each request, times since `began_ns`; `answers` has the tokens that were sampled for it, else its most."""
+    numbers: dict[bytes, int] = {}
+    for event in arrivals:
+        keys = _prefix_keys(event)
+        yield msgspec.json.encode(
+            MooncakeLine(
+                timestamp=(event.arrival_ns - began_ns) // NS_PER_MS,
+                input_length=len(event.prompt) // 4,
+                output_length=answers.get(event.id, event.sampling.max_tokens),
+                hash_ids=[numbers.setdefault(key, len(numbers)) for key in keys],
+            )
+        )
+
+
+def _prefix_keys(event: RequestArrived) -> Iterator[bytes]:
+    """A name for each prefix of whole blocks, and for the whole prompt."""
+    running = hashlib.blake2b(event.cache_salt.encode() + b"\0", digest_size=16)
+    for at in range(0, len(event.prompt), 4 * HASH_BLOCK):
+        running.update(event.prompt[at : at + 4 * HASH_BLOCK])
+        yield running.copy().digest()
+
+
+def from_mooncake(lines: Iterable[bytes], began_ns: int, vocabulary: int = VOCABULARY) -> Iterator[RequestArrived]:
+    """The requests of such lines, with made-up tokens below `vocabulary`; each answer as long as it was."""
+    for number, line in enumerate(lines):
+        try:
+            told = _mooncake_decoder.decode(line)
+            blocks = -(-told.input_length // HASH_BLOCK)
+            _require(told.input_length > 0 and told.output_length > 0, "input_length or output_length", 0)
+            _require(len(told.hash_ids) == blocks, f"of {blocks} blocks hash_ids", told.hash_ids[:3])
+            _require(all(0 <= each < 2**40 for each in told.hash_ids), "hash_ids", told.hash_ids[:3])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise UnusableLog(f"line {number + 1} is no request of a Mooncake trace ({error})") from error
+        tokens = np.concatenate([_block(each, vocabulary) for each in told.hash_ids])[: told.input_length]
+        yield RequestArrived(
+            id=number, name=f"request-{number}", prompt=pack_tokens(tokens),
+            sampling=Sampling(seed=number, max_tokens=told.output_length, ignore_eos=True), priority=0,
+            arrival_ns=began_ns + NS_PER_MS * told.timestamp,
+        )  # fmt: skip
+
+
+def _block(hash_id: int, vocabulary: int) -> np.ndarray:
+    """512 tokens that no other hash id has (int64): the id in digits, over and over, so that any part tells it."""
+    base = vocabulary - FIRST_TOKEN
+    digits = np.array([hash_id // base**place % base for place in range(_DIGITS)], dtype=np.int64)
+    return FIRST_TOKEN + np.resize(digits, HASH_BLOCK)
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def form_of(path: Path) -> Form:
+    """The form of a file of arrivals, by its first line. UnusableLog if it has none."""
+    first = next(lines_of(path), b"")
+    try:
+        fields = msgspec.json.decode(first, type=dict[str, object])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnusableLog(f"{path} is neither a log nor a file of requests ({error})") from error
+    return "mooncake" if "hash_ids" in fields else "jsonl"
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Lines that are not empty, one at a time."""
+    try:
+        with path.open("rb") as file:
+            yield from (line for line in file if line.strip())
+    except OSError as error:
+        raise UnusableLog(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,50 @@
+"""The commands that measure and compare: stat, diff, ranks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from vnext.replay import render_compare
+from vnext.replay.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.diff import diff
+from vnext.replay.ranks import ranks
+from vnext.replay.source import open_log
+from vnext.replay.stat import stat
+
+
+def add(commands) -> None:
+    """Declare them."""
+    command(
+        commands, "stat", _stat, "percentiles of step times, tokens, batch and queue; hit rate, preemptions",
+        "Folds the log once for its index, then at once.",
+    )  # fmt: skip
+    comparing = command(
+        commands, "diff", _diff, "the first step in which two logs differ, field by field",
+        "Compares what was recorded; clocks and the frames in which ranks reported do not count.",
+    )  # fmt: skip
+    comparing.add_argument("other", metavar="OTHER", type=Path, help="the log to compare with")
+    comparing.add_argument("--exact", action="store_true", help="the times at which requests arrived count too")
+    command(
+        commands, "ranks", _ranks, "whether all ranks of a run had the same state, and in which step and field they did not",
+        "LOG is an engine's log, or a folder with one log for each rank.",
+    )  # fmt: skip
+
+
+def _stat(arguments: argparse.Namespace, console: Console) -> int:
+    print_answer(arguments, console, stat(index_of(arguments.log)), render_compare.print_stat)
+    return SAME
+
+
+def _diff(arguments: argparse.Namespace, console: Console) -> int:
+    answer = diff(open_log(arguments.log), open_log(arguments.other), arguments.exact)
+    print_answer(arguments, console, answer, render_compare.print_diff)
+    return SAME if answer.same else DIFFERENT
+
+
+def _ranks(arguments: argparse.Namespace, console: Console) -> int:
+    answer = ranks(arguments.log)
+    print_answer(arguments, console, answer, render_compare.print_ranks)
+    return SAME if answer.same else DIFFERENT

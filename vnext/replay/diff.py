@@ -1,0 +1,345 @@
+"""diff: the first place where two logs differ, field by field.
+
+Owns the comparison of two recordings; it folds nothing and judges neither (`verify` does). What is equal is skipped as
+fast as bytes allow: equal files, then equal bytes after equal chained digests, then equal bodies of frames where two
+chains began differently. Only frames that differ are decoded: two runs with the same events are the
+same, whatever the clock said and in whichever frame a rank reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from vnext.replay.source import Log, UnusableLog, open_log
+from vnext.replay.verify import hexadecimal
+from vnext.state import log as logs
+from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.log import Frame, LogEnd
+from vnext.state.log_plain import FRAME_HEAD, RECORD_HEAD
+from vnext.state.log_read import BAD_FORM, read_frames
+
+CHUNK = 1 << 20
+OF_THE_START = ("started_ns",)
+"""Fields of a header that differ between any two runs and change nothing."""
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of both."""
+
+    name: str
+    one: str
+    other: str
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """The first divergence: `step` it belongs to (-1: before the first, or not known), number of the `event`, and every
+    field of it that differs. No `fields`: the same events.
+
+    `headers` are settings that differ. `segments_equal` are equal files; `frames_equal` after them were skipped as equal.
+    """
+
+    same: bool
+    headers: list[Field]
+    segments_equal: int
+    frames_equal: int
+    step: int
+    event: int
+    what: str
+    fields: list[Field]
+
+
+def diff(one: Log, other: Log, exact: bool = False) -> Diff:
+    """Compare two logs from the first event that both have. UnusableLog where they cannot be laid side by side.
+
+    When a request arrived differs between any two runs: it counts only if `exact`.
+    """
+    sides = _Side(one), _Side(other)
+    if one.header.first_event != other.header.first_event:
+        began = f"{one.header.first_event} and {other.header.first_event}"
+        raise UnusableLog(f"the logs begin at different events ({began}): cut them to the same step first")
+    headers = header_fields(one, other)
+    segments_equal = _skip_segments(*sides)
+    found = _first_divergence(*sides, _equal if exact else _equal_but_for_time)
+    step, event, what, fields = found or (-1, -1, "", [])
+    return Diff(
+        same=not fields and not headers, headers=headers, segments_equal=segments_equal, frames_equal=sides[0].frames,
+        step=step, event=event, what=what, fields=fields,
+    )  # fmt: skip
+
+
+def header_fields(one: Log, other: Log) -> list[Field]:
+    """Settings in which two engines differ."""
+    pairs = [
+        ("digest_version", one.header.digest_version, other.header.digest_version),
+        *((f"config.{name}", *both) for name, both in _fields(one.header.started.config, other.header.started.config)),
+        *(
+            (name, *both) for name, both in _fields(one.header.started, other.header.started)
+            if name not in ("config", *OF_THE_START)
+        ),
+    ]  # fmt: skip
+    return [Field(name=name, one=str(a), other=str(b)) for name, a, b in pairs if a != b]
+
+
+def _fields(one: msgspec.Struct, other: msgspec.Struct) -> Iterator[tuple[str, tuple[object, object]]]:
+    return ((name, (getattr(one, name), getattr(other, name))) for name in one.__struct_fields__)
+
+
+# ---- two logs side by side -----------------------------------------------------------------------------------------
+
+
+class _Side:
+    """One log being read: `data` of the segment, `offset` of its next frame, `chain` of the frame before."""
+
+    def __init__(self, log: Log) -> None:
+        self.paths = log.paths
+        self.place = -1
+        self.data: bytes = b""
+        self.offset = self.chain = self.frames = 0
+        self.next_event = log.header.first_event
+        self.end = ""
+        self.last: Frame | None = None
+
+    @property
+    def at_end(self) -> bool:
+        return self.offset >= len(self.data)
+
+    def open_next(self) -> bool:
+        """Go on in the next segment; False if there is none."""
+        if self.place + 1 >= len(self.paths) or self.end:
+            return False
+        self.open(self.place + 1)
+        return True
+
+    def open(self, place: int) -> None:
+        self.place = place
+        self.data = self.paths[place].read_bytes()
+        self.chain = open_log(self.paths[place]).chain
+        self.offset = self.header_size()
+
+    def header_size(self) -> int:
+        return len(logs.MAGIC) + RECORD_HEAD + int.from_bytes(self.data[len(logs.MAGIC) : len(logs.MAGIC) + 4], "little")
+
+    def record_end(self, offset: int) -> int:
+        """Behind the record at `offset` by its length; beyond the data if it is cut off."""
+        return offset + RECORD_HEAD + int.from_bytes(self.data[offset : offset + 4], "little")
+
+    def next_frame(self) -> Frame | None:
+        """The next frame, decoded; None at an end, with its reason in `end`."""
+        while self.at_end:
+            if not self.open_next():
+                return None
+        try:
+            first = logs.frame_decoder.decode(self.data[self.offset + FRAME_HEAD : self.record_end(self.offset)]).first_event
+        except BAD_FORM:
+            first = self.next_event
+        for _, item in read_frames(memoryview(self.data)[self.offset : self.record_end(self.offset)], first):
+            if isinstance(item, LogEnd):
+                self.end, self.offset = f"{item.kind}: {item.message}", len(self.data)
+                return None
+            self.offset, self.chain = self.record_end(self.offset), item.digest
+            self.next_event = item.first_event + len(item.events)
+            self.last = item
+            return item
+        return None
+
+
+def _skip_segments(one: _Side, other: _Side) -> int:
+    """Step behind segments that are equal as files; how many they are."""
+    count = min(len(one.paths), len(other.paths))
+    equal = next((place for place in range(count) if not _equal_files(one.paths[place], other.paths[place])), count)
+    for side in (one, other):
+        if equal < count:
+            side.open(equal)
+        else:
+            side.place = count - 1
+    return equal
+
+
+def _equal_files(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return False
+    with one.open("rb") as a, other.open("rb") as b:
+        while part := a.read(CHUNK):
+            if part != b.read(CHUNK):
+                return False
+    return True
+
+
+def _skip_equal(one: _Side, other: _Side) -> None:
+    """Step behind all frames that are equal without decoding them."""
+    if one.chain == other.chain:
+        _skip_bytes(one, other)
+    else:
+        _skip_bodies(one, other)
+
+
+def _skip_bytes(one: _Side, other: _Side) -> None:
+    """After equal chains, equal bytes are equal frames."""
+    common = _common_bytes(one.data, one.offset, other.data, other.offset)
+    until, frames, at, data = one.offset + common, 0, one.offset, one.data
+    size, start = len(data), one.offset
+    while at + RECORD_HEAD <= size:
+        end = at + RECORD_HEAD + int.from_bytes(data[at : at + 4], "little")
+        if end > until:
+            break
+        at, last = end, at
+        frames += 1
+    if frames:
+        chain = logs.digest_word.unpack_from(data, last + RECORD_HEAD)[0] if at - last >= FRAME_HEAD else one.chain
+        for side in (one, other):
+            side.chain, side.offset, side.frames = chain, side.offset + at - start, side.frames + frames
+
+
+def _common_bytes(one: bytes, at: int, other: bytes, there: int) -> int:
+    """How many bytes are equal from two places on."""
+    size = min(len(one) - at, len(other) - there)
+    a, b = np.frombuffer(one, np.uint8, size, at), np.frombuffer(other, np.uint8, size, there)
+    for begin in range(0, size, CHUNK):
+        differ = np.flatnonzero(a[begin : begin + CHUNK] != b[begin : begin + CHUNK])
+        if len(differ):
+            return begin + int(differ[0])
+    return size
+
+
+def _skip_bodies(one: _Side, other: _Side) -> None:
+    """Chains that began differently: frames are equal where their bodies are."""
+    a, b, at, there, frames = one.data, other.data, one.offset, other.offset, 0
+    ends = len(a), len(b)
+    while at < ends[0] and there < ends[1]:
+        size = int.from_bytes(a[at : at + 4], "little") + RECORD_HEAD
+        if a[at : at + 4] != b[there : there + 4] or at + size > ends[0] or there + size > ends[1]:
+            break
+        if a[at + FRAME_HEAD : at + size] != b[there + FRAME_HEAD : there + size]:
+            break
+        at, there, frames = at + size, there + size, frames + 1
+    one.offset, other.offset = at, there
+    for side in (one, other):
+        side.frames += frames
+
+
+# ---- the first divergence ------------------------------------------------------------------------------------------
+
+Found = tuple[int, int, str, list[Field]]
+Events = deque[tuple[int, AnyEvent]]
+
+
+def _equal(one: AnyEvent, other: AnyEvent) -> bool:
+    return one == other
+
+
+def _equal_but_for_time(one: AnyEvent, other: AnyEvent) -> bool:
+    if one == other or not (isinstance(one, RequestArrived) and isinstance(other, RequestArrived)):
+        return one == other
+    return msgspec.structs.replace(other, arrival_ns=one.arrival_ns) == one
+
+
+def _first_divergence(one: _Side, other: _Side, equal: Callable[[AnyEvent, AnyEvent], bool]) -> Found | None:
+    while True:
+        if not one.at_end and not other.at_end:
+            _skip_equal(one, other)
+        equal_chains, places = one.chain == other.chain, (one.place, other.place)
+        queues: tuple[Events, Events] = (_next_events(one), _next_events(other))
+        if not queues[0] and not queues[1]:
+            return None if one.end == other.end else _ends(one, other, queues)
+        found = _compare(one, other, queues, equal)
+        if found is not None:
+            return found
+        if equal_chains and places == (one.place, other.place) and one.last.body == other.last.body:
+            return _other_state(one, other)
+
+
+def _next_events(side: _Side) -> Events:
+    """The events of the next frame that has any, numbered; none at the end."""
+    while (frame := side.next_frame()) is not None:
+        if frame.events:
+            return deque(enumerate(frame.events, frame.first_event))
+    return deque()
+
+
+def _compare(
+    one: _Side, other: _Side, queues: tuple[Events, Events], equal: Callable[[AnyEvent, AnyEvent], bool]
+) -> Found | None:
+    """Compare events until both have none left of the frames they are in."""
+    mine, theirs = queues
+    while mine or theirs:
+        if not mine:
+            mine = _next_events(one)
+        if not theirs:
+            theirs = _next_events(other)
+        if not mine or not theirs:
+            return _ends(one, other, (mine, theirs))
+        (number, a), (at, b) = mine.popleft(), theirs.popleft()
+        if number != at or not equal(a, b):
+            return _step_of(a, one), number, _what(a, b), _different_fields(a, b)
+    return None
+
+
+def _other_state(one: _Side, other: _Side) -> Found:
+    """The same bytes after the same past, and another chained digest: one of them had another state."""
+    step = next((event.step for event in reversed(one.last.events) if isinstance(event, StepPlanned)), -1)
+    fields = [Field(name="chained digest", one=hexadecimal(one.last.digest), other=hexadecimal(other.last.digest))]
+    return step, one.next_event - 1, "the events are the same, the states are not: verify says which is right", fields
+
+
+def _ends(one: _Side, other: _Side, queues: tuple[Events, Events]) -> Found:
+    """One goes on where the other has ended."""
+    told = [
+        f"goes on with {type(queue[0][1]).__name__}" if queue else f"ends ({side.end or 'complete'})"
+        for side, queue in zip((one, other), queues)
+    ]
+    number = queues[0][0][0] if queues[0] else queues[1][0][0] if queues[1] else one.next_event
+    going = [(side, queue) for side, queue in zip((one, other), queues) if queue]
+    step = _step_of(going[0][1][0][1], going[0][0]) if going else -1
+    return step, number, "one log is longer than the other", [Field(name="end", one=told[0], other=told[1])]
+
+
+def _step_of(event: AnyEvent, side: _Side) -> int:
+    """The step that an event belongs to: its own, or the last one planned before the next plan; -1 if none follows."""
+    if isinstance(event, (StepPlanned, StepCommitted)):
+        return event.step
+    frame: Frame | None = side.last
+    while frame is not None:
+        for later in frame.events:
+            if isinstance(later, StepPlanned):
+                return later.step - 1
+        frame = side.next_frame()
+    return -1
+
+
+def _what(one: AnyEvent, other: AnyEvent) -> str:
+    names = [type(event).__name__ for event in (one, other)]
+    return names[0] if names[0] == names[1] else f"{names[0]} where the other has {names[1]}"
+
+
+def _different_fields(one: AnyEvent, other: AnyEvent) -> list[Field]:
+    """Every field that differs; of tokens the first that does."""
+    if type(one) is not type(other):
+        return [Field(name="event", one=str(one), other=str(other))]
+    found = []
+    for name, (a, b) in _fields(one, other):
+        if a == b:
+            continue
+        if isinstance(a, bytes):
+            found += _different_tokens(name, unpack_tokens(a), unpack_tokens(b))
+        elif isinstance(a, msgspec.Struct):
+            found += [Field(name=f"{name}.{inner}", one=str(x), other=str(y)) for inner, (x, y) in _fields(a, b) if x != y]
+        else:
+            found.append(Field(name=name, one=str(a), other=str(b)))
+    return found
+
+
+def _different_tokens(name: str, one: np.ndarray, other: np.ndarray) -> list[Field]:
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    found = []
+    if len(one) != len(other):
+        found.append(Field(name=f"{name} in number", one=str(len(one)), other=str(len(other))))
+    if len(differ):
+        at = int(differ[0])
+        found.append(Field(name=f"{name}[{at}]", one=str(int(one[at])), other=str(int(other[at]))))
+    return found

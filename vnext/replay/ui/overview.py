@@ -1,0 +1,150 @@
+"""The overview: a few whole numbers for every step of a log, for a time line that shows all of it at once.
+
+Owns the columns, their making in the background and their cache beside the log, which is derived and disposable like the
+index's (cachefile.py): made by other code, or of another log, it is made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+import numpy as np
+
+from vnext.replay.cachefile import made_by
+from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.source import Log
+from vnext.state.events import StepPlanned
+from vnext.state.state import State
+
+COLUMNS = ("tokens", "running", "waiting", "held", "kept", "admitted", "preempted", "ended")
+"""Of each step: tokens computed, requests that run, requests that wait, blocks held, blocks kept for reuse; requests that
+joined and gave way in it, and those that ended since the step before."""
+SUMMED = (5, 6, 7)
+SUFFIX = ".vnextsteps"
+MAGIC = b"vnextSTEPS"
+GROWTH = 65_536
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What a cache says of its log, and the shape of what follows."""
+
+    made_by: tuple[int, str, int, int]
+    columns: tuple[str, ...]
+    segments: tuple[tuple[str, int, int], ...]
+    chain: int
+    first_step: int
+    count: int
+    broken: str
+
+
+class Overview:
+    """Columns int32[len(COLUMNS), count] from `first_step` on. `done` is true when no more will come."""
+
+    def __init__(self, log: Log, first: State) -> None:
+        self.first_step = first.planned
+        self.count = 0
+        self.broken = ""
+        self.done = False
+        self._log = log
+        self._values = np.zeros((len(COLUMNS), GROWTH), dtype=np.int32)
+
+    def start(self) -> None:
+        """From the cache if there is one, else by folding the log in a thread of its own."""
+        if not self._load():
+            Thread(target=self.make, name="overview", daemon=True).start()
+
+    def make(self) -> None:
+        """Fold the whole log."""
+        try:
+            for item in fold(self._log):
+                if isinstance(item, Folded) and isinstance(item.event, StepPlanned):
+                    self._add(item.before, item.after, item.event)
+                elif isinstance(item, Broken):
+                    self.broken = item.message
+            self._store()
+        finally:
+            self.done = True
+
+    def points(self, first: int, last: int, count: int) -> dict:
+        """Steps [first, last] in at most `count` buckets of equal size: the largest value of each column, or the sum of
+        what happened. {"first", "each" steps in a bucket, one list a column}."""
+        first = max(first, self.first_step)
+        places = slice(first - self.first_step, max(0, min(last + 1 - self.first_step, self.count)))
+        values = self._values[:, places]
+        each = max(1, -(-values.shape[1] // max(1, count)))
+        starts = np.arange(0, values.shape[1], each)
+        found = {"first": first, "each": each, "steps": values.shape[1]}
+        for number, name in enumerate(COLUMNS):
+            merge = np.add if number in SUMMED else np.maximum
+            found[name] = merge.reduceat(values[number], starts).tolist() if len(starts) else []
+        return found
+
+    def peaks(self) -> dict[str, int]:
+        """The largest value of each column so far."""
+        return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate(COLUMNS)}
+
+    def next_with(self, column: str, step: int, forwards: bool) -> int | None:
+        """The next step after (before) `step` in which this column is not zero."""
+        values = self._values[COLUMNS.index(column), : self.count]
+        here = step - self.first_step
+        found = np.flatnonzero(values[here + 1 :]) if forwards else np.flatnonzero(values[: max(0, here)])
+        if not len(found):
+            return None
+        return self.first_step + (here + 1 + int(found[0]) if forwards else int(found[-1]))
+
+    def _add(self, before: State, after: State, plan: StepPlanned) -> None:
+        if self.count == self._values.shape[1]:
+            grown = np.zeros((len(COLUMNS), 2 * self.count), dtype=np.int32)
+            grown[:, : self.count] = self._values
+            self._values = grown
+        pool, ended = after.pool, after.counters.finished + after.counters.aborted
+        self._values[:, self.count] = (
+            after.flights[-1].tokens, len(after.rows), len(after.waiting), pool.block_count - pool.free, pool.kept,
+            len(plan.admitted), len(plan.preempted), ended - self._ended,
+        )  # fmt: skip
+        self._ended = ended
+        self.count += 1
+
+    _ended = 0
+
+    # ---- the cache -----------------------------------------------------------------------------------------------
+
+    @property
+    def _path(self) -> Path:
+        return self._log.paths[0].with_suffix(SUFFIX)
+
+    def _head(self) -> Head:
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._log.paths]
+        return Head(made_by(), COLUMNS, tuple(stats), self._log.chain, self.first_step, self.count, self.broken)
+
+    def _load(self) -> bool:
+        try:
+            with self._path.open("rb") as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    return False
+                head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(4), "little")), type=Head)
+                data = file.read()
+            wanted = msgspec.structs.replace(self._head(), count=head.count, broken=head.broken)
+        except (OSError, msgspec.MsgspecError, MemoryError):
+            return False
+        if head != wanted or len(data) != 4 * len(COLUMNS) * head.count:
+            return False
+        self._values = np.frombuffer(data, dtype="<i4").reshape(len(COLUMNS), head.count)
+        self.count, self.broken, self.done = head.count, head.broken, True
+        return True
+
+    def _store(self) -> None:
+        """Where nothing can be written there is no cache."""
+        try:
+            fd, name = tempfile.mkstemp(prefix=self._path.name, dir=self._path.parent)
+            with os.fdopen(fd, "wb") as file:
+                head = msgspec.msgpack.encode(self._head())
+                file.write(MAGIC + len(head).to_bytes(4, "little") + head)
+                file.write(np.ascontiguousarray(self._values[:, : self.count], dtype="<i4").tobytes())
+            os.replace(name, self._path)
+        except OSError:
+            return

@@ -1,0 +1,78 @@
+// Request lanes: one line a request, a cell a step; what a cell means is told when the pointer is over it.
+
+import { ask } from "./api.js";
+import { colour, hue, prepare, reason } from "./paint.js";
+
+const TALL = 15;
+const LABEL = 58;
+const LANES_MAX = 40;
+const SPAN = 90;
+
+export class Lanes {
+  constructor(canvas, hint, number, about, go) {
+    Object.assign(this, { canvas, hint, number, about, go, lanes: [], first: 0, step: 0, asked: 0 });
+    canvas.addEventListener("mousemove", (event) => this.tell(event));
+    canvas.addEventListener("mouseleave", () => (hint.textContent = ""));
+    canvas.addEventListener("click", (event) => event.offsetX > LABEL && go(this.at(event.offsetX)));
+  }
+
+  at(x) {
+    const part = (x - LABEL) / (this.canvas.clientWidth - LABEL);
+    return Math.min(this.about.last_step, this.first + Math.floor(part * SPAN));
+  }
+
+  async show(step) {
+    this.step = step;
+    const latest = ++this.asked;
+    const first = Math.max(this.about.first_step, Math.min(step - Math.floor(SPAN / 2), this.about.last_step - SPAN + 1));
+    const found = await ask("lanes", { log: this.number, first, last: first + SPAN - 1 });
+    if (latest !== this.asked) return;
+    this.first = first;
+    this.lanes = this.choose(found.lanes);
+    this.draw();
+  }
+
+  // Those that do something in this very step come first if there are too many.
+  choose(lanes) {
+    if (lanes.length <= LANES_MAX) return lanes;
+    const here = lanes.filter((lane) => lane.runs.some(([first, last]) => first <= this.step && this.step <= last));
+    return here.concat(lanes.filter((lane) => !here.includes(lane))).slice(0, LANES_MAX).sort((one, other) => one.id - other.id);
+  }
+
+  draw() {
+    const { pen, width } = prepare(this.canvas, Math.max(1, this.lanes.length) * TALL + 4);
+    const wide = (width - LABEL) / SPAN;
+    this.lanes.forEach((lane, number) => {
+      const top = number * TALL + 2;
+      pen.fillStyle = colour("soft");
+      pen.fillText(`req ${lane.id}`, 4, top + 11);
+      for (const [first, last, kind] of lane.runs) {
+        const left = LABEL + (first - this.first) * wide;
+        const size = (last - first + 1) * wide;
+        if (kind === "wait") {
+          pen.fillStyle = colour("waiting");
+          pen.fillRect(left, top + TALL / 2 - 1.5, size, 2);
+        } else {
+          pen.fillStyle = hue(lane.id);
+          pen.globalAlpha = kind === "prompt" ? 1 : 0.6;
+          pen.fillRect(left, top + (kind === "prompt" ? 1 : 3), size, kind === "prompt" ? TALL - 3 : TALL - 7);
+          pen.globalAlpha = 1;
+        }
+      }
+    });
+    pen.strokeStyle = colour("mark");
+    pen.strokeRect(LABEL + (this.step - this.first) * wide, 1, Math.max(2, wide), this.lanes.length * TALL + 1);
+  }
+
+  tell(event) {
+    const lane = this.lanes[Math.floor((event.offsetY - 2) / TALL)];
+    const step = this.at(event.offsetX);
+    const run = lane && lane.runs.find(([first, last]) => first <= step && step <= last);
+    this.hint.textContent = run ? `request ${lane.id}, steps ${run[0]} to ${run[1]}: ${this.words(run)}` : "";
+  }
+
+  words([, , kind, why]) {
+    if (kind === "wait") return `waits: ${reason(why)}`;
+    return kind === "prompt" ? "computes what is known" : "a token a step";
+  }
+}

@@ -1,0 +1,124 @@
+// The page: which step is shown, by keys, buttons, the time line and the address. The address holds it: it can be sent on.
+
+import { ask } from "./api.js";
+import { Panel } from "./panel.js";
+
+const page = { step: 0, panels: [], first: 0, last: 0 };
+const byId = (id) => document.getElementById(id);
+
+function fail(error) {
+  byId("error").hidden = !error;
+  byId("error").textContent = error ? error.message : "";
+}
+
+const safely = (work) => (...values) => Promise.resolve().then(() => work(...values)).catch(fail);
+
+const go = safely(async (step) => {
+  fail(null);
+  page.step = Math.max(page.first, Math.min(page.last, step));
+  byId("where").textContent = `step ${page.step} of ${page.last}`;
+  history.replaceState(null, "", `#step=${page.step}`);
+  await Promise.all(page.panels.map((panel) => panel.show(page.step)));
+  if (page.panels.length === 2) compare();
+});
+
+function compare() {
+  const [one, other] = page.panels.map((panel) => panel.found && panel.found.digest);
+  for (const panel of page.panels) panel.section.classList.toggle("different", one !== other);
+}
+
+async function find(values) {
+  const found = await ask("find", { log: 0, ...values });
+  if (found.step === null) throw new Error("there is none further on");
+  return go(found.step);
+}
+
+const jump = safely((text) => {
+  const found = /^\s*(step|event|request|req)?\s*(\d+)\s*$/.exec(text);
+  if (!found) throw new Error(`"${text}" is no place: give step 12, event 40 or request 3`);
+  const [, kind, number] = found;
+  if (!kind || kind === "step") return go(Number(number));
+  return find({ [kind === "event" ? "event" : "request"]: number });
+});
+
+const difference = safely(async () => {
+  if (page.panels.length < 2) throw new Error("one log has nothing to differ from: open a second one beside it");
+  const found = await ask("difference");
+  if (found.step === null) throw new Error("the two logs do not differ");
+  return go(found.step);
+});
+
+const zoom = safely((factor) => Promise.all(page.panels.map((panel) => panel.timeline.zoom(factor))));
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  for (const panel of page.panels) panel.redraw();
+}
+
+const otherTheme = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+
+const KEYS = {
+  ArrowLeft: (event) => go(page.step - (event.shiftKey ? 10 : 1)),
+  ArrowRight: (event) => go(page.step + (event.shiftKey ? 10 : 1)),
+  Home: () => go(page.first),
+  End: () => go(page.last),
+  n: safely(() => find({ column: "preempted", step: page.step })),
+  p: safely(() => find({ column: "preempted", step: page.step, back: 1 })),
+  d: difference,
+  "+": () => zoom(0.5),
+  "=": () => zoom(0.5),
+  "-": () => zoom(2),
+  0: () => zoom(0),
+  t: otherTheme,
+  "/": () => byId("to").select(),
+  "?": () => byId("keys").showModal(),
+};
+
+function listen() {
+  document.addEventListener("keydown", (event) => {
+    const work = KEYS[event.key];
+    if (!work || event.target === byId("to") || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    work(event);
+  });
+  byId("first").onclick = KEYS.Home;
+  byId("last").onclick = KEYS.End;
+  byId("back").onclick = KEYS.ArrowLeft;
+  byId("on").onclick = KEYS.ArrowRight;
+  byId("theme").onclick = otherTheme;
+  byId("help").onclick = KEYS["?"];
+  byId("jump").onsubmit = (event) => {
+    event.preventDefault();
+    byId("to").blur();
+    jump(byId("to").value);
+  };
+  window.addEventListener("resize", () => page.panels.forEach((panel) => panel.redraw()));
+  window.addEventListener("hashchange", () => jump(place()));
+}
+
+const place = () => (/step=(\d+)/.exec(location.hash) || [null, String(page.first)])[1];
+
+// A log that is opened for the first time is indexed first.
+async function opened() {
+  const found = await ask("logs");
+  if (found.logs) return found.logs;
+  const [done, total] = found.opening;
+  byId("about").textContent = `indexing the log, once: ${Math.floor((100 * done) / Math.max(1, total))} %`;
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  return opened();
+}
+
+async function start() {
+  theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const logs = await opened();
+  page.first = Math.min(...logs.map((log) => log.first_step));
+  page.last = Math.max(...logs.map((log) => log.last_step));
+  byId("about").textContent = logs.map((log) => `${log.name}: ${log.last_request + 1} requests, ${log.last_event + 1} events`).join(" | ");
+  page.panels = logs.map((about, number) => new Panel(number, about, go));
+  listen();
+  const growing = Promise.all(page.panels.map((panel) => panel.start()));
+  await go(Number(place()));
+  await growing;
+}
+
+safely(start)();

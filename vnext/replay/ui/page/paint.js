@@ -1,0 +1,55 @@
+// Canvases and colours: sharp on every screen, one colour for each request wherever it is drawn.
+
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// Neighbouring numbers get hues far apart (golden angle).
+export function hue(id, light) {
+  const dark = document.documentElement.dataset.theme === "dark";
+  return `hsl(${(id * 137.508) % 360} 62% ${light ?? (dark ? 62 : 46)}%)`;
+}
+
+export function prepare(canvas, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  if (height) canvas.style.height = `${height}px`;
+  const tall = height || canvas.clientHeight;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(tall * ratio);
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, tall);
+  pen.font = "11px system-ui, sans-serif";
+  return { pen, width, height: tall };
+}
+
+export function cell(row, text) {
+  const made = row.insertCell();
+  made.textContent = text;
+  return made;
+}
+
+export function head(table, names) {
+  table.replaceChildren();
+  const row = table.createTHead().insertRow();
+  for (const name of names) {
+    const made = document.createElement("th");
+    made.textContent = name;
+    row.append(made);
+  }
+  return table.createTBody();
+}
+
+const REASONS = {
+  budget: (why) => `the step's tokens are used up: needs ${why.need}, ${why.have} left`,
+  blocks: (why) => `too few free blocks: needs ${why.need}, ${why.have} free`,
+  sequences: (why) => `as many run as may: ${why.have}`,
+  order: (why) => `request ${why.behind} is before it, and nobody overtakes`,
+  preempted: (why) => `gives way: ${why.need} blocks are needed, ${why.have} free`,
+  room: (why) => `others give way in this step: ${why.need} blocks are needed, ${why.have} free`,
+};
+
+export function reason(why) {
+  return why ? REASONS[why.why](why) : "";
+}

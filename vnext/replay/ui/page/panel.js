@@ -1,0 +1,147 @@
+// One log on the page: its time line, lanes, blocks and tables, all at one step.
+
+import { ask } from "./api.js";
+import { Blocks, legend, paintLegend } from "./blocks.js";
+import { Lanes } from "./lanes.js";
+import { cell, head, hue, reason } from "./paint.js";
+import { Timeline } from "./timeline.js";
+
+const TOLD = {
+  arrived: (event) => `request ${event.id} arrived with ${event.prompt} tokens${event.priority ? `, priority ${event.priority}` : ""}`,
+  aborted: (event) => `request ${event.ids.join(", ")} aborted (${event.reason})`,
+  committed: (event) => `step ${event.step} gave ${event.tokens} tokens`,
+  reset: () => "the prefix cache was forgotten",
+};
+
+export class Panel {
+  constructor(number, about, go) {
+    this.number = number;
+    this.about = about;
+    this.section = document.getElementById("log").content.firstElementChild.cloneNode(true);
+    document.getElementById("logs").append(this.section);
+    this.part("h2").textContent = `${about.name} · ${about.model}`;
+    legend(this.part(".legend"));
+    this.timeline = new Timeline(this.part("canvas.line"), number, about, go);
+    this.lanes = new Lanes(this.part("canvas.lanes"), this.part(".lane-hint"), number, about, go);
+    this.blocks = new Blocks(this.part("canvas.blocks"), this.part(".block-hint"));
+    this.found = null;
+    this.asked = 0;
+  }
+
+  part(selector) {
+    return this.section.querySelector(selector);
+  }
+
+  async start() {
+    await this.timeline.load();
+    await this.grow();
+  }
+
+  // The overview is made in the background when a log is opened for the first time.
+  async grow() {
+    const { overview, first_step: first, last_step: last } = this.about;
+    const progress = this.part(".progress");
+    progress.hidden = overview.done && !overview.broken;
+    progress.textContent = overview.broken || `reading the log: ${overview.steps} of ${last - first + 1} steps`;
+    if (overview.done) return;
+    await new Promise((resolve) => setTimeout(resolve, 400));
+    this.about.overview = (await ask("logs")).logs[this.number].overview;
+    await this.timeline.load();
+    return this.grow();
+  }
+
+  async show(step) {
+    const latest = ++this.asked;
+    const here = Math.max(this.about.first_step, Math.min(this.about.last_step, step));
+    this.timeline.show(here);
+    const found = await ask("step", { log: this.number, step: here });
+    if (latest !== this.asked) return;
+    this.found = found;
+    this.facts();
+    this.rows();
+    this.queue();
+    this.since();
+    this.blocks.show(found.blocks);
+    this.section.dataset.step = here;
+    await this.lanes.show(here);
+  }
+
+  facts() {
+    const { found, about } = this;
+    const facts = [
+      [`${found.tokens}`, `tokens of ${found.budget}`],
+      [`${found.rows.length}`, "running"],
+      [`${found.queue.length}`, "waiting"],
+      [`${found.in_flight}`, "steps in flight"],
+      [`${found.counters.prefix_hit_tokens}`, `of ${found.counters.prefix_queried_tokens} tokens found in the cache`],
+      [`${found.counters.preempted}`, "preempted so far"],
+      [`event ${found.event}`, `digest ${found.digest}`],
+    ];
+    const place = this.part(".facts");
+    place.replaceChildren(
+      ...facts.map(([value, name]) => {
+        const fact = document.createElement("div");
+        const bold = document.createElement("b");
+        const soft = document.createElement("span");
+        bold.textContent = value;
+        soft.textContent = ` ${name}`;
+        fact.append(bold, soft);
+        return fact;
+      }),
+    );
+    if (found.preempted.length) {
+      const alarm = document.createElement("div");
+      alarm.className = "alarm";
+      alarm.textContent = `gave way in this step: request ${found.preempted.join(", ")}`;
+      place.append(alarm);
+    }
+    this.part("h2").textContent = `${about.name} · ${about.model} · step ${found.step}`;
+  }
+
+  rows() {
+    const body = head(this.part("table.rows"), ["request", "prompt", "known", "computes", "blocks", "limit", ""]);
+    for (const row of this.found.rows) {
+      const line = body.insertRow();
+      const name = cell(line, row.id);
+      const box = document.createElement("i");
+      box.style.setProperty("background", hue(row.id));
+      name.prepend(box);
+      name.title = row.name;
+      cell(line, row.prompt);
+      cell(line, row.known);
+      cell(line, row.count ? `${row.start} to ${row.start + row.count - 1}${row.samples ? " +" : ""}` : "-");
+      cell(line, row.blocks);
+      cell(line, row.limit);
+      cell(line, reason(row.wait));
+    }
+  }
+
+  queue() {
+    const body = head(this.part("table.queue"), ["request", "tokens", "priority", "why it waits"]);
+    for (const entry of this.found.queue) {
+      const line = body.insertRow();
+      cell(line, entry.id);
+      cell(line, entry.known);
+      cell(line, entry.priority);
+      cell(line, reason(entry.wait) || "it came after this step was decided");
+    }
+  }
+
+  since() {
+    this.part(".since").replaceChildren(
+      ...this.found.since.map((event) => {
+        const line = document.createElement("li");
+        line.textContent = `${event.event}: ${(TOLD[event.kind] || (() => event.kind))(event)}`;
+        return line;
+      }),
+    );
+  }
+
+  redraw() {
+    this.timeline.draw();
+    this.lanes.draw();
+    this.blocks.draw();
+    paintLegend(this.part(".legend"));
+    if (this.found) this.rows();
+  }
+}

@@ -1,0 +1,105 @@
+// The time line: four bands over all steps in view, with marks where requests gave way. Click goes there, wheel zooms.
+
+import { ask } from "./api.js";
+import { colour, prepare } from "./paint.js";
+
+const BANDS = [
+  { name: "tokens", title: "tokens", peak: (peaks) => peaks.tokens },
+  { name: "running", title: "running", peak: (peaks) => peaks.running },
+  { name: "waiting", title: "waiting", peak: (peaks) => peaks.waiting },
+  { name: "held", title: "blocks", peak: (peaks, about) => about.config.block_count, colour: "memory" },
+];
+
+export class Timeline {
+  constructor(canvas, number, about, go) {
+    Object.assign(this, { canvas, number, about, go, first: about.first_step, last: about.last_step, step: null, data: null });
+    canvas.addEventListener("click", (event) => go(this.at(event.offsetX)));
+    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    canvas.addEventListener("mousemove", (event) => (canvas.title = this.tell(this.at(event.offsetX))));
+  }
+
+  at(x) {
+    const part = Math.min(1, Math.max(0, x / this.canvas.clientWidth));
+    return Math.min(this.last, this.first + Math.floor(part * (this.last - this.first + 1)));
+  }
+
+  tell(step) {
+    const place = this.data ? Math.floor((step - this.data.first) / this.data.each) : -1;
+    if (!this.data || place < 0 || place >= this.data.tokens.length) return `step ${step}`;
+    return `step ${step}: ` + BANDS.map((band) => `${this.data[band.name][place]} ${band.title}`).join(", ");
+  }
+
+  wheel(event) {
+    event.preventDefault();
+    this.zoom(event.deltaY < 0 ? 0.5 : 2, this.at(event.offsetX));
+  }
+
+  // Around `step`; a factor of 0 shows the whole log.
+  zoom(factor, step = this.step) {
+    const { first_step: begin, last_step: end } = this.about;
+    const span = factor ? Math.max(20, Math.min(end - begin + 1, Math.round((this.last - this.first + 1) * factor))) : end - begin + 1;
+    const part = (step - this.first) / Math.max(1, this.last - this.first + 1);
+    this.first = Math.max(begin, Math.min(end - span + 1, Math.round(step - part * span)));
+    this.last = this.first + span - 1;
+    return this.load();
+  }
+
+  show(step) {
+    this.step = step;
+    if (step < this.first || step > this.last) {
+      const span = this.last - this.first;
+      this.first = Math.max(this.about.first_step, step - Math.floor(span / 2));
+      this.last = this.first + span;
+      return this.load();
+    }
+    this.draw();
+  }
+
+  async load() {
+    const points = Math.max(50, Math.min(2000, this.canvas.clientWidth));
+    this.data = await ask("overview", { log: this.number, first: this.first, last: this.last, points });
+    this.draw();
+  }
+
+  draw() {
+    const { pen, width, height } = prepare(this.canvas);
+    const tall = height / BANDS.length;
+    const steps = this.last - this.first + 1;
+    BANDS.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
+    if (this.data) this.marks(pen, width, height, steps);
+    if (this.step === null) return;
+    pen.fillStyle = colour("mark");
+    pen.fillRect(((this.step + 0.5 - this.first) / steps) * width - 1, 0, 2, height);
+  }
+
+  band(pen, band, width, top, tall, steps) {
+    const ink = colour(band.colour || band.name);
+    const peak = Math.max(1, band.peak(this.about.overview.peaks, this.about));
+    if (this.data) {
+      pen.fillStyle = ink;
+      const wide = (this.data.each / steps) * width;
+      this.data[band.name].forEach((value, place) => {
+        const high = (value / peak) * (tall - 4);
+        const left = Math.floor(place * wide);
+        pen.fillRect(left, top + tall - high, Math.max(1, Math.floor((place + 1) * wide) - left), high);
+      });
+    }
+    pen.fillStyle = colour("line");
+    pen.fillRect(0, top + tall - 1, width, 1);
+    const label = `${band.title} (of ${peak})`;
+    pen.globalAlpha = 0.75;
+    pen.fillStyle = colour("back");
+    pen.fillRect(3, top + 3, pen.measureText(label).width + 6, 14);
+    pen.globalAlpha = 1;
+    pen.fillStyle = colour("front");
+    pen.fillText(label, 6, top + 14);
+  }
+
+  marks(pen, width, height, steps) {
+    pen.fillStyle = colour("mark");
+    const wide = (this.data.each / steps) * width;
+    this.data.preempted.forEach((value, place) => {
+      if (value) pen.fillRect(place * wide, height - 5, Math.max(wide, 2), 5);
+    });
+  }
+}

@@ -1,0 +1,119 @@
+"""One step for the page: the plan, the batch, the queue with its reasons, the blocks, what happened since the last one.
+
+Owns the shape of these answers. They are plain values: numbers, names and flags, no token and no text.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from vnext.replay.ui.walk import Moment
+from vnext.replay.verify import hexadecimal
+from vnext.sched.explain import Explanation, Wait, explain
+from vnext.state.digest import digest
+from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
+from vnext.state.planning import row_blocks
+from vnext.state.state import State
+
+FREE, KEPT, HELD, SHARED = range(4)
+NOBODY = -1
+
+
+def step_view(moment: Moment) -> dict[str, Any]:
+    """The step as the page shows it. Positions are tokens, ids count arrivals."""
+    state = moment.after
+    flight = state.flights[-1]
+    work = {
+        id_: (start, count, samples)
+        for id_, start, count, samples in zip(
+            flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.samples.tolist()
+        )
+    }
+    waits = {wait.id: wait for wait in explained(moment).waits}
+    return {
+        "step": moment.step,
+        "event": moment.event,
+        "digest": hexadecimal(digest(state)),
+        "tokens": flight.tokens,
+        "budget": state.config.batch_tokens_max,
+        "in_flight": len(state.flights),
+        "rows": [_row(state, row, work, waits) for row in range(len(state.rows))],
+        "queue": [_queued(entry, waits.get(entry.id)) for entry in state.waiting],
+        "admitted": len(moment.plan.admitted),
+        "preempted": [int(moment.before.rows.id[row]) for row in moment.plan.preempted],
+        "expected": not (moment.plan.admitted or moment.plan.preempted or moment.plan.changed),
+        "blocks": block_map(state),
+        "since": [{"event": number, **told(event)} for number, event in moment.since],
+        "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
+    }
+
+
+def explained(moment: Moment) -> Explanation:
+    """Why requests wait in this step; nothing to ask where nobody does."""
+    plan = moment.plan
+    if moment.before.waiting or plan.preempted or plan.changed:
+        return explain(moment.before)
+    return Explanation(plan, ())
+
+
+def reason(wait: Wait | None) -> dict[str, Any] | None:
+    return None if wait is None else {"why": wait.why, "need": wait.need, "have": wait.have, "behind": wait.behind}
+
+
+def _row(state: State, row: int, work: dict[int, tuple[int, int, bool]], waits: dict[int, Wait]) -> dict[str, Any]:
+    id_ = int(state.rows.id[row])
+    start, count, samples = work.get(id_, (0, 0, False))
+    request = state.requests[id_]
+    return {
+        "id": id_,
+        "name": request.name,
+        "prompt": request.prompt_length,
+        "known": int(state.rows.known[row]),
+        "start": start,
+        "count": count,
+        "samples": samples,
+        "blocks": int(state.rows.blocks[row]),
+        "limit": int(state.rows.limit[row]),
+        "wait": reason(waits.get(id_)),
+    }
+
+
+def _queued(entry, wait: Wait | None) -> dict[str, Any]:
+    return {
+        "id": entry.id, "known": entry.known, "priority": entry.priority, "epoch": entry.epoch, "wait": reason(wait)
+    }  # fmt: skip
+
+
+def block_map(state: State) -> dict[str, Any]:
+    """Every block: `kinds` u8[N] (free, kept, held, shared) and `owners` i32[N] (a holder's id), base64."""
+    status = state.pool.status.values()
+    kinds = np.where(status < -1, SHARED, np.where(status < 0, HELD, FREE)).astype(np.uint8)
+    named = [name for name in state.pool.names.mapping() if isinstance(name, int)]
+    kept = np.array(named, dtype=np.int64)
+    kinds[kept[status[kept] >= 0]] = KEPT
+    owners = np.full(len(status), NOBODY, dtype="<i4")
+    for row in range(len(state.rows)):
+        owners[row_blocks(state, row)] = state.rows.id[row]
+    return {"count": len(status), "kinds": _text(kinds), "owners": _text(owners)}
+
+
+def _text(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def told(event: AnyEvent) -> dict[str, Any]:
+    """An event in a few words' worth of values."""
+    match event:
+        case RequestArrived():
+            return {"kind": "arrived", "id": event.id, "prompt": len(event.prompt) // 4, "priority": event.priority}
+        case RequestAborted():
+            return {"kind": "aborted", "ids": list(event.ids), "reason": event.reason}
+        case StepCommitted():
+            return {"kind": "committed", "step": event.step, "tokens": len(event.tokens) // 4}
+        case PrefixCacheReset():
+            return {"kind": "reset"}
+        case _:
+            return {"kind": type(event).__name__}
