@@ -171,11 +171,11 @@ void pack_linear(const void *weight, int weight_kind, int64_t stride, const void
     std::memcpy(base, &p, sizeof p);
 }
 
-void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
-            int result_kind) {
+void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+            int64_t result_stride, int result_kind) {
     if (rows == 0) return;
-    LinearCall call{static_cast<const Packed *>(packed), x, x_stride, rows, result, result_stride, result_kind};
-    const Packed &w = *call.weight;
+    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind};
+    const Packed &w = *weight;
     if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
     const int64_t groups = group_count(w, chunks);
