@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.cpu import attention, native
+from vnext.kernels.cpu import attention, native, stack
 from vnext.kernels.cpu import linear as products
 from vnext.kernels.cpu.memory import Arena
 from vnext.runtime.sampling import sample
@@ -102,6 +102,39 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int) 
     pairs = rows * (queries * context - queries * (queries - 1) / 2)
     benchmark.extra_info["gb_per_s_best"] = round(caches.numel() * 2 / seconds / 1e9, 1)
     benchmark.extra_info["tflop_per_s_best"] = round(4 * shape.heads * shape.head_dim * pairs / seconds / 1e12, 3)
+
+
+@shapes
+@pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 128), (32, 1, 224), (1, 1024, 1024)])
+def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context: int) -> None:
+    """All layers in one call, as a step of a model has them, without embedding and output layer."""
+    shape = SHAPES[name]
+    weights, norm = layer_weights(shape, int8=False), torch.ones(shape.hidden).bfloat16()
+    layers = stack.describe(
+        tuple(
+            stack.StackLayer(*weights[4 * i : 4 * i + 4], None, None, None, norm, norm, None, None, 0)
+            for i in range(shape.layers)
+        )
+    )
+    block_count = rows * context // BLOCK_SIZE
+    sizes = (block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim)
+    caches = tuple((torch.randn(sizes).bfloat16(), torch.randn(sizes).bfloat16()) for _ in range(shape.layers))
+    table = torch.arange(block_count, dtype=torch.int32).view(rows, -1)
+    starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
+    plan = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
+    slots = (torch.arange(rows)[:, None] * context + torch.arange(context - queries, context)).flatten()
+    angles = stack.Angles(*torch.randn(2, rows * queries, shape.head_dim // 2))
+    last, states = torch.arange(1, rows + 1) * queries - 1, draw(rows * queries, shape.hidden)
+
+    def step() -> None:
+        stack.run(layers, states.clone(), norm, caches, plan, slots, angles, last, 1e-5, shape.head_dim**-0.5, 0.0)
+
+    benchmark.pedantic(step, rounds=ROUNDS if queries == 1 else 5, warmup_rounds=1)
+    seconds = benchmark.stats.stats.min
+    counted = sum(packed.inputs * packed.outputs for packed in weights)
+    read = 2 * (counted + shape.layers * 2 * rows * context * shape.kv_heads * shape.head_dim)
+    benchmark.extra_info["gb_per_s_best"] = round(read / seconds / 1e9, 1)
+    benchmark.extra_info["tflop_per_s_best"] = round(2 * rows * queries * counted / seconds / 1e12, 3)
 
 
 # temperature, top_k, top_p

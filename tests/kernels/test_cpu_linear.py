@@ -43,6 +43,20 @@ def test_a_product_is_right_and_knows_no_neighbours(
             assert torch.equal(products.linear(x, packed), whole), f"{threads} threads"
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_a_bias_beside_the_weight_is_an_addition_afterwards(
+    outputs: int, inputs: int, dtype: torch.dtype, level: Level
+) -> None:
+    x, weight, bias = (draw(*shape, dtype=dtype) for shape in ((40, inputs), (outputs, inputs), (outputs,)))
+    packed = products.pack(weight)
+    with using(level):
+        for count in (1, 16, 40):
+            apart = products.linear(x[:count], packed).add_(bias)
+            assert torch.equal(products.linear(x[:count], packed, bias=bias), apart)
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_levels_give_the_same_bits_of_bfloat16(outputs: int, inputs: int) -> None:
     x, weight = draw(40, inputs, dtype=torch.bfloat16), draw(outputs, inputs, dtype=torch.bfloat16)

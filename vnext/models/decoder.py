@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vnext.models import fused
 from vnext.models.assembly import Source, embeddings
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
@@ -31,13 +32,17 @@ class LayerParams(NamedTuple):
 
 
 class Params(NamedTuple):
-    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2]."""
+    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2].
+
+    `stack` is the layers once more as one call, where there is one; without it they run one by one, with the same bits.
+    """
 
     embedding: Any
     layers: tuple[LayerParams, ...]
     norm: torch.Tensor
     head: Any
     frequencies: torch.Tensor
+    stack: Any = None
 
 
 def assemble_decoder(
@@ -55,13 +60,15 @@ def assemble_decoder(
             mlp=widening,
         )
 
+    layers = tuple(layer(index) for index in range(config.layer_count))
     embedding, head = embeddings(source, config, "model.embed_tokens.weight")
     return Params(
         embedding=embedding,
-        layers=tuple(layer(index) for index in range(config.layer_count)),
+        layers=layers,
         norm=source.fused(("model.norm.weight",)),
         head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
+        stack=fused.describe(layers, config),
     )
 
 
@@ -71,6 +78,10 @@ def forward(
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     residual = embed(params.embedding, batch.token_ids, parallel)
+    if params.stack is not None and parallel.world_size == 1:
+        found = fused.run(params.stack, residual, params.norm, kv, batch, steps[0])
+        if found is not None:
+            return found, kv
     normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, config.rms_norm_eps)
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):

@@ -75,21 +75,27 @@ struct LaneTile {
     int32_t low_max, high_min, high_max;
 };
 
-/* scores [count][16] of keys first, first + 1, ...: four keys at a time. */
+#if defined(VNX_AVX512)
+constexpr int KEYS_AT_ONCE = 8;  // sums that the registers hold, enough to hide a multiply-add's latency
+#else
+constexpr int KEYS_AT_ONCE = 4;
+#endif
+
+/* scores [count][16] of keys first, first + 1, ... */
 inline void score_piece(const AttentionCall &call, const LaneTile &tile, const PieceRows &rows, int64_t first,
                         int count, float *scores) {
     const bool hidden = first < tile.low_max || first + count > tile.high_min;
-    for (int key = 0; key < count; key += 4) {
-        const float *k[4];
-        Lanes dot[4];
-        for (int j = 0; j < 4; ++j)
+    for (int key = 0; key < count; key += KEYS_AT_ONCE) {
+        const float *k[KEYS_AT_ONCE];
+        Lanes dot[KEYS_AT_ONCE];
+        for (int j = 0; j < KEYS_AT_ONCE; ++j)
             k[j] = rows.key[key + j < count ? key + j : key], dot[j] = all(0.0f);
         for (int64_t d = 0; d < call.head_dim; ++d) {
             const Lanes q = load(tile.query + d * 16);
-            for (int j = 0; j < 4; ++j)
+            for (int j = 0; j < KEYS_AT_ONCE; ++j)
                 dot[j] = fused(all(k[j][d]), q, dot[j]);
         }
-        for (int j = 0; j < 4 && key + j < count; ++j) {
+        for (int j = 0; j < KEYS_AT_ONCE && key + j < count; ++j) {
             Lanes score = final_score(call, dot[j]);
             if (hidden) {
                 const Lanes place = all(float(first + key + j)), never = all(-__builtin_inff());

@@ -30,9 +30,11 @@ struct Packed {
 };
 constexpr uint32_t PACKED_MAGIC = 0x564E5850;
 
-/* x [rows, in] (row stride in elements), result [rows, out or out / 2]. */
+/* x [rows, in] (row stride in elements), result [rows, out or out / 2]. `bias` [out] of the result's kind or null: added
+   to the rounded product of a weight without gate, and rounded again, as an addition of its own would be. */
 struct LinearCall {
     const Packed *weight;
+    const void *bias;
     const void *x;
     int64_t x_stride, rows;
     void *result;

@@ -2,7 +2,7 @@
 #define VNX_AVX512
 #define VNX_BF16
 #define VNX_VBMI
-#include "attention_tiles.h"
+#include "attention_narrow.h"
 #include "linear_tiles.h"
 #include "rows_lanes.h"
 #include "sampling_lanes.h"
@@ -10,7 +10,7 @@
 namespace vnx {
 
 extern const Kernels amx_kernels = {
-    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend<float>, level_amx::attend_tiles, level_amx::join,
+    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend<float>, level_amx::attend_by_tiles, level_amx::join,
     level_amx::finish, level_amx::norm, level_amx::gate, level_amx::rotary, level_amx::find_peaks, level_amx::weigh,
     level_amx::collect,
 };

@@ -172,11 +172,11 @@ void pack_linear(const void *weight, int weight_kind, int64_t stride, const void
     std::memcpy(base, &p, sizeof p);
 }
 
-void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
-            int result_kind) {
+void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+            int64_t result_stride, int result_kind) {
     if (rows == 0) return;
-    LinearCall call{static_cast<const Packed *>(packed), x, x_stride, rows, result, result_stride, result_kind};
-    const Packed &w = *call.weight;
+    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind};
+    const Packed &w = *weight;
     if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
     const int64_t groups = group_count(w, chunks);
@@ -189,13 +189,20 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, v
 }
 
 /* One row of a packed weight that is not gated. */
-template <typename T>
-void unpack_row(const Packed &w, int64_t row, T *to) {
+void unpack_row(const Packed &w, int64_t row, float *to) {
     const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
-    const T *from = reinterpret_cast<const T *>(panel);
-    const int64_t place = row % PANEL;
+    const float *from = reinterpret_cast<const float *>(panel) + row % PANEL;
     for (int64_t k = 0; k < w.in; ++k)
-        to[k] = w.kind == FLOAT32 ? from[k * PANEL + place] : from[place_in_panel(k, place)];
+        to[k] = from[k * PANEL];
+}
+
+void unpack_row(const Packed &w, int64_t row, uint16_t *to) {
+    const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
+    const uint16_t *from = reinterpret_cast<const uint16_t *>(panel);
+    const int64_t place = row % PANEL, pairs = w.in / 2;
+    for (int64_t pair = 0; pair < pairs; ++pair)
+        std::memcpy(to + 2 * pair, from + place_in_panel(2 * pair, place), 4);
+    if (w.in % 2 != 0) to[w.in - 1] = from[place_in_panel(w.in - 1, place)];
 }
 
 /* The same of an int8 weight: scaled, then rounded. */

@@ -14,9 +14,10 @@ int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate);
 void pack_linear(const void *weight, int weight_kind, int64_t stride, const void *bias, int64_t out, int64_t in,
                  int kind, int gate, void *buffer);
 
-/* result [rows, out], or [rows, out / 2] of a gated weight, = x [rows, in] * weight^T + bias. */
-void linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
-            int result_kind);
+/* result [rows, out], or [rows, out / 2] of a gated weight, = x [rows, in] * weight^T + the packed bias, rounded; then
+   + `bias` as in LinearCall. */
+void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+            int64_t result_stride, int result_kind);
 
 /* result [count, in] = rows `ids` of a packed weight that is not gated, those of INT8 as BFLOAT16; an id outside
    [first, first + out) gives zeros. */

@@ -55,13 +55,19 @@ def pack(
     return PackedLinear(buffer, buffer.data_ptr(), inputs, outputs, width, dtype, gate, int8)
 
 
-def linear(x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 for logits."""
+def linear(
+    x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = None, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 for logits.
+
+    `bias` [width] of the result's dtype, dense, is added to the rounded product of a weight without gate, as `add_` would.
+    """
     rows = x.shape[0]
     result = torch.empty((rows, packed.width), dtype=dtype or packed.dtype)
     module().linear(
-        x.data_ptr(), x.stride(0), rows, packed.address, result.data_ptr(), packed.width, KINDS[dtype or packed.dtype]
-    )
+        x.data_ptr(), x.stride(0), rows, packed.address, None if bias is None else bias.data_ptr(),
+        result.data_ptr(), packed.width, KINDS[dtype or packed.dtype],
+    )  # fmt: skip
     return result
 
 

@@ -58,6 +58,11 @@ inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes
         return;
     }
     const int64_t left = w.out - panel * PANEL;
+    if (call.bias != nullptr) {
+        const T *added = static_cast<const T *>(call.bias) + panel * PANEL;
+        first = rounded(first, result) + load_part(added, left);
+        if (left > 16) second = rounded(second, result) + load_part(added + 16, left - 16);
+    }
     store_part(result + panel * PANEL, first, left);
     if (left > 16) store_part(result + panel * PANEL + 16, second, left - 16);
 }

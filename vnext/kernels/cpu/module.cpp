@@ -17,6 +17,7 @@
 #include "linear.h"
 #include "rows.h"
 #include "sampling.h"
+#include "stack.h"
 #include "team.h"
 
 namespace {
@@ -25,9 +26,13 @@ using namespace vnx;
 
 constexpr int64_t LONG_WORK = int64_t(1) << 30;  // multiply-adds: about a millisecond and more
 
+constexpr const char *PLAN_NAME = "vnext.attention_plan";
+
 template <typename T>
 T read(PyObject *object) {
-    if constexpr (std::is_pointer_v<T>)
+    if constexpr (std::is_same_v<T, const AttentionPlan *>)
+        return static_cast<T>(PyCapsule_GetPointer(object, PLAN_NAME));
+    else if constexpr (std::is_pointer_v<T>)
         return object == Py_None ? nullptr : static_cast<T>(PyLong_AsVoidPtr(object));
     else if constexpr (std::is_floating_point_v<T>)
         return static_cast<T>(PyFloat_AsDouble(object));
@@ -87,11 +92,10 @@ void do_pack(const void *weight, int weight_kind, int64_t stride, const void *bi
     pack_linear(weight, weight_kind, stride, bias, out, in, kind, gate, buffer);
 }
 
-void do_linear(const void *x, int64_t x_stride, int64_t rows, const void *packed, void *result, int64_t result_stride,
-               int result_kind) {
-    const Packed &w = *static_cast<const Packed *>(packed);
-    const WithoutLock apart(rows * w.in * w.out > LONG_WORK);
-    linear(x, x_stride, rows, packed, result, result_stride, result_kind);
+void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+               int64_t result_stride, int result_kind) {
+    const WithoutLock apart(rows * weight->in * weight->out > LONG_WORK);
+    linear(x, x_stride, rows, weight, bias, result, result_stride, result_kind);
 }
 
 void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, int64_t residual_stride,
@@ -121,8 +125,6 @@ void do_sample(const float *logits, int64_t stride, int64_t rows, int64_t vocabu
     sample_rows({logits, stride, rows, vocabulary, temperature, top_k, top_p, min_p, seed, position, tokens});
 }
 
-constexpr const char *PLAN_NAME = "vnext.attention_plan";
-
 PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, const int32_t *table, int64_t stride,
                   int64_t rows, int64_t heads, int64_t kv_heads, int64_t block_size) {
     auto plan = plan_attention(query_starts, context_lengths, table, stride, rows, heads, kv_heads, block_size);
@@ -132,30 +134,32 @@ PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, c
     return PyCapsule_New(plan.release(), PLAN_NAME, release);
 }
 
-PyObject *do_attention(PyObject *, PyObject *const *a, Py_ssize_t count) {
-    if (count != 10) return PyErr_Format(PyExc_TypeError, "%zd arguments given where 10 are needed", count);
-    const auto *plan = static_cast<const AttentionPlan *>(PyCapsule_GetPointer(a[1], PLAN_NAME));
+void do_attention(int kind, const AttentionPlan *plan, const void *query, const void *key_cache,
+                  const void *value_cache, void *result, int64_t head_dim, float scale, int64_t window, float cap) {
     AttentionCall call{};
-    const int kind = read<int>(a[0]);
-    call.query = read<const void *>(a[2]);
-    call.key_cache = read<const void *>(a[3]);
-    call.value_cache = read<const void *>(a[4]);
-    call.result = read<void *>(a[5]);
-    call.head_dim = read<int64_t>(a[6]);
-    call.scale = read<float>(a[7]);
-    call.window = read<int64_t>(a[8]);
-    call.cap = read<float>(a[9]);
-    if (PyErr_Occurred()) return nullptr;
+    call.query = query;
+    call.key_cache = key_cache;
+    call.value_cache = value_cache;
+    call.result = result;
+    call.head_dim = head_dim;
+    call.scale = scale;
+    call.window = window;
+    call.cap = cap;
     int64_t work = 0;
     for (const AttentionRow &row : plan->rows)
         work += int64_t(row.query_count) * row.context;
-    try {
-        const WithoutLock apart(work * plan->heads * call.head_dim > LONG_WORK);
-        run_attention(kind, *plan, call);
-    } catch (const std::bad_alloc &) {
-        return PyErr_NoMemory();
-    }
-    Py_RETURN_NONE;
+    const WithoutLock apart(work * plan->heads * head_dim > LONG_WORK);
+    run_attention(kind, *plan, call);
+}
+
+void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, const void *last_norm,
+              const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim, int64_t rotated_dim,
+              float eps, float scale, float cap, const float *cosine, const float *sine, const int64_t *slots,
+              const int64_t *sample_at, int64_t samples, void *residual, void *result) {
+    const WithoutLock apart(true);
+    run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
+               last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at,
+               samples, residual, result});
 }
 
 int64_t get_best_level() { return best_level(); }
@@ -174,7 +178,7 @@ PyMethodDef methods[] = {
     VNX_DOOR("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
     VNX_DOOR("pack_linear", do_pack, "pack_linear(weight, weight_kind, stride, bias, out, in, kind, gate, buffer)"),
     VNX_DOOR("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
-    VNX_DOOR("linear", do_linear, "linear(x, x_stride, rows, packed, result, result_stride, result_kind)"),
+    VNX_DOOR("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
     VNX_DOOR("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_DOOR("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
@@ -188,8 +192,11 @@ PyMethodDef methods[] = {
     VNX_DOOR("plan_attention", do_plan,
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
-    {"attention", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(do_attention)), METH_FASTCALL,
-     "attention(kind, plan, query, key_cache, value_cache, result, head_dim, scale, window, cap)"},
+    VNX_DOOR("attention", do_attention,
+             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, scale, window, cap)"),
+    VNX_DOOR("run_stack", do_stack,
+             "run_stack(kind, layers, caches, layer_count, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, "
+             "scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
     {nullptr, nullptr, 0, nullptr},
 };
 

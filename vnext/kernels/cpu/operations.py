@@ -81,8 +81,9 @@ def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Ten
         contracts.check_linear(x, weight, bias)
     if not isinstance(weight, Packed):
         return products.linear(x, weight, bias)
-    product = packing.linear(x, weight.linear)
-    return product if bias is None else product.add_(bias)
+    if bias is None or (bias.dtype is weight.dtype and bias.is_contiguous() and not weight.linear.gate):
+        return packing.linear(x, weight.linear, bias=bias)
+    return packing.linear(x, weight.linear).add_(bias)
 
 
 def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:

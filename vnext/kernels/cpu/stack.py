@@ -1,0 +1,100 @@
+"""A run of decoder layers in one call of the compiled module.
+
+Owns the description of the layers, made once at loading, and the call. The order of operations, and every bit of the
+result, is that of the separate calls in `vnext/models/decoder.py`, which serve wherever this cannot.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels.cpu.attention import AttentionPlan
+from vnext.kernels.cpu.linear import PackedLinear
+from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.rows import address
+
+Cache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class StackLayer(NamedTuple):
+    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense.
+
+    The order of the fields is that of the module's own description (stack.h).
+    """
+
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    qkv_bias: torch.Tensor | None
+    output_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    window: int
+
+
+class Stack(NamedTuple):
+    """Layers with their description, int64 [layers, 12]: addresses into tensors that `layers` keeps alive."""
+
+    layers: tuple[StackLayer, ...]
+    table: np.ndarray
+    dtype: torch.dtype
+    hidden: int
+    joined: int
+
+
+class Angles(NamedTuple):
+    """float32 [T, R / 2] each, dense, or None where nothing turns."""
+
+    cosine: torch.Tensor | None
+    sine: torch.Tensor | None
+
+
+def describe(layers: tuple[StackLayer, ...]) -> Stack:
+    """The stack of these layers, whose activations are of one dtype and size."""
+    first = layers[0]
+    table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
+    return Stack(layers, table, first.qkv.dtype, first.qkv.inputs, first.qkv.outputs)
+
+
+def _number(field: PackedLinear | torch.Tensor | int | None) -> int:
+    if isinstance(field, PackedLinear):
+        return field.address
+    return field if isinstance(field, int) else address(field) or 0
+
+
+def run(
+    stack: Stack,
+    residual: torch.Tensor,
+    last_norm: torch.Tensor,
+    caches: Cache,
+    plan: AttentionPlan,
+    slots: torch.Tensor,
+    angles: Angles,
+    sample_at: torch.Tensor,
+    eps: float,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`.
+
+    Caches, slots and angles as in `rows.rotary_kv_write`, one pair of caches a layer; `plan`, `scale` and `softcap` as
+    in `attention.paged_attention`, with every token of the step in a row of the plan.
+    """
+    tokens, samples = residual.shape[0], sample_at.shape[0]
+    found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
+    places = np.array([cache.data_ptr() for pair in caches for cache in pair], dtype=np.int64)
+    rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
+    module().run_stack(
+        KINDS[residual.dtype], stack.table.ctypes.data, places.ctypes.data, len(stack.layers), last_norm.data_ptr(),
+        plan.handle, tokens, stack.hidden, caches[0][0].shape[3], rotated, eps, scale, softcap,
+        address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
+        residual.data_ptr(), found.data_ptr(),
+    )  # fmt: skip
+    return found

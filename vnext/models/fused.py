@@ -1,0 +1,97 @@
+"""A decoder's layers as one call of the CPU's kernels, where they have the form for it.
+
+Owns the question whether they have: the common decoder with gated MLPs, weights and norms of one dtype that the kernels
+packed, on one rank. All else runs layer by layer in `decoder.py`, with the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vnext.kernels.cpu import stack as kernel
+from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
+from vnext.kernels.cpu.stack import Stack, StackLayer
+from vnext.models.batch import ForwardBatch
+from vnext.models.config import ModelConfig
+from vnext.models.kv_cache import KvCache
+from vnext.models.layers import GatedMlp, Step
+
+if TYPE_CHECKING:
+    from vnext.models.decoder import LayerParams
+
+
+def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
+    """The layers as the kernels see them; None where they must run one by one."""
+    if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
+        return None
+    windows = config.windows or (0,) * len(layers)
+    described = kernel.describe(tuple(_describe_layer(*pair) for pair in zip(layers, windows)))
+    return described if all(_is_alike(layer, described) for layer in described.layers) else None
+
+
+def run(
+    stack: Stack, residual: torch.Tensor, norm: torch.Tensor, kv: KvCache, batch: ForwardBatch, step: Step
+) -> torch.Tensor | None:
+    """The layers on residual [T, hidden], which is used up -> [S, hidden] at batch.sample_at after the last norm.
+
+    None, with nothing done, where this step or cache is not what the kernels take.
+    """
+    keys, tokens = kv[0][0], residual.shape[0]
+    if not isinstance(step.metadata, StepAttention) or keys.dtype is not stack.dtype or keys.shape[3] > HEAD_DIM_MAX:
+        return None
+    _, kv_heads, block_size, head_dim = keys.shape
+    heads = stack.joined // head_dim - 2 * kv_heads
+    expected = (step.metadata.kv_head_count, step.metadata.block_size)
+    dense = residual.is_contiguous() and all(cache.is_contiguous() for pair in kv for cache in pair)
+    if (kv_heads, block_size) != expected or heads % kv_heads or head_dim % 2 or not dense:
+        return None
+    plan, config = step.metadata.kernel(heads), step.config
+    if plan.token_count != tokens or norm.dtype is not stack.dtype:
+        return None
+    angles = kernel.Angles(step.cosine, step.sine)
+    return kernel.run(
+        stack, residual, norm, kv, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
+        config.attention_softcap,
+    )  # fmt: skip
+
+
+def _is_common(layer: LayerParams, activation: str) -> bool:
+    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up."""
+    if not isinstance(layer.mlp, GatedMlp):
+        return False
+    weights = (layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight)
+    if not all(isinstance(weight, Packed) for weight in weights):
+        return False
+    gates = [weight.linear.gate for weight in weights]
+    return gates == ["", "", activation, ""] and layer.mlp.gate_up.bias is None
+
+
+def _describe_layer(layer: LayerParams, window: int) -> StackLayer:
+    attention, widening = layer.attention, layer.mlp
+    return StackLayer(
+        qkv=attention.qkv.weight.linear,
+        output=attention.output.weight.linear,
+        gate_up=widening.gate_up.weight.linear,
+        down=widening.down.weight.linear,
+        qkv_bias=attention.qkv.bias,
+        output_bias=attention.output.bias,
+        down_bias=widening.down.bias,
+        attention_norm=layer.attention_norm,
+        mlp_norm=layer.mlp_norm,
+        query_norm=attention.q_norm,
+        key_norm=attention.k_norm,
+        window=window,
+    )
+
+
+def _is_alike(layer: StackLayer, stack: Stack) -> bool:
+    """Sizes and dtypes of the first layer throughout."""
+    fields: tuple[Any, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
+    sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
+    vectors = [field for field in layer if isinstance(field, torch.Tensor)]
+    dense = all(vector.is_contiguous() and vector.device.type == "cpu" for vector in vectors)
+    heads = (layer.query_norm is None) is (layer.key_norm is None)
+    return sizes and dense and heads and all(field.dtype is stack.dtype for field in (*fields, *vectors))
