@@ -29,12 +29,12 @@ __device__ __forceinline__ unsigned packed(float low, float high) {
     return *reinterpret_cast<const unsigned *>(&pair);
 }
 
-template <typename T, int HEAD_DIM>
+template <typename T, int WIDTH>
 struct Products {
-    static constexpr int PITCH = pitch_of<T>(HEAD_DIM);
+    static constexpr int PITCH = pitch_of<T>(WIDTH);
     static constexpr int SPARE = 0;
 
-    /* scores [16, KEYS] = queries [16, HEAD_DIM] * keys [KEYS, HEAD_DIM] transposed. */
+    /* scores [16, KEYS] = queries [16, WIDTH] * keys [KEYS, WIDTH] transposed. */
     static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const T *queries, const T *keys) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -43,7 +43,7 @@ struct Products {
             for (int i = 0; i < 4; ++i)
                 scores[j][i] = 0.0f;
 #pragma unroll
-        for (int first = 0; first < HEAD_DIM; first += 16) {
+        for (int first = 0; first < WIDTH; first += 16) {
             unsigned a[4], b[4];
             ldmatrix_x4(a, queries + lane % 16 * PITCH + first + lane / 16 * 8);
 #pragma unroll
@@ -55,8 +55,8 @@ struct Products {
         }
     }
 
-    /* sums [16, HEAD_DIM] += weights [16, KEYS] * values [KEYS, HEAD_DIM]. */
-    static __device__ __forceinline__ void add(float (&sums)[HEAD_DIM / COLUMNS][4],
+    /* sums [16, WIDTH] += weights [16, KEYS] * values [KEYS, WIDTH]. */
+    static __device__ __forceinline__ void add(float (&sums)[WIDTH / COLUMNS][4],
                                                const float (&weights)[KEYS / COLUMNS][4], const T *values, float *) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -65,7 +65,7 @@ struct Products {
                                    packed<T>(weights[j + 1][0], weights[j + 1][1]),
                                    packed<T>(weights[j + 1][2], weights[j + 1][3])};
 #pragma unroll
-            for (int n = 0; n < HEAD_DIM / COLUMNS; n += 2) {
+            for (int n = 0; n < WIDTH / COLUMNS; n += 2) {
                 unsigned b[4];
                 ldmatrix_x4_transposed(b, values + (j * COLUMNS + lane % 16) * PITCH + n * COLUMNS + lane / 16 * 8);
                 mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});
@@ -76,9 +76,9 @@ struct Products {
 };
 
 /* The same layout without tensor cores, which know no products of floats as they are. */
-template <int HEAD_DIM>
-struct Products<float, HEAD_DIM> {
-    static constexpr int PITCH = pitch_of<float>(HEAD_DIM);
+template <int WIDTH>
+struct Products<float, WIDTH> {
+    static constexpr int PITCH = pitch_of<float>(WIDTH);
     static constexpr int SPARE = ROWS * KEYS;  // floats a warp needs to pass its weights around
 
     static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const float *queries,
@@ -89,13 +89,14 @@ struct Products<float, HEAD_DIM> {
             for (int i = 0; i < 4; ++i) {
                 const float *query = queries + own_row(i) * PITCH, *key = keys + (j * COLUMNS + own_column(i)) * PITCH;
                 float sum = 0.0f;
-                for (int d = 0; d < HEAD_DIM; ++d)
+#pragma unroll 4
+                for (int d = 0; d < WIDTH; ++d)
                     sum = fmaf(query[d], key[d], sum);
                 scores[j][i] = sum;
             }
     }
 
-    static __device__ __forceinline__ void add(float (&sums)[HEAD_DIM / COLUMNS][4],
+    static __device__ __forceinline__ void add(float (&sums)[WIDTH / COLUMNS][4],
                                                const float (&weights)[KEYS / COLUMNS][4], const float *values,
                                                float *spare) {
 #pragma unroll
@@ -104,9 +105,10 @@ struct Products<float, HEAD_DIM> {
             for (int i = 0; i < 4; ++i)
                 spare[own_row(i) * KEYS + j * COLUMNS + own_column(i)] = weights[j][i];
         __syncwarp();
+#pragma unroll 1
         for (int key = 0; key < KEYS; ++key)
 #pragma unroll
-            for (int n = 0; n < HEAD_DIM / COLUMNS; ++n)
+            for (int n = 0; n < WIDTH / COLUMNS; ++n)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     sums[n][i] = fmaf(spare[own_row(i) * KEYS + key], values[key * PITCH + n * COLUMNS + own_column(i)],

@@ -87,7 +87,7 @@ __device__ __forceinline__ void clear(Sums &sums) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             sums.values[n][i] = 0.0f;
-    sums.peaks[0] = sums.peaks[1] = -INFINITY;
+    sums.peaks[0] = sums.peaks[1] = minus_infinity();
     sums.totals[0] = sums.totals[1] = 0.0f;
 }
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ float row_sum(float x) {
 /* One step of 32 keys from `first` on; `limits`: the last keys that this lane's two rows see. */
 __device__ __forceinline__ void attend(Sums &sums, const SCALAR *queries, const SCALAR *keys, float *spare, int first,
                                        const int (&limits)[2], int window, const Heads &heads) {
-    float scores[KEYS / COLUMNS][4], peaks[2] = {-INFINITY, -INFINITY};
+    float scores[KEYS / COLUMNS][4], peaks[2] = {minus_infinity(), minus_infinity()};
     Multiply::score(scores, queries, keys);
 #pragma unroll
     for (int j = 0; j < KEYS / COLUMNS; ++j)
@@ -130,7 +130,7 @@ __device__ __forceinline__ void attend(Sums &sums, const SCALAR *queries, const 
             float &score = scores[j][i];
             score = score * heads.scale;
             if (heads.softcap > 0.0f) score = heads.softcap * tanhf(score / heads.softcap);
-            if (position > limit || (window > 0 && position <= limit - window)) score = -INFINITY;
+            if (position > limit || (window > 0 && position <= limit - window)) score = minus_infinity();
             peaks[i / 2] = fmaxf(peaks[i / 2], score);
         }
     float bases[2];
@@ -263,7 +263,7 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     }
     if (!unit.is_partial)
         for (int i = 0; i < PRIVATE; ++i)
-            own[i * 32] = i == TILES * 4 || i == TILES * 4 + 2 ? -INFINITY : 0.0f;
+            own[i * 32] = i == TILES * 4 || i == TILES * 4 + 2 ? minus_infinity() : 0.0f;
 
     const int stop = (unit.key_stop + KEYS - 1) / KEYS;
     int step_at = unit.key_first / KEYS;
@@ -308,7 +308,7 @@ merge_splits(SCALAR *output, const float *partial_values, const float2 *partial_
              float value_scale) {
     const int *merge = merges + blockIdx.x * 3;
     const int head = blockIdx.y, d = threadIdx.x;
-    float peak = -INFINITY, total = 0.0f, value = 0.0f;
+    float peak = minus_infinity(), total = 0.0f, value = 0.0f;
     for (int split = 0; split < merge[2]; ++split) {
         const long long row = (long long)(merge[1] + split) * heads + head;
         const float2 marks = partial_marks[row];

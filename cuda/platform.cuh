@@ -16,6 +16,8 @@
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float NOTHING = -3.402823466e38f;  // the least float: below every score, and no infinity
 
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(int(0xff800000u)); }
+
 /* ---- numbers ---- */
 
 __device__ __forceinline__ float to_float(float x) { return x; }
