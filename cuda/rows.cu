@@ -128,8 +128,7 @@ rotary_kv_write(SCALAR *query, CACHE *key_cache, CACHE *value_cache, const SCALA
     for (int at = threadIdx.x / 32; at < heads + 2 * kv_heads; at += blockDim.x / 32) {
         const bool is_query = at < heads, is_value = at >= heads + kv_heads;
         for (int i = lane; i < head_dim; i += 32)
-            head[i] = to_float(qkv[at * head_dim + i]);
-        __syncwarp();
+            head[i] = to_float(qkv[at * head_dim + i]);  // each lane its own, which it norms itself
         const void *norm = is_query ? q_norm : is_value ? nullptr : k_norm;
         if (norm) norm_head(head, norm, is_query ? q_norm_is_wide : k_norm_is_wide, eps, head_dim);
         __syncwarp();

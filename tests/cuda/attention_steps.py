@@ -59,7 +59,7 @@ def make_sequences(lengths: list[int], shape: Shape, dtype: torch.dtype, shared:
 
     query, key, value = draw(shape.heads), draw(shape.kv_heads), draw(shape.kv_heads)
     counts = [-(-length // shape.block_size) for length in lengths]
-    order = torch.randperm(sum(counts) + 3, generator=generator).tolist()
+    order = (torch.randperm(sum(counts) + 2, generator=generator) + 1).tolist()  # block 0 belongs to nobody
     blocks = [[order.pop() for _ in range(count)] for count in counts]
     for own in blocks:
         own[: shared // shape.block_size] = blocks[0][: shared // shape.block_size]

@@ -34,6 +34,18 @@ def test_rows_are_good_operations(shim: HostBackend) -> None:
     torch.library.opcheck(OPS.rotary_kv_write.default, (qkv, q_norm, k_norm, 1e-6, *others), test_utils=CHECKS)
 
 
+def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
+    logits, ones, counts = draw(3, 40), torch.ones(3), torch.arange(3)
+    columns = (ones, counts, ones * 0.9, ones * 0, counts, counts)
+    torch.library.opcheck(OPS.sample_rows.default, (logits, *columns, 64), test_utils=CHECKS)
+    penalties = (counts, ones * 1.5, ones, ones, logits > 0, (logits > 1).int())
+    torch.library.opcheck(OPS.penalise.default, (logits.clone(), *penalties), test_utils=CHECKS)
+    again = logits.clone()
+    operations.penalise(again, *penalties)
+    assert not torch.equal(again, logits)
+    assert torch.equal(operations.sample_rows(again, ones * 0, *columns[1:]), again.argmax(-1))
+
+
 def attention_arguments() -> tuple[object, ...]:
     sequences = make_sequences([300, 20], Shape(4, 2, 16, 16), torch.float32)
     table = torch.zeros(2, 19, dtype=torch.int32)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import paged_attention as plain_attention, references
-from vnext.kernels.cuda import attention, rows
+from vnext.kernels.cuda import attention, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 
@@ -69,6 +69,10 @@ def _attend(
     )
 
 
+def _fake_sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
 def _fake_attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
     return query.new_empty(query.shape)
 
@@ -94,6 +98,18 @@ _paged_attention = register(
     "bool narrow_is_partial, float scale, int window, float softcap, float key_scale=1.0, float value_scale=1.0) -> Tensor",
     _attend,
     _fake_attend,
+)
+_sample_rows = register(
+    "sample_rows(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
+    "int threads=1024) -> Tensor",
+    sampling.sample_rows,
+    _fake_sample,
+)
+_penalise = register(
+    "penalise(Tensor(a!) logits, Tensor rows, Tensor repetition, Tensor presence, Tensor frequency, Tensor prompt_mask, "
+    "Tensor output_counts) -> ()",
+    sampling.penalise,
+    lambda *arguments: None,
 )
 
 
@@ -137,6 +153,16 @@ def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.
     if table.dtype not in SCALARS:
         return references.embedding_rows(table, ids, first)
     return _embedding_rows(table, ids, first)
+
+
+def sample_rows(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+    """As sampling.sample_rows: what a runtime calls in the place of its torch form."""
+    return _sample_rows(logits, *columns)
+
+
+def penalise(logits: torch.Tensor, *penalties: torch.Tensor) -> None:
+    """As sampling.penalise."""
+    _penalise(logits, *penalties)
 
 
 class StepAttention:

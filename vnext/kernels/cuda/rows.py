@@ -44,8 +44,7 @@ def norm(
             normed, total, x, residual, weight, np.float32(eps), np.int32(width), np.int64(x.stride(0)),
             np.int64(0 if residual is None else residual.stride(0)), whole(width, *parts),
         )  # fmt: skip
-        defines = (("SCALAR", SCALARS[x.dtype]), ("WEIGHT", SCALARS[weight.dtype]))
-        kernel = kernel_for(x.device, "rows.cu", "rms_norm", defines)
+        kernel = kernel_for(x.device, "rows.cu", "rms_norm", macros(x, weight=weight))
         kernel((rows,), (ROW_THREADS,), arguments, shared_mem=ROW_THREADS // WARP * 4)
     return normed, x if total is None else total
 
@@ -56,7 +55,7 @@ def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     result = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     blocks = -(-width * x.element_size() // (ROW_THREADS * CHUNK_BYTES))
     if rows and width:
-        kernel = kernel_for(x.device, "rows.cu", "gate_and_mul", scalar(x))
+        kernel = kernel_for(x.device, "rows.cu", "gate_and_mul", macros(x))
         kernel(
             (blocks, rows),
             (ROW_THREADS,),
@@ -88,9 +87,7 @@ def rotary_kv_write(
     cosine, sine = (None if angles is None else angles.contiguous() for angles in (cosine, sine))
     sizes = (heads, kv_heads, head_dim, block_size, 0 if cosine is None else cosine.shape[1])
     wide = (weight is not None and weight.dtype is torch.float32 for weight in (q_norm, k_norm))
-    kernel = kernel_for(
-        qkv.device, "rows.cu", "rotary_kv_write", (*scalar(qkv), ("CACHE", SCALARS[key_cache.dtype]))
-    )
+    kernel = kernel_for(qkv.device, "rows.cu", "rotary_kv_write", macros(qkv, cache=key_cache))
     kernel(
         (tokens,),
         (TOKEN_THREADS,),
@@ -113,7 +110,7 @@ def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.
         return result
     addresses = row_bytes | table.data_ptr() | result.data_ptr()
     unit = next(size for size in (16, 4, 2, 1) if addresses % size == 0)
-    kernel = kernel_for(table.device, "rows.cu", "gather_rows", scalar(table))
+    kernel = kernel_for(table.device, "rows.cu", "gather_rows", macros(table))
     kernel(
         (ids.shape[0],),
         (ROW_THREADS,),
@@ -125,9 +122,14 @@ def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.
     return result
 
 
-def scalar(x: torch.Tensor) -> Defines:
-    """The macro of the activations' type."""
-    return (("SCALAR", SCALARS[x.dtype]),)
+def macros(x: torch.Tensor, weight: torch.Tensor | None = None, cache: torch.Tensor | None = None) -> Defines:
+    """All macros of the source, so that a model of one type needs one module: others are of the activations' type."""
+    scalar = SCALARS[x.dtype]
+    return (
+        ("SCALAR", scalar),
+        ("WEIGHT", scalar if weight is None else SCALARS[weight.dtype]),
+        ("CACHE", scalar if cache is None else SCALARS[cache.dtype]),
+    )
 
 
 def whole(width: int, *tensors: torch.Tensor) -> np.int32:
