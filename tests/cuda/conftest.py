@@ -22,7 +22,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def session_shim(libraries: Path) -> Iterator[HostBackend]:
     """The sources as they are, at -O2."""
-    backend = HostBackend(libraries)
+    backend = HostBackend(libraries, precompile=True)
     backends.use("cpu", lambda: backend)
     yield backend
     backends.leave("cpu")

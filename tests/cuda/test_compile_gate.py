@@ -51,8 +51,7 @@ def attention(scalar: str, head_dim: int, registers: int, cache: str = "") -> Fo
 
 ATTENTION = [
     attention(BF16, 64, 128), attention(HALF, 80, 128), attention(BF16, 96, 168), attention(BF16, 128, 200),
-    attention(HALF, 128, 200), attention(BF16, 128, 200, "__nv_fp8_e4m3"), attention(BF16, 256, 255),
-    attention(FLOAT, 64, 168), attention(FLOAT, 128, 255), attention(FLOAT, 256, 255),
+    attention(BF16, 128, 200, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(FLOAT, 128, 255),
 ]  # fmt: skip
 SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "penalise": 32})
 FORMS = [*ATTENTION, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]

@@ -9,7 +9,7 @@ from attention_steps import Shape, make_sequences
 from host_shim import HostBackend
 from rows_cases import draw
 
-from vnext.kernels import contracts, paged_attention as plain_attention, references
+from vnext.kernels import contracts, paged_attention as plain_attention, products, references, table
 from vnext.kernels.cuda import operations
 from vnext.kernels.table import Operations, checked
 
@@ -48,18 +48,18 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
 
 def attention_arguments() -> tuple[object, ...]:
     sequences = make_sequences([300, 20], Shape(4, 2, 16, 16), torch.float32)
-    table = torch.zeros(2, 19, dtype=torch.int32)
+    places = torch.zeros(2, 19, dtype=torch.int32)
     for row, blocks in enumerate(sequences.blocks):
-        table[row, : len(blocks)] = torch.tensor(blocks)
+        places[row, : len(blocks)] = torch.tensor(blocks)
     starts, contexts = np.array([0, 1, 21]), np.array([300, 20])
     query = torch.cat((sequences.query[0][-1:], sequences.query[1]))
-    return query, sequences.caches, starts, contexts, table
+    return query, sequences.caches, starts, contexts, places
 
 
 def test_attention_is_a_good_operation(shim: HostBackend) -> None:
-    query, caches, starts, contexts, table = attention_arguments()
-    plan = operations.attention_metadata(starts, contexts, table, 16, 2).plan(4, 16, 0)
-    arguments = (query, *caches, table, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, 0.25, 0, 0.0)
+    query, caches, starts, contexts, places = attention_arguments()
+    plan = operations.attention_metadata(starts, contexts, places, 16, 2).plan(4, 16, 0)
+    arguments = (query, *caches, places, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, 0.25, 0, 0.0)
     torch.library.opcheck(OPS.paged_attention.default, arguments, test_utils=CHECKS)
 
 
@@ -78,14 +78,18 @@ def test_the_tables_functions_agree_with_the_references(shim: HostBackend) -> No
     ):
         assert torch.allclose(found, expected, **close)
     assert torch.equal(functions["embedding_rows"](x, torch.tensor([1, 7]), 0), references.embedding_rows(x, torch.tensor([1, 7]), 0))
+    wide = draw(12, 64, seed=4)
+    for gate in contracts.ACTIVATIONS:
+        expected_product = products.gated_linear(x, wide, None, gate)
+        assert torch.allclose(functions["gated_linear"](x, wide, None, gate), expected_product, rtol=2e-6, atol=1e-5)
     found, expected = step(), step()
     for arguments, rotary in ((found, functions["rotary_kv_write"]), (expected, references.rotary_kv_write)):
         query = rotary(arguments[0].clone(), None, None, 1e-6, *arguments[3:])
         arguments[0].view(5, -1)[:, : query.numel() // 5] = query.reshape(5, -1)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
-    query, caches, starts, contexts, table = attention_arguments()
+    query, caches, starts, contexts, places = attention_arguments()
     results = [
-        attend(query, *caches.nan_to_num(0.0), make(starts, contexts, table, 16, 2, (0, 30)), 0.25, window, 3.0)
+        attend(query, *caches.nan_to_num(0.0), make(starts, contexts, places, 16, 2, (0, 30)), 0.25, window, 3.0)
         for make, attend in (
             (functions["attention_metadata"], functions["paged_attention"]),
             (plain_attention.attention_metadata, plain_attention.paged_attention),
@@ -96,12 +100,20 @@ def test_the_tables_functions_agree_with_the_references(shim: HostBackend) -> No
 
 
 def test_what_no_kernel_was_written_for_is_the_references(shim: HostBackend) -> None:
-    query, caches, starts, contexts, table = attention_arguments()
-    metadata = operations.attention_metadata(starts, contexts, table, 16, 2)
+    query, caches, starts, contexts, places = attention_arguments()
+    metadata = operations.attention_metadata(starts, contexts, places, 16, 2)
     mixed = operations.paged_attention(query.half(), *caches.nan_to_num(0.0), metadata, 0.25)
     assert torch.equal(mixed, plain_attention.paged_attention(query.half(), *caches.nan_to_num(0.0), metadata.plain(), 0.25))
-    table = torch.arange(6).view(3, 2)
-    assert operations.embedding_rows(table, torch.tensor([2]), 0).tolist() == [[4, 5]]
+    integers = torch.arange(6).view(3, 2)
+    assert operations.embedding_rows(integers, torch.tensor([2]), 0).tolist() == [[4, 5]]
+
+
+def test_the_table_has_them_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table.backends, "is_usable", lambda: True)
+    assert {entry.row.operation for entry in table.cuda_entries()} == {f.__name__ for f in operations.FUNCTIONS}
+    assert {entry.row.device_type for entry in table.cuda_entries()} == {"cuda"}
+    monkeypatch.setattr(table.backends, "is_usable", lambda: False)
+    assert table.cuda_entries() == []
 
 
 def test_a_launch_takes_only_what_says_how_wide_it_is() -> None:

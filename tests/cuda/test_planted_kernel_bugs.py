@@ -26,7 +26,7 @@ SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)
 def backend(shim: HostBackend, request: pytest.FixtureRequest, libraries: Path, tmp_path: Path) -> Iterator[HostBackend]:
     """The sources with a bug, or as they are (None), at -O0."""
     folder = None if request.param is None else plant(request.param, tmp_path)
-    made = HostBackend(libraries, ("-O0",), folder)
+    made = HostBackend(libraries, ("-O0",), folder, precompile=True)
     backends.use("cpu", lambda: made)
     yield made
     backends.use("cpu", lambda: shim)

@@ -9,6 +9,7 @@ macros into kernels; launchers know no more of it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +42,11 @@ def sources() -> Path:
     """The folder of the CUDA sources: beside this file where vnext was installed, at the root of a checkout."""
     shipped = Path(__file__).parent / "sources"
     return shipped if shipped.is_dir() else Path(__file__).parents[3] / "cuda"
+
+
+def is_usable() -> bool:
+    """Whether kernels can be made for a GPU here: torch was built for CUDA, and CuPy is installed."""
+    return torch.version.cuda is not None and find_spec("cupy") is not None
 
 
 def cuda_backend() -> Backend:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vnext.kernels import paged_attention as plain_attention, references
+from vnext.kernels import paged_attention as plain_attention, products, references
 from vnext.kernels.cuda import attention, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
@@ -128,9 +128,9 @@ def add_rms_norm(
     return _add_rms_norm(x, residual, weight, eps)
 
 
-def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
-    """As references.silu_and_mul and gelu_tanh_and_mul, by the gate's name."""
-    return _gate_and_mul(x, gate)
+def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """As products.gated_linear: torch's product, our gate."""
+    return _gate_and_mul(products.linear(x, weight, bias), activation)
 
 
 def rotary_kv_write(
@@ -232,5 +232,7 @@ def paged_attention(
     )  # fmt: skip
 
 
-FUNCTIONS = (attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, embedding_rows)
+FUNCTIONS = (
+    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, embedding_rows,
+)  # fmt: skip
 """What the kernels serve of the table; the rest stays the references'."""
