@@ -74,7 +74,7 @@ def test_a_shared_prefix_is_read_together_and_shows_in_no_bit(shim: HostBackend,
     given[3] = Range(3, 597, 600)
     given.append(Range(1, 520, 525))
     alone = [attend(sequences, [one])[0] for one in given]
-    for shim.order in ORDERS:
+    for shim.order in ORDERS[::3]:
         for found, expected, one in zip(attend(sequences, given, shared=shared), alone, given, strict=True):
             check(found, sequences, one)
             assert torch.equal(found, expected), one
