@@ -70,9 +70,9 @@ def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path,
     without = setup_arguments(tmp_path, monkeypatch)
     (tmp_path / "cuda").mkdir()
     with_sources = setup_arguments(tmp_path, monkeypatch)
-    assert "vnext.kernels.cuda" not in without["packages"] and not without["package_dir"]
-    assert "vnext.kernels.cuda" in with_sources["packages"]
-    assert with_sources["package_dir"] == {"vnext.kernels.cuda": "cuda"}
+    assert "vnext.kernels.cuda.sources" not in without["packages"] and not without["package_dir"]
+    assert "vnext.kernels.cuda.sources" in with_sources["packages"]
+    assert with_sources["package_dir"] == {"vnext.kernels.cuda.sources": "cuda"}
 
 
 def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None:
@@ -83,8 +83,9 @@ def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None
 
 
 def test_everything_imported_is_required(told: dict[str, Any], root: Path) -> None:
-    """Third-party modules that the product imports come from something in install_requires, or for GPUs from "cuda"."""
+    """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda"."""
     distributions = {"zmq": "pyzmq", "jinja2": "jinja2", "huggingface_hub": "huggingface-hub", "numba": "numba-cuda"}
+    distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
     lines = [*told["install_requires"], *told["extras_require"]["cuda"]]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())

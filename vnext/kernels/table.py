@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from vnext.kernels import contracts, paged_attention, products, references
 from vnext.kernels.cpu import native, operations as cpu_operations
+from vnext.kernels.cuda import backends, operations as cuda_operations
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -109,8 +110,24 @@ def compiled_entries() -> list[Entry]:
     ]
 
 
+def cuda_entries() -> list[Entry]:
+    """The GPU's kernels, where they can be compiled."""
+    if not backends.is_usable():
+        return []
+    return [
+        Entry(
+            Row(function.__name__, "cuda", "cuda", cuda_operations.SUMMARY),
+            checked(getattr(contracts, f"check_{function.__name__}"), function),
+        )
+        for function in cuda_operations.FUNCTIONS
+    ]
+
+
 TABLE = MappingProxyType(
-    {(entry.row.operation, entry.row.device_type): entry for entry in (*reference_entries(), *compiled_entries())}
+    {
+        (entry.row.operation, entry.row.device_type): entry
+        for entry in (*reference_entries(), *compiled_entries(), *cuda_entries())
+    }
 )
 
 

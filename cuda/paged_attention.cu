@@ -1,0 +1,320 @@
+/* Paged attention: decodes, prompts, chunks behind a cached prefix and rows with a shared one, all by one kernel.
+
+   A warp takes a tile: 16 rows, each one head of one query. It walks the keys of its unit in steps of 32, which lie at
+   multiples of 32 whatever the unit, by the online softmax (Milakov and Gimelshein, arXiv 1805.02867); after each split of
+   256 keys it closes its sums. Closed sums are joined in order, here in shared memory or by `merge_splits`, with the same
+   operations. So a query's bits depend neither on its batch, nor on how its prompt was cut, nor on who shares its keys.
+
+   Macros: SCALAR (query and output), CACHE (SCALAR or fp8), HEAD_DIM (a multiple of 16, at most 256).
+   The step is described in vnext/kernels/cuda/plan.py, shared memory in vnext/kernels/cuda/attention.py. */
+#include "attention_tiles.cuh"
+
+#ifndef SCALAR
+#define SCALAR __nv_bfloat16
+#endif
+#ifndef CACHE
+#define CACHE SCALAR
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+
+constexpr int SPLIT = 256;
+constexpr int STAGES = 2;
+constexpr int TILES = HEAD_DIM / COLUMNS;
+constexpr int PRIVATE = TILES * 4 + 4;  // what a thread keeps of joined splits: its sums, two peaks, two totals
+constexpr bool IS_NARROW = sizeof(CACHE) != sizeof(SCALAR);
+constexpr int STAGE_PITCH = pitch_of<CACHE>(HEAD_DIM);
+constexpr int WIDE_PITCH = pitch_of<SCALAR>(HEAD_DIM);
+using Multiply = Products<SCALAR, HEAD_DIM>;
+
+/* Up to four tiles, one a warp, that read the same keys [key_first, key_stop) of one row of the block table. */
+struct Unit {
+    int tile_first, tile_count, table_row, key_first, key_stop, is_partial;
+};
+
+/* All pointers to int are into the plan of the step. */
+struct Step {
+    const Unit *units;
+    const int2 *tiles;    // first entry and count
+    const int *tokens;    // of entries
+    const int *limits;    // of tokens: the last key that they see
+    const int *partials;  // of tokens: the slot of their split 0
+    const int *table;
+    long long table_stride;
+    int window;
+};
+
+struct Heads {
+    int heads, kv_heads, block_size;
+    float scale, softcap;  // both times log2(e)
+};
+
+/* ---- keys and values to shared memory ---- */
+
+__device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, const CACHE *value_cache, const Unit &unit,
+                                          const Step &step, const Heads &heads, int first) {
+    constexpr int CHUNK = Chunk<CACHE>::SIZE, CHUNKS = HEAD_DIM / CHUNK;
+    const int *blocks = step.table + unit.table_row * step.table_stride;
+    for (int at = threadIdx.x; at < KEYS * CHUNKS; at += blockDim.x) {
+        const int key = at / CHUNKS, place = at % CHUNKS * CHUNK, position = first + key;
+        const bool is_there = position >= unit.key_first && position < unit.key_stop;
+        const int in_table = is_there ? position / heads.block_size : 0;
+        const long long block = is_there ? blocks[in_table] : 0;
+        const long long row = (block * heads.kv_heads + blockIdx.y) * heads.block_size + (is_there ? position % heads.block_size : 0);
+        const long long source = row * HEAD_DIM + place;
+        copy_async_16(stage + key * STAGE_PITCH + place, key_cache + source, is_there ? 16 : 0);
+        copy_async_16(stage + (KEYS + key) * STAGE_PITCH + place, value_cache + source, is_there ? 16 : 0);
+    }
+}
+
+/* fp8 keys and values as the products take them. */
+__device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage) {
+    for (int at = threadIdx.x; at < 2 * KEYS * HEAD_DIM; at += blockDim.x)
+        to[at / HEAD_DIM * WIDE_PITCH + at % HEAD_DIM] =
+            narrow(to_float(stage[at / HEAD_DIM * STAGE_PITCH + at % HEAD_DIM]), SCALAR{});
+}
+
+/* ---- the online softmax ---- */
+
+struct Sums {
+    float values[TILES][4], peaks[2], totals[2];
+};
+
+__device__ __forceinline__ void clear(Sums &sums) {
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            sums.values[n][i] = 0.0f;
+    sums.peaks[0] = sums.peaks[1] = minus_infinity();
+    sums.totals[0] = sums.totals[1] = 0.0f;
+}
+
+/* How much of what there was, and of what comes, counts under the new peak. */
+struct Factors {
+    float kept, added;
+};
+
+__device__ __forceinline__ Factors raise(float &peak, float other) {
+    const float before = peak;
+    peak = fmaxf(peak, other);
+    const float base = fmaxf(peak, NOTHING);  // both may be minus infinity
+    return {exp2f(before - base), exp2f(other - base)};
+}
+
+__device__ __forceinline__ float joined(float before, float coming, Factors by) {
+    return fmaf(before, by.kept, __fmul_rn(coming, by.added));
+}
+
+/* The four lanes of a row. */
+__device__ __forceinline__ float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+__device__ __forceinline__ float row_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+/* One step of 32 keys from `first` on; `limits`: the last keys that this lane's two rows see. */
+__device__ __forceinline__ void attend(Sums &sums, const SCALAR *queries, const SCALAR *keys, float *spare, int first,
+                                       const int (&limits)[2], int window, const Heads &heads) {
+    float scores[KEYS / COLUMNS][4], peaks[2] = {minus_infinity(), minus_infinity()};
+    Multiply::score(scores, queries, keys);
+#pragma unroll
+    for (int j = 0; j < KEYS / COLUMNS; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int position = first + j * COLUMNS + own_column(i), limit = limits[i / 2];
+            float &score = scores[j][i];
+            score = score * heads.scale;
+            if (heads.softcap > 0.0f) score = heads.softcap * tanhf(score / heads.softcap);
+            if (position > limit || (window > 0 && position <= limit - window)) score = minus_infinity();
+            peaks[i / 2] = fmaxf(peaks[i / 2], score);
+        }
+    float bases[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float kept = raise(sums.peaks[half], row_max(peaks[half])).kept;
+        bases[half] = fmaxf(sums.peaks[half], NOTHING);
+        sums.totals[half] *= kept;
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            sums.values[n][half * 2] *= kept;
+            sums.values[n][half * 2 + 1] *= kept;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < KEYS / COLUMNS; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            scores[j][i] = exp2f(scores[j][i] - bases[i / 2]);
+            sums.totals[i / 2] += scores[j][i];
+        }
+    Multiply::add(sums.values, scores, keys + KEYS * WIDE_PITCH, spare);
+}
+
+/* ---- the rows of a tile ---- */
+
+struct Tile {
+    int first, count;  // entries
+    int heads, head_first, head_stop;  // heads that a query has in this tile, and in the whole layer
+};
+
+/* Which query and head row `row` is; no query: -1. */
+__device__ __forceinline__ int token_of(const Tile &tile, const Step &step, int row, int &head) {
+    const int entry = row / tile.heads;
+    head = tile.head_first + row % tile.heads;
+    return entry < tile.count && head < tile.head_stop ? step.tokens[tile.first + entry] : -1;
+}
+
+__device__ __forceinline__ void load_queries(SCALAR *to, const SCALAR *query, const Tile &tile, const Step &step,
+                                             const Heads &heads) {
+    constexpr int CHUNKS = HEAD_DIM / Chunk<SCALAR>::SIZE;
+    for (int at = threadIdx.x % 32; at < ROWS * CHUNKS; at += 32) {
+        int head;
+        const int row = at / CHUNKS, place = at % CHUNKS * Chunk<SCALAR>::SIZE, token = token_of(tile, step, row, head);
+        const long long source = ((long long)max(token, 0) * heads.heads + (token < 0 ? 0 : head)) * HEAD_DIM + place;
+        copy_async_16(to + row * WIDE_PITCH + place, query + source, token < 0 ? 0 : 16);
+    }
+}
+
+/* A split's sums to their slot: values [slots, heads, HEAD_DIM], peaks and totals [slots, heads, 2]. */
+__device__ __forceinline__ void store_partial(const Sums &sums, float *values, float2 *marks, const Tile &tile,
+                                              const Step &step, const Heads &heads, int split) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int head;
+        const int token = token_of(tile, step, own_row(half * 2), head);
+        if (token < 0) continue;
+        const long long row = (long long)(step.partials[token] + split) * heads.heads + head;
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+            *reinterpret_cast<float2 *>(values + row * HEAD_DIM + n * COLUMNS + own_column(0)) =
+                make_float2(sums.values[n][half * 2], sums.values[n][half * 2 + 1]);
+        if (threadIdx.x % 4 == 0) marks[row] = make_float2(sums.peaks[half], sums.totals[half]);
+    }
+}
+
+/* Joins a split's sums to what the splits before it left; `own` is this lane's alone, its floats 32 apart. */
+__device__ __forceinline__ void join_split(float *own, const Sums &sums) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float *marks = own + (TILES * 4 + half * 2) * 32;
+        const Factors by = raise(marks[0], sums.peaks[half]);
+        marks[32] = joined(marks[32], sums.totals[half], by);
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; ++i)
+                own[(n * 4 + i) * 32] = joined(own[(n * 4 + i) * 32], sums.values[n][i], by);
+    }
+}
+
+__device__ __forceinline__ void store_joined(SCALAR *output, const float *own, const Tile &tile, const Step &step,
+                                             const Heads &heads, float value_scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int head;
+        const int token = token_of(tile, step, own_row(half * 2), head);
+        if (token < 0) continue;
+        const float total = own[(TILES * 4 + half * 2 + 1) * 32];
+        SCALAR *row = output + ((long long)token * heads.heads + head) * HEAD_DIM;
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                row[n * COLUMNS + own_column(i)] = narrow(own[(n * 4 + half * 2 + i) * 32] / total * value_scale, SCALAR{});
+    }
+}
+
+/* ---- the kernels ---- */
+
+/* Grid (units, kv_heads, parts of a group of more than 16 heads), a warp for each tile of the largest unit.
+   query, output [tokens, heads, HEAD_DIM]; caches [blocks, kv_heads, block_size, HEAD_DIM]. */
+extern "C" __global__ void __launch_bounds__(128)
+paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, const SCALAR *query, const CACHE *key_cache,
+                const CACHE *value_cache, const Unit *units, const int2 *tiles, const int *tokens, const int *limits,
+                const int *partials, const int *table, long long table_stride, int heads_of_all, int kv_heads,
+                int block_size, int window, float scale, float softcap, float value_scale) {
+    DYNAMIC_SHARED(char, memory);  // stages, wide keys and values, then for each warp: queries, spare, private
+    CACHE *stages = reinterpret_cast<CACHE *>(memory);
+    SCALAR *wide = reinterpret_cast<SCALAR *>(stages + STAGES * 2 * KEYS * STAGE_PITCH);
+    SCALAR *all_queries = wide + (IS_NARROW ? 2 * KEYS * WIDE_PITCH : 0);
+    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    SCALAR *queries = all_queries + warp * ROWS * WIDE_PITCH;
+    float *floats = reinterpret_cast<float *>(all_queries + warps * ROWS * WIDE_PITCH);
+    float *spare = floats + warp * Multiply::SPARE;
+    float *own = floats + warps * Multiply::SPARE + warp * PRIVATE * 32 + lane;
+
+    const Step step{units, tiles, tokens, limits, partials, table, table_stride, window};
+    const Heads heads{heads_of_all, kv_heads, block_size, scale, softcap};
+    const Unit unit = units[blockIdx.x];
+    const int group = heads_of_all / kv_heads, part = int(blockIdx.z) * ROWS, has_tile = warp < unit.tile_count;
+    const int2 entries = has_tile ? tiles[unit.tile_first + warp] : make_int2(0, 0);
+    const Tile tile{entries.x, entries.y, min(group, ROWS), int(blockIdx.y) * group + part, int(blockIdx.y + 1) * group};
+    int own_limits[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int head;
+        const int token = token_of(tile, step, own_row(half * 2), head);
+        own_limits[half] = token < 0 ? -1 : limits[token];
+    }
+    if (!unit.is_partial)
+        for (int i = 0; i < PRIVATE; ++i)
+            own[i * 32] = i == TILES * 4 || i == TILES * 4 + 2 ? minus_infinity() : 0.0f;
+
+    const int stop = (unit.key_stop + KEYS - 1) / KEYS;
+    int step_at = unit.key_first / KEYS;
+    Sums sums;
+    clear(sums);
+    load_queries(queries, query, tile, step, heads);
+    load_keys(stages + step_at % STAGES * 2 * KEYS * STAGE_PITCH, key_cache, value_cache, unit, step, heads, step_at * KEYS);
+    copy_async_commit();
+    for (; step_at < stop; ++step_at) {
+        CACHE *stage = stages + step_at % STAGES * 2 * KEYS * STAGE_PITCH;
+        if (step_at + 1 < stop)
+            load_keys(stages + (step_at + 1) % STAGES * 2 * KEYS * STAGE_PITCH, key_cache, value_cache, unit, step, heads,
+                      (step_at + 1) * KEYS);
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        if (IS_NARROW) {
+            widen(wide, stage);
+            __syncthreads();
+        }
+        const SCALAR *keys = IS_NARROW ? wide : reinterpret_cast<const SCALAR *>(stage);
+        if (has_tile) attend(sums, queries, keys, spare, step_at * KEYS, own_limits, window, heads);
+        const bool is_closed = step_at + 1 == stop || (step_at + 1) * KEYS % SPLIT == 0;
+        if (has_tile && is_closed) {
+            sums.totals[0] = row_sum(sums.totals[0]);
+            sums.totals[1] = row_sum(sums.totals[1]);
+            if (unit.is_partial)
+                store_partial(sums, partial_values, partial_marks, tile, step, heads, step_at * KEYS / SPLIT);
+            else
+                join_split(own, sums);
+            clear(sums);
+        }
+        __syncthreads();
+    }
+    if (has_tile && !unit.is_partial) store_joined(output, own, tile, step, heads, value_scale);
+}
+
+/* merges [tokens, 3]: a token, the slot of the first split that it sees, how many there are.
+   Grid (merged tokens, heads), HEAD_DIM threads. */
+extern "C" __global__ void __launch_bounds__(256)
+merge_splits(SCALAR *output, const float *partial_values, const float2 *partial_marks, const int *merges, int heads,
+             float value_scale) {
+    const int *merge = merges + blockIdx.x * 3;
+    const int head = blockIdx.y, d = threadIdx.x;
+    float peak = minus_infinity(), total = 0.0f, value = 0.0f;
+    for (int split = 0; split < merge[2]; ++split) {
+        const long long row = (long long)(merge[1] + split) * heads + head;
+        const float2 marks = partial_marks[row];
+        const Factors by = raise(peak, marks.x);
+        total = joined(total, marks.y, by);
+        value = joined(value, partial_values[row * HEAD_DIM + d], by);
+    }
+    output[((long long)merge[0] * heads + head) * HEAD_DIM + d] = narrow(value / total * value_scale, SCALAR{});
+}

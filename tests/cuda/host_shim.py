@@ -1,0 +1,113 @@
+"""The host shim's backend: sources of `cuda/` compiled by the C++ compiler and run on CPU tensors.
+
+Owns the build and the calling form, which is that of a GPU. A kernel that does what no GPU defines raises KernelError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from vnext.kernels.cuda.arguments import Argument, Arguments, three
+from vnext.kernels.cuda.backends import Defines, sources
+
+SHIM = Path(__file__).parent / "shim"
+FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
+EXPORTED = re.compile(r'extern "C" __global__ (?:void )?(?:__launch_bounds__\([^)]*\)\s*)?(?:void )?(\w+)\(')
+
+REVERSE_THREADS, REVERSE_BLOCKS, EARLY_COPIES, SHUFFLED, SEED_SHIFT = 1, 2, 4, 8, 4
+"""Bits of an order, as shim/block.h has them; the rest of it is the seed of SHUFFLED."""
+ORDERS = (0, REVERSE_THREADS, REVERSE_BLOCKS | EARLY_COPIES, SHUFFLED | 7 << SEED_SHIFT | EARLY_COPIES)
+"""Four ways of carrying out a launch in which no correct kernel may differ."""
+
+
+class KernelError(RuntimeError):
+    """A kernel deadlocked, or used a barrier, a warp or an instruction as no GPU allows."""
+
+
+def compiler() -> str | None:
+    """The C++ compiler, if there is one."""
+    return shutil.which("g++") or shutil.which("c++")
+
+
+class HostKernel:
+    """One exported kernel. `order` and `workers` (OS threads) may be changed between calls."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, backend: HostBackend) -> None:
+        self._launch = library[f"{name}__launch"]
+        self._launch.restype = ctypes.c_char_p
+        self._launch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
+        self._name, self._backend = name, backend
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
+    ) -> None:
+        shape = (ctypes.c_uint * 6)(*three(grid), *three(block))
+        values = Arguments(arguments)
+        order, workers = self._backend.order, self._backend.workers
+        error = self._launch(ctypes.addressof(shape), shared_mem, workers, order, values.address)
+        if error is not None:
+            raise KernelError(f"{self._name}: {error.decode()}")
+
+
+class HostBackend:
+    """Compiles into a folder, one library for each source, set of macros and flags.
+
+    `precompile`: the shim beforehand, which takes as long as three libraries and then half off each.
+    """
+
+    def __init__(
+        self, folder: Path, flags: Sequence[str] = ("-O2",), include: Path | None = None, precompile: bool = False
+    ) -> None:
+        self._precompile = precompile
+        self._folder, self._flags, self._include = folder, tuple(flags), include or sources()
+        self._libraries: dict[tuple[str, Defines], ctypes.CDLL] = {}
+        self.order, self.workers = 0, 1
+
+    def kernel(self, source: str, name: str, defines: Defines) -> HostKernel:
+        """A kernel of `source`; raises RuntimeError with the compiler's words where it does not compile."""
+        key = (source, defines)
+        if key not in self._libraries:
+            self._libraries[key] = ctypes.CDLL(str(self.build(source, defines)))
+        return HostKernel(self._libraries[key], name, self)
+
+    def build(self, source: str, defines: Defines) -> Path:
+        """The library of a source."""
+        path = self._include / source
+        names = EXPORTED.findall(path.read_text())
+        text = "\n".join(['#include "shim.h"', f'#include "{path}"', *(f"SHIM_EXPORT({name})" for name in names), ""])
+        options = (*FLAGS, *self._flags, *(f"-D{name}={value}" for name, value in defines))
+        digest = hashlib.sha256(repr((text, options)).encode()).hexdigest()[:16]
+        library = self._folder / f"{path.stem}-{digest}.so"
+        if library.exists():
+            return library
+        generated = library.with_suffix(".cpp")
+        generated.write_text(text)
+        first = (f"-I{self.precompiled()}",) if self._precompile else ()
+        command = (compiler(), *options, *first, f"-I{SHIM}", f"-I{self._include}", f"-I{sources()}", str(generated), "-o", str(library))
+        run_compiler(command, source)
+        return library
+
+    def precompiled(self) -> Path:
+        """A folder with the shim compiled by the same flags."""
+        flags = (*FLAGS, *self._flags)
+        folder = self._folder / f"shim-{hashlib.sha256(repr(flags).encode()).hexdigest()[:16]}"
+        if not folder.exists():
+            folder.mkdir()
+            command = (compiler(), *flags, f"-I{SHIM}", "-x", "c++-header", str(SHIM / "shim.h"), "-o", str(folder / "shim.h.gch"))
+            run_compiler(command, "shim.h")
+        return folder
+
+
+def run_compiler(command: Sequence[str], source: str) -> None:
+    """Raise RuntimeError with the compiler's words where it fails. A sanitizer loaded into Python is not for it."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{source} does not compile for the host:\n{ran.stderr}")

@@ -1,0 +1,60 @@
+"""Faults to plant into the sources: each a text and what stands in its place."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from vnext.kernels.cuda.backends import sources
+
+
+class Bug(NamedTuple):
+    """One change of one file of `cuda/`."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+
+
+ATTENTION = "paged_attention.cu"
+ATTENTION_BUGS = [
+    Bug("no barrier before the keys are read", ATTENTION, "copy_async_wait<1>();\n        __syncthreads();", "copy_async_wait<1>();"),
+    Bug("no barrier before a stage is filled again", ATTENTION, "clear(sums);\n        }\n        __syncthreads();", "clear(sums);\n        }"),
+    Bug("no wait for the keys", ATTENTION, "copy_async_wait<1>();", ""),
+    Bug("one group too few waited for", ATTENTION, "copy_async_wait<1>();", "copy_async_wait<2>();"),
+    Bug("the next page", ATTENTION, "is_there ? position / heads.block_size", "is_there ? (position + 1) / heads.block_size"),
+    Bug("the page of another head", ATTENTION, "heads.kv_heads + blockIdx.y)", "heads.kv_heads + blockIdx.y / 2)"),
+    Bug("splits added without their peaks", ATTENTION, "value = joined(value, partial_values[row * HEAD_DIM + d], by);", "value += partial_values[row * HEAD_DIM + d];"),
+    Bug("the last split left out", ATTENTION, "split < merge[2]; ++split", "split + 1 < merge[2]; ++split"),
+    Bug("a split that starts with the sums of the last one", ATTENTION, "                join_split(own, sums);\n            clear(sums);", "                join_split(own, sums);"),
+    Bug("a query that does not see itself", ATTENTION, "position > limit ||", "position >= limit ||"),
+    Bug("a window one key too wide", ATTENTION, "position <= limit - window", "position < limit - window"),
+    Bug("lanes that keep their share of a total", ATTENTION, "sums.totals[1] = row_sum(sums.totals[1]);", ""),
+    Bug("a row's peak of two lanes", ATTENTION, "    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));\n", ""),
+    Bug("keys behind the end not hidden by zeros", ATTENTION, "value_cache + source, is_there ? 16 : 0);", "value_cache + source, 16);"),
+    Bug("tiles of values swapped", "attention_tiles.cuh", "mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});", "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});"),
+]  # fmt: skip
+ROW_BUGS = [
+    Bug("no barrier in the sum of a block", "platform.cuh", "x;\n    __syncthreads();", "x;"),
+    Bug("no barrier between a head and its turn", "rows.cu", "        __syncwarp();\n        const int kv_head", "        const int kv_head"),
+    Bug("neighbours, not halves, form a pair", "rows.cu", "const bool is_first = i < half;", "const bool is_first = i % 2 == 0;"),
+    Bug("rounding left out between norm and weight", "rows.cu", "rounded<SCALAR>(rounded<W>(normed) * to_float(weight))", "rounded<SCALAR>(normed * to_float(weight))"),
+]  # fmt: skip
+SAMPLING_BUGS = [
+    Bug("no barrier before a digit is looked for", "sampling.cu", "Mass(weight));\n        }\n        __syncthreads();", "Mass(weight));\n        }"),
+    Bug("the token after the one drawn", "sampling.cu", "__ffs(int(passed)) - 1", "__ffs(int(passed))"),
+    Bug("a need that the higher digits do not lessen", "sampling.cu", "    search->need = need - above;\n", ""),
+    Bug("the higher id among equals", "sampling.cu", "a.token < b.token", "a.token > b.token"),
+]  # fmt: skip
+
+
+def plant(bug: Bug, folder: Path) -> Path:
+    """A copy of the sources with the bug, in a new folder."""
+    copied = Path(shutil.copytree(sources(), folder / bug.name.replace(" ", "_").replace(",", "")))
+    path = copied / bug.file
+    text = path.read_text()
+    assert text.count(bug.right) == 1, f"{bug.file} no longer has {bug.right!r} exactly once"
+    path.write_text(text.replace(bug.right, bug.wrong))
+    return copied

@@ -1,0 +1,71 @@
+"""A program of its own: the kernels under AddressSanitizer, which must be loaded before Python. Its argument is a folder.
+
+Prints "clean" where no kernel touched what is not its own; with "overrun" as the second argument, one does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from attention_steps import Options, Range, Shape, attend, check, make_sequences
+from host_shim import ORDERS, HostBackend
+from rows_cases import draw
+from sampling_cases import Draws, sampled
+
+from vnext.kernels.cuda import backends, rows
+
+FLAGS = ("-O0", "-g1", "-fsanitize=address")
+
+
+def attention() -> None:
+    """Odd lengths, all kinds of units, fp8, a shared prefix."""
+    shape = Shape(4, 2, 16, 16)
+    sequences = make_sequences([274, 263], shape, torch.bfloat16, shared=256)
+    given = [Range(0, 273, 274), Range(1, 260, 263), Range(0, 260, 274)]
+    for found, one in zip(attend(sequences, given, shared=224), given, strict=True):
+        check(found, sequences, one)
+    attend(sequences, given[:2], shared=256)
+    attend(make_sequences([33], shape, torch.bfloat16), [Range(0, 0, 33)], Options(7, 2.0))
+    attend(sequences._replace(caches=sequences.caches.to(torch.float8_e4m3fn)), given)
+
+
+def row_wise() -> None:
+    for width in (1, 33, 520):
+        x = draw(3, width)
+        rows.add_rms_norm(x, x, x[0], 1e-6)
+        rows.gate_and_mul(draw(3, 2 * width), "silu")
+        rows.embedding_rows(x, torch.tensor([2, 0, 3]), 0)
+    caches = torch.zeros(2, 2, 2, 5, 6)
+    angles = draw(9, 3)
+    rows.rotary_kv_write(draw(9, 10 * 6), draw(6), draw(6), 1e-6, angles, angles, *caches, torch.arange(9))
+
+
+def sample() -> None:
+    draws = Draws(2)
+    sampled(draws.logits(6, 77), draws.inputs(6), 64)
+
+
+def overrun(backend: HostBackend) -> None:
+    """One element more than there is."""
+    x = torch.zeros(1, 256)
+    kernel = backend.kernel("rows.cu", "gather_rows", rows.macros(x))
+    kernel((1,), (256,), (x, x, torch.zeros(1, dtype=torch.int64), np.int64(0), np.int64(1), np.int32(257), np.int32(4)))
+
+
+def main(folder: str, *wish: str) -> None:
+    backend = HostBackend(Path(folder), FLAGS)
+    backends.use("cpu", lambda: backend)
+    if wish:
+        overrun(backend)
+    for backend.order in ORDERS[2:3]:
+        attention()
+        row_wise()
+        sample()
+    print("clean")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

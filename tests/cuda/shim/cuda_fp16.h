@@ -1,0 +1,4 @@
+/* In the place of the header of the CUDA toolkit. */
+#pragma once
+
+#include "numbers.h"

@@ -1,0 +1,141 @@
+"""The paged attention kernel on the host shim: against dense float64, and bit for bit against itself, asked otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_steps import Options, Range, Sequences, Shape, attend, check, make_sequences
+from host_shim import ORDERS, HostBackend
+
+from vnext.kernels.cuda import attention
+from vnext.kernels.cuda.plan import make_plan
+
+BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
+FORMS = [
+    (Shape(4, 2, 64, 16), BF16),
+    (Shape(3, 1, 80, 32), HALF),
+    (Shape(2, 1, 96, 16), BF16),
+    (Shape(8, 2, 128, 16), BF16),
+    (Shape(2, 2, 256, 32), BF16),
+    (Shape(4, 2, 64, 16), FLOAT),
+]
+
+
+def ids(form: object) -> str:
+    return "-".join(map(str, form)) if isinstance(form, tuple) else str(form)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), FORMS, ids=ids)
+def test_prompts_decodes_and_chunks_agree(shim: HostBackend, shape: Shape, dtype: torch.dtype) -> None:
+    """Blocks that hold no tokens are NaN, places of the table that nobody needs -1: neither may be touched."""
+    lengths = [300, 1, 31, 33, 257]
+    sequences = make_sequences(lengths, shape, dtype)
+    whole = [Range(index, 0, length) for index, length in enumerate(lengths)][1:]
+    together = attend(sequences, whole)
+    for found, given in zip(together, whole, strict=True):
+        check(found, sequences, given)
+    last = [Range(index, length - 1, length) for index, length in enumerate(lengths)]
+    mixed = [last[2], Range(0, 270, 300), last[4], Range(0, 255, 257)]
+    for shim.order in ORDERS[1:]:
+        chunk = attend(sequences, mixed)
+        check(chunk[1], sequences, mixed[1])
+        assert torch.equal(chunk[0], together[1][-1:]) and torch.equal(chunk[2], together[3][-1:])
+        decodes = attend(sequences, last)
+        assert torch.equal(decodes[0], chunk[1][-1:])
+        for found, expected in zip(decodes[1:], together, strict=True):
+            assert torch.equal(found, expected[-1:])
+    shim.order = 0
+    pieces = [attend(sequences, [Range(4, start, stop)])[0] for start, stop in ((0, 40), (40, 41), (41, 256), (256, 257))]
+    assert torch.equal(torch.cat(pieces), together[3])
+
+
+@pytest.mark.parametrize("options", [Options(40), Options(1), Options(300, 2.0), Options(0, 5.0)], ids=ids)
+@pytest.mark.parametrize(("shape", "dtype"), [FORMS[0], FORMS[5]], ids=ids)
+def test_windows_and_caps(shim: HostBackend, shape: Shape, dtype: torch.dtype, options: Options) -> None:
+    sequences = make_sequences([600, 30], shape, dtype)
+    given = [Range(0, 560, 600), Range(1, 0, 30)]
+    together = attend(sequences, given, options)
+    for found, one in zip(together, given, strict=True):
+        check(found, sequences, one, options)
+    for shim.order in ORDERS[1:3]:
+        last = attend(sequences, [Range(1, 29, 30), Range(0, 599, 600), Range(0, 570, 574)], options)
+        assert torch.equal(last[0], together[1][-1:]) and torch.equal(last[1], together[0][-1:])
+        assert torch.equal(last[2], together[0][10:14])
+
+
+@pytest.mark.parametrize(("shape", "shared"), [(Shape(4, 2, 64, 16), 512), (Shape(12, 1, 64, 16), 300)], ids=ids)
+def test_a_shared_prefix_is_read_together_and_shows_in_no_bit(shim: HostBackend, shape: Shape, shared: int) -> None:
+    """Decodes, drafts and a chunk; one row ends exactly where the shared part does."""
+    lengths = [700, 530, 513, 600, 515, 640]
+    shared = shared // shape.block_size * shape.block_size
+    sequences = make_sequences(lengths, shape, BF16, shared)
+    given = [Range(index, length - 1, length) for index, length in enumerate(lengths)]
+    given[3] = Range(3, 597, 600)
+    given.append(Range(1, 520, 525))
+    alone = [attend(sequences, [one])[0] for one in given]
+    for shim.order in ORDERS[::3]:
+        for found, expected, one in zip(attend(sequences, given, shared=shared), alone, given, strict=True):
+            check(found, sequences, one)
+            assert torch.equal(found, expected), one
+    given = [Range(0, 511, 512), Range(2, 512, 513)]
+    if shared >= 512:
+        for found, one in zip(attend(sequences, given, shared=shared), given, strict=True):
+            assert torch.equal(found, attend(sequences, [one])[0])
+
+
+def test_more_heads_a_group_than_a_tile_has_rows(shim: HostBackend) -> None:
+    sequences = make_sequences([70, 290], Shape(40, 2, 64, 16), BF16)
+    given = [Range(0, 60, 70), Range(1, 289, 290)]
+    for shim.order in ORDERS[:2]:
+        for found, one in zip(attend(sequences, given), given, strict=True):
+            check(found, sequences, one)
+
+
+def test_fp8_caches_and_their_scales(shim: HostBackend) -> None:
+    """As if the cache held what it stands for, in the query's type: all of it is exact there."""
+    sequences = make_sequences([300, 20], Shape(4, 2, 64, 16), BF16)
+    small = sequences.caches.float().to(torch.float8_e4m3fn)
+    given = [Range(0, 299, 300), Range(1, 0, 20)]
+    exact = sequences._replace(caches=small.float().to(BF16))
+    for shim.order in ORDERS:
+        plain = attend(sequences._replace(caches=small), given)
+        for found, expected in zip(plain, attend(exact, given), strict=True):
+            assert torch.equal(found, expected)
+    doubled = exact._replace(caches=exact.caches * 2)
+    for found, expected in zip(attend(sequences._replace(caches=small), given, scales=(2, 2)), attend(doubled, given), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_tokens_of_no_row_and_idle_rows(shim: HostBackend) -> None:
+    sequences = make_sequences([40, 20], Shape(4, 2, 64, 16), BF16)
+    found = attend(sequences, [Range(0, 39, 40), Range(1, 20, 20), Range(1, 0, 20)])
+    assert found[1].shape == (0, 4, 64)
+    check(found[2], sequences, Range(1, 0, 20))
+    padded = torch.cat((sequences.query[0][-1:], sequences.query[0][:2]))
+    table = torch.tensor([sequences.blocks[0]], dtype=torch.int32)
+    plan = make_plan(np.array([0, 1]), np.array([40]), 2, 0, 0, 4, padded.device)
+    result = attention.paged_attention(padded, *sequences.caches, table, plan, 0.125)
+    assert torch.equal(result[:1], found[0]) and not result[1:].any()
+
+
+def test_it_serves_what_it_was_written_for() -> None:
+    def ask(dtype: torch.dtype, cache: torch.dtype, head_dim: int) -> bool:
+        return attention.serves(torch.empty(1, 1, head_dim, dtype=dtype), torch.empty(1, 1, 1, head_dim, dtype=cache))
+
+    assert ask(BF16, BF16, 128) and ask(HALF, torch.float8_e4m3fn, 80) and ask(FLOAT, FLOAT, 256)
+    assert not ask(BF16, HALF, 64) and not ask(FLOAT, torch.float8_e4m3fn, 64)
+    assert not ask(BF16, BF16, 72) and not ask(BF16, BF16, 512)
+
+
+def poisoned(sequences: Sequences) -> bool:
+    return bool(sequences.caches.isnan().any())
+
+
+def test_the_oracle_would_notice(shim: HostBackend) -> None:
+    """The bound is narrow: one key fewer, or another scale by a hundredth, breaks it."""
+    sequences = make_sequences([64], Shape(2, 1, 64, 16), BF16)
+    assert poisoned(sequences)
+    (found,) = attend(sequences, [Range(0, 63, 64)])
+    with pytest.raises(AssertionError, match="too much"):
+        check(found, sequences, Range(0, 62, 63))

@@ -1,0 +1,77 @@
+"""The sampling kernel on the host shim gives the token of torch's form, the oracle, for every row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from host_shim import ORDERS, HostBackend
+from sampling_cases import THREADS, Draws, sampled
+
+from vnext.kernels.cuda import sampling
+from vnext.runtime.logits import adjust
+from vnext.runtime.sampling import choose
+from vnext.runtime.sampling_draw import draw_by_inversion
+from vnext.runtime.sampling_inputs import Penalties, SamplingInputs
+
+INFINITY = float("inf")
+
+
+def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> int:
+    expected, found = choose(logits, inputs, draw_by_inversion), sampled(logits, inputs, threads)
+    for row in (found != expected).nonzero()[:, 0].tolist():
+        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs[:6]]}")
+    return int(((inputs.temperature > 0) & (found != logits.argmax(-1))).sum())
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 128, 1000, 3001])
+def test_the_token_is_that_of_the_torch_form(shim: HostBackend, vocabulary: int) -> None:
+    draws, drawn = Draws(vocabulary), 0
+    for turn, shim.order in enumerate(ORDERS):
+        rows = 48 if vocabulary <= 1000 else 16
+        drawn += assert_same_tokens(draws.logits(rows, vocabulary), draws.inputs(rows), (32, 128, 256, 64)[turn])
+    assert vocabulary < 100 or drawn > 8
+
+
+def test_a_whole_vocabulary_at_the_product_s_width(shim: HostBackend) -> None:
+    draws = Draws(3)
+    assert_same_tokens(draws.logits(4, 32_000), draws.inputs(4), sampling.SAMPLE_THREADS)
+
+
+def test_many_tokens_within_a_digit_of_the_edge(shim: HostBackend) -> None:
+    """The search for a floor goes digit by digit of the weights: here thousands share the first ones, or all."""
+    draws, rows, vocabulary = Draws(5), 8, 3000
+    spread = draws.pick((1e-7, 1e-6, 1e-4, 1e-2), rows)[:, None]
+    near = torch.randn(rows, vocabulary, generator=draws.generator).clamp(-5, 5) * spread
+    heavy = near + 12 * (torch.arange(vocabulary) % 100 == 0)
+    inputs = draws.inputs(rows)._replace(temperature=torch.ones(rows))
+    for logits in (near, heavy, near * 0):
+        for top_k in (0, 65, 2999):
+            assert_same_tokens(logits, inputs._replace(top_k=torch.full((rows,), top_k)))
+
+
+def test_rows_apart_in_memory(shim: HostBackend) -> None:
+    draws = Draws(9)
+    wide, inputs = draws.logits(20, 300), draws.inputs(10)
+    for logits in (wide[::2, 100:], wide[:10].T.contiguous().T, wide[:1].expand(10, -1)):
+        assert_same_tokens(logits, inputs)
+    empty = SamplingInputs(*(column[:0] for column in inputs[:6]))
+    assert sampled(wide[:0], empty).tolist() == []
+
+
+def test_penalties_are_those_of_the_torch_form(shim: HostBackend) -> None:
+    draws = Draws(4)
+    logits, inputs = torch.randn(5, 700, generator=draws.generator) * 5, draws.inputs(5)
+    logits[0, 3] = -INFINITY
+    penalties = Penalties(
+        rows=torch.tensor([4, 0, 2]),
+        prompt_mask=torch.rand(3, 700, generator=draws.generator) < 0.3,
+        output_counts=draws.integers(-4, 4, 3 * 700).clamp(min=0).view(3, 700),
+        repetition=torch.tensor([1.3, 1.0, 0.7]),
+        frequency=torch.tensor([0.3, 0.0, -1.1]),
+        presence=torch.tensor([0.1, 1.7, 0.0]),
+    )
+    expected = adjust(logits, inputs._replace(penalties=penalties))
+    for shim.order in ORDERS:
+        found = logits.clone()
+        sampling.penalise(found, *penalties)
+        assert torch.equal(found, expected)

@@ -1,0 +1,95 @@
+"""Faults planted into the kernels are found by the checks that the kernels pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from attention_steps import Options, Range, Shape, attend, check, make_sequences
+from host_shim import ORDERS, HostBackend, KernelError
+from planted_bugs import ATTENTION_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
+from rows_cases import draw
+from sampling_cases import Draws, sampled
+
+from vnext.kernels import references
+from vnext.kernels.cuda import backends, rows
+from vnext.runtime.sampling import choose
+from vnext.runtime.sampling_draw import draw_by_inversion
+
+SHAPE = Shape(4, 2, 64, 16)
+SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)
+
+
+@pytest.fixture
+def backend(shim: HostBackend, request: pytest.FixtureRequest, libraries: Path, tmp_path: Path) -> Iterator[HostBackend]:
+    """The sources with a bug, or as they are (None), at -O0."""
+    folder = None if request.param is None else plant(request.param, tmp_path)
+    made = HostBackend(libraries, ("-O0",), folder, precompile=True)
+    backends.use("cpu", lambda: made)
+    yield made
+    backends.use("cpu", lambda: shim)
+
+
+def attention_is_right(backend: HostBackend) -> bool:
+    """Prompts of four warps over two splits, a decode by partial sums, a window; in every order."""
+    try:
+        for backend.order in ORDERS:
+            for given in ([Range(0, 270, 330), Range(1, 69, 70)], [Range(0, 329, 330)]):
+                for found, one in zip(attend(SEQUENCES, given), given, strict=True):
+                    check(found, SEQUENCES, one)
+        window = Options(window=20)
+        check(attend(SEQUENCES, [Range(1, 60, 70)], window)[0], SEQUENCES, Range(1, 60, 70), window)
+    except (AssertionError, KernelError):
+        return False
+    return True
+
+
+def rows_are_right(backend: HostBackend) -> bool:
+    """Norms and turns, in every order."""
+    x, weight = draw(3, 900, dtype=torch.bfloat16), draw(900, dtype=torch.bfloat16, seed=1)
+    qkv, angles, slots = draw(5, 5 * 80), draw(5, 40), torch.arange(5)
+    caches, expected_caches = torch.zeros(2, 2, 2, 1, 5, 80)
+    expected = references.rms_norm(x, weight, 1e-6)
+    turn = (angles.cos(), angles.sin())
+    turned = references.rotary_kv_write(qkv.clone(), None, None, 1e-6, *turn, *expected_caches, slots)
+    for backend.order in ORDERS:
+        normed = rows.rms_norm(x, weight, 1e-6)
+        if (normed != expected).float().mean() > 0.002:  # another order of the sum moves a rounding now and then
+            return False
+        if not torch.equal(rows.rotary_kv_write(qkv, None, None, 1e-6, *turn, *caches, slots), turned):
+            return False
+    return torch.equal(caches, expected_caches)
+
+
+def tokens_are_right(backend: HostBackend) -> bool:
+    """Rows with equals at their top, filters of all kinds, and totals as small as targets."""
+    draws = Draws(11)
+    for backend.order in ORDERS:
+        logits, inputs = draws.logits(40, 300), draws.inputs(40)
+        logits[:10] = logits[:10].clamp(max=0.0)
+        few = inputs._replace(temperature=torch.full((40,), 1e-5), top_k=torch.full((40,), 3))
+        for chosen in (inputs, inputs._replace(temperature=inputs.temperature * 0), few):
+            if not torch.equal(sampled(logits, chosen, 64), choose(logits, chosen, draw_by_inversion)):
+                return False
+    return True
+
+
+def name_of(bug: Bug | None) -> str:
+    return bug.name if bug else "as they are"
+
+
+@pytest.mark.parametrize("backend", [None, *ATTENTION_BUGS], ids=name_of, indirect=True)
+def test_attention(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert attention_is_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *ROW_BUGS], ids=name_of, indirect=True)
+def test_rows(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert rows_are_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *SAMPLING_BUGS], ids=name_of, indirect=True)
+def test_sampling(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert tokens_are_right(backend) == (request.node.callspec.params["backend"] is None)

@@ -1,0 +1,48 @@
+"""Arguments of a launch, as cuLaunchKernel takes them: an array of pointers to values.
+
+Owns their form and nothing else; a GPU's driver and the tests' host shim read the same array.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Argument = torch.Tensor | np.generic | None
+
+
+class Arguments:
+    """Values and the array of their addresses, alive together. `address` is what a launch gets."""
+
+    __slots__ = ("_values", "_pointers")
+
+    def __init__(self, arguments: Sequence[Argument]) -> None:
+        self._values = [value_of(argument) for argument in arguments]
+        self._pointers = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._pointers)
+
+
+def value_of(argument: Argument) -> Any:
+    """A tensor is the address of its first element, None a null pointer, a numpy scalar itself.
+
+    Raises TypeError for anything else: a plain number does not say how wide it is.
+    """
+    if argument is None:
+        return ctypes.c_uint64(0)
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_uint64(argument.data_ptr())
+    if isinstance(argument, np.generic):
+        return np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item())
+    raise TypeError(f"a kernel takes tensors, numpy scalars and None, not {type(argument).__name__}")
+
+
+def three(shape: Sequence[int]) -> tuple[int, int, int]:
+    """A grid or a block of one to three sizes as three."""
+    return (*shape, 1, 1, 1)[:3]

@@ -1,0 +1,107 @@
+"""Paged attention over the head-major caches: the launches of `cuda/paged_attention.cu` by the plan of a step.
+
+Owns how much shared memory a launch needs and where partial sums go. The arithmetic of a query is the same in every
+launch, so decodes, prompts, chunks and shared prefixes give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from vnext.kernels.cuda.backends import SCALARS, Defines, kernel_for
+from vnext.kernels.cuda.plan import TILE_ROWS, WARPS, StepPlan
+
+SOURCE = "paged_attention.cu"
+WARP = 32
+KEYS, STAGES = 32, 2
+TILE_COLUMNS = 8
+PAD_BYTES = 16
+LOG2_E = math.log2(math.e)
+HEAD_DIM_MULTIPLE, HEAD_DIM_MAX = 16, 256
+LARGE_HEAD = 128
+"""Above it two warps share what four would not find room for."""
+
+
+def warps_of(head_dim: int) -> int:
+    """How many tiles a wide unit has."""
+    return WARPS if head_dim <= LARGE_HEAD else WARPS // 2
+
+
+def serves(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
+    """Whether the kernel knows these types and this size of heads."""
+    head_dim = query.shape[-1]
+    sized = head_dim % HEAD_DIM_MULTIPLE == 0 and head_dim <= HEAD_DIM_MAX
+    narrow = key_cache.dtype is torch.float8_e4m3fn and query.dtype is not torch.float32
+    return sized and query.dtype in SCALARS and (query.dtype is key_cache.dtype or narrow)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    plan: StepPlan,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> torch.Tensor:
+    """As paged_attention.paged_attention, of what `serves` allows; `plan` was made for the window and the heads.
+
+    Caches of float8_e4m3fn hold keys and values divided by the scales. block_table int32 [R, W], rows dense.
+    """
+    query = query.contiguous()
+    tokens, heads, head_dim = query.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    covered = plan.limits.shape[0] == tokens
+    output = torch.empty_like(query) if covered else torch.zeros_like(query)
+    values = torch.empty(plan.slot_count * heads * head_dim, dtype=torch.float32, device=query.device)
+    marks = torch.empty(plan.slot_count * heads * 2, dtype=torch.float32, device=query.device)
+    defines = (
+        ("SCALAR", SCALARS[query.dtype]), ("CACHE", SCALARS[key_cache.dtype]), ("HEAD_DIM", str(head_dim)),
+    )  # fmt: skip
+    kernel = kernel_for(query.device, SOURCE, "paged_attention", defines)
+    sizes = map(np.int32, (heads, kv_heads, block_size, window))
+    factors = map(np.float32, (scale * key_scale * LOG2_E, softcap * LOG2_E, value_scale))
+    before = (output, values, marks, query, key_cache, value_cache)
+    after = (
+        plan.tiles, plan.tokens, plan.limits, plan.partials, block_table, np.int64(block_table.stride(0)), *sizes, *factors,
+    )  # fmt: skip
+    parts = -(-(heads // kv_heads) // TILE_ROWS)
+    for units, warps, is_partial in ((plan.wide, warps_of(head_dim), False), (plan.narrow, 1, plan.narrow_is_partial)):
+        if units.shape[0]:
+            shared = shared_bytes(query, key_cache, warps, is_partial)
+            kernel((units.shape[0], kv_heads, parts), (warps * WARP,), (*before, units, *after), shared_mem=shared)
+    merge(output, values, marks, plan, defines, value_scale)
+    return output
+
+
+def merge(
+    output: torch.Tensor,
+    values: torch.Tensor,
+    marks: torch.Tensor,
+    plan: StepPlan,
+    defines: Defines,
+    value_scale: float,
+) -> None:
+    """Join the partial sums of the tokens that have some into `output`."""
+    _, heads, head_dim = output.shape
+    if plan.merges.shape[0]:
+        kernel = kernel_for(output.device, SOURCE, "merge_splits", defines)
+        arguments = (output, values, marks, plan.merges, np.int32(heads), np.float32(value_scale))
+        kernel((plan.merges.shape[0], heads), (head_dim,), arguments)
+
+
+def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_partial: bool) -> int:
+    """What a block of `warps` tiles needs, as the kernel lays it out; with partial sums only, it keeps none itself."""
+    head_dim, scalar, cache = query.shape[2], query.element_size(), key_cache.element_size()
+    row = head_dim * scalar + PAD_BYTES
+    stages = STAGES * 2 * KEYS * (head_dim * cache + PAD_BYTES)
+    widened = 2 * KEYS * row if cache < scalar else 0
+    spare = TILE_ROWS * KEYS * 4 if query.dtype is torch.float32 else 0
+    kept = 0 if is_partial else (head_dim // TILE_COLUMNS * 4 + 4) * WARP * 4
+    return stages + widened + warps * (TILE_ROWS * row + spare + kept)

@@ -1,0 +1,86 @@
+"""Where kernels run: one calling form for a GPU and for the tests' host shim.
+
+Owns the choice of a backend by kind of device and the kernels already made. A backend turns a source of `cuda/` with its
+macros into kernels; launchers know no more of it:
+
+    kernel_for(tensor.device, "rows.cu", "rms_norm", (("SCALAR", "__half"),))(grid, block, arguments, shared_mem=bytes)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from vnext.kernels.cuda.arguments import Argument
+
+Defines = tuple[tuple[str, str], ...]
+"""Macros of a source: names and values."""
+
+SCALARS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half", torch.float8_e4m3fn: "__nv_fp8_e4m3"}
+"""Element types as the sources name them."""
+
+
+class Kernel(Protocol):
+    """One `extern "C"` kernel. Grid and block have one to three sizes, `shared_mem` is dynamic memory in bytes."""
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
+    ) -> None: ...
+
+
+class Backend(Protocol):
+    """Makes kernels for one device."""
+
+    def kernel(self, source: str, name: str, defines: Defines) -> Kernel: ...
+
+
+def sources() -> Path:
+    """The folder of the CUDA sources: beside this file where vnext was installed, at the root of a checkout."""
+    shipped = Path(__file__).parent / "sources"
+    return shipped if shipped.is_dir() else Path(__file__).parents[3] / "cuda"
+
+
+def is_usable() -> bool:
+    """Whether kernels can be made for a GPU here: torch was built for CUDA, and CuPy is installed."""
+    return torch.version.cuda is not None and find_spec("cupy") is not None
+
+
+def cuda_backend() -> Backend:
+    """The backend of a GPU; imports CuPy."""
+    from vnext.kernels.cuda.driver import CudaBackend
+
+    return CudaBackend()
+
+
+_makers: dict[str, Callable[[], Backend]] = {"cuda": cuda_backend}
+_kernels: dict[tuple[torch.device, str, str, Defines], Kernel] = {}
+
+
+def use(device_type: str, make: Callable[[], Backend]) -> None:
+    """Have kernels for a kind of device made by another backend from now on: how tests bring theirs."""
+    _makers[device_type] = make
+    for key in [key for key in _kernels if key[0].type == device_type]:
+        del _kernels[key]
+
+
+def leave(device_type: str) -> None:
+    """Forget a kind of device that `use` brought."""
+    del _makers[device_type]
+
+
+def has_backend(device_type: str) -> bool:
+    """Whether kernels run on this kind of device."""
+    return device_type in _makers
+
+
+def kernel_for(device: torch.device, source: str, name: str, defines: Defines) -> Kernel:
+    """The kernel, made when it is asked for the first time. Raises KeyError where a kind of device has no backend."""
+    key = (device, source, name, defines)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        kernel = _kernels[key] = _makers[device.type]().kernel(source, name, defines)
+    return kernel

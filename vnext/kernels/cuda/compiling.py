@@ -1,0 +1,83 @@
+"""Compiling: a source of `cuda/` and its macros to the machine code of one architecture, without a GPU.
+
+Owns NVRTC and the folder of what was compiled before. A compiled file's name is a digest of all that went into it (the
+source, every header beside it, macros, architecture, compiler), so that none is ever stale; it appears complete or not
+at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from vnext.kernels.cuda.backends import Defines, sources
+
+OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
+CACHE = Path("~/.cache/vnext/cubins")
+
+
+class CompileError(RuntimeError):
+    """A source that the compiler refused; the message is the compiler's."""
+
+
+class Compiled(NamedTuple):
+    """Machine code, and what the assembler said of registers, spills and shared memory."""
+
+    cubin: bytes
+    log: str
+
+
+def compile_source(source: str, defines: Defines, arch: str, folder: Path | None = None) -> Compiled:
+    """Compile `folder / source` (default: the sources') for an architecture such as "sm_90".
+
+    Raises CompileError with the compiler's log, and ImportError where CuPy is missing.
+    """
+    from cupy.cuda import nvrtc
+
+    folder = folder or sources()
+    options = (f"-arch={arch}", *OPTIONS, *(f"-D{name}={value}" for name, value in defines))
+    includes = (f"-I{folder}", f"-I{toolkit_headers()}")
+    program = nvrtc.createProgram((folder / source).read_text(), source, (), ())
+    try:
+        nvrtc.compileProgram(program, (*options, *includes))
+        return Compiled(nvrtc.getCUBIN(program), nvrtc.getProgramLog(program))
+    except nvrtc.NVRTCError:
+        raise CompileError(f"{source} for {arch}:\n{nvrtc.getProgramLog(program)}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def toolkit_headers() -> str:
+    """The folder of cuda_bf16.h: of the package nvidia-cuda-runtime, or of a toolkit. Raises CompileError without one."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory("cudart")
+    if found is None:
+        raise CompileError("the headers of the CUDA runtime are missing: install nvidia-cuda-runtime")
+    return found
+
+
+def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:
+    """As compile_source, kept in a folder between processes."""
+    cache = cache.expanduser()
+    path = cache / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
+    if not path.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=cache)
+        with os.fdopen(handle, "wb") as file:
+            file.write(compile_source(source, defines, arch).cubin)
+        os.replace(name, path)
+    return path.read_bytes()
+
+
+def digest(source: str, defines: Defines, arch: str) -> str:
+    """What goes into a cubin, as one hash."""
+    from cupy.cuda import nvrtc
+
+    headers = sorted(sources().glob("*.cuh"))
+    texts = [path.read_bytes() for path in (sources() / source, *headers)]
+    facts = repr((source, defines, arch, OPTIONS, nvrtc.getVersion())).encode()
+    return hashlib.sha256(b"\0".join((facts, *texts))).hexdigest()[:32]

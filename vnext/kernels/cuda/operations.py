@@ -1,0 +1,238 @@
+"""The GPU's row of the selection table: the CUDA kernels behind the signatures of the references.
+
+Owns the choice between a kernel and its reference, and the registration of kernels with torch (`torch.ops.vnext_cuda`), so
+that `torch.compile` and graphs see each as one operation. Arguments have passed their contracts; what a kernel was not
+written for (mixed types, odd heads) is the reference's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vnext.kernels import paged_attention as plain_attention, products, references
+from vnext.kernels.cuda import attention, rows, sampling
+from vnext.kernels.cuda.backends import SCALARS
+from vnext.kernels.cuda.plan import StepPlan, make_plan
+
+SUMMARY = "cuda/*.cu by NVRTC"
+LIBRARY = torch.library.Library("vnext_cuda", "DEF")
+DISPATCH = "CompositeExplicitAutograd"
+"""One implementation for a GPU and for the tests' host shim: the backend is chosen by the tensors' device."""
+
+
+# ---- operations of torch -----------------------------------------------------------------------------------------
+
+
+def register(schema: str, function: Any, fake: Any) -> Any:
+    """Define an operation, its kernel and its shapes; the callable that dispatches to it."""
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, function, DISPATCH)
+    torch.library.register_fake(f"vnext_cuda::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.vnext_cuda, name).default
+
+
+def _fake_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def _fake_gate(x: torch.Tensor, gate: str) -> torch.Tensor:
+    return x.new_empty((x.shape[0], x.shape[1] // 2))
+
+
+def _fake_rotary(qkv: torch.Tensor, *others: Any) -> torch.Tensor:
+    _, kv_heads, _, head_dim = others[5].shape
+    return qkv.new_empty((qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim))
+
+
+def _fake_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
+    return table.new_empty((ids.shape[0], table.shape[1]))
+
+
+def _attend(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_table: torch.Tensor,
+    plan: list[torch.Tensor], slot_count: int, narrow_is_partial: bool, scale: float, window: int, softcap: float,
+    key_scale: float = 1.0, value_scale: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
+    whole = StepPlan(*plan, slot_count, narrow_is_partial)
+    return attention.paged_attention(
+        query, key_cache, value_cache, block_table, whole, scale, window, softcap, key_scale, value_scale
+    )
+
+
+def _fake_sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+def _fake_attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
+    return query.new_empty(query.shape)
+
+
+_rms_norm = register("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rows.rms_norm, _fake_norm)
+_add_rms_norm = register(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    rows.add_rms_norm,
+    _fake_add_norm,
+)
+_gate_and_mul = register("gate_and_mul(Tensor x, str gate) -> Tensor", rows.gate_and_mul, _fake_gate)
+_rotary_kv_write = register(
+    "rotary_kv_write(Tensor qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor? cosine, Tensor? sine, "
+    "Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slots, float key_scale=1.0, float value_scale=1.0) -> Tensor",
+    rows.rotary_kv_write,
+    _fake_rotary,
+)
+_embedding_rows = register(
+    "embedding_rows(Tensor table, Tensor ids, int first) -> Tensor", rows.embedding_rows, _fake_rows
+)
+_paged_attention = register(
+    "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor[] plan, int slot_count, "
+    "bool narrow_is_partial, float scale, int window, float softcap, float key_scale=1.0, float value_scale=1.0) -> Tensor",
+    _attend,
+    _fake_attend,
+)
+_sample_rows = register(
+    "sample_rows(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
+    "int threads=1024) -> Tensor",
+    sampling.sample_rows,
+    _fake_sample,
+)
+_penalise = register(
+    "penalise(Tensor(a!) logits, Tensor rows, Tensor repetition, Tensor presence, Tensor frequency, Tensor prompt_mask, "
+    "Tensor output_counts) -> ()",
+    sampling.penalise,
+    lambda *arguments: None,
+)
+
+
+# ---- the table's functions ---------------------------------------------------------------------------------------
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As references.rms_norm."""
+    return _rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As references.add_rms_norm."""
+    return _add_rms_norm(x, residual, weight, eps)
+
+
+def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    """As products.gated_linear: torch's product, our gate."""
+    return _gate_and_mul(products.linear(x, weight, bias), activation)
+
+
+def rotary_kv_write(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    cosine: torch.Tensor | None,
+    sine: torch.Tensor | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """As references.rotary_kv_write."""
+    return _rotary_kv_write(qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous())
+
+
+def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """As references.embedding_rows; tables of other types are the reference's."""
+    if table.dtype not in SCALARS:
+        return references.embedding_rows(table, ids, first)
+    return _embedding_rows(table, ids, first)
+
+
+def sample_rows(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+    """As sampling.sample_rows: what a runtime calls in the place of its torch form."""
+    return _sample_rows(logits, *columns)
+
+
+def penalise(logits: torch.Tensor, *penalties: torch.Tensor) -> None:
+    """As sampling.penalise."""
+    _penalise(logits, *penalties)
+
+
+class StepAttention:
+    """One step for all layers: described once, planned when a layer shows its heads and its window."""
+
+    __slots__ = ("_described", "_plain", "_plans", "_shared_blocks", "block_size", "kv_head_count", "windows")
+
+    def __init__(self, described: tuple[Any, ...], shared_blocks: int) -> None:
+        self._described, self._shared_blocks = described, shared_blocks
+        self._plain: plain_attention.AttentionMetadata | None = None
+        self._plans: dict[tuple[int, int, int], StepPlan] = {}
+        self.block_size, self.kv_head_count, self.windows = described[3:]
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        return self._described[2]
+
+    def plan(self, head_count: int, head_dim: int, window: int) -> StepPlan:
+        """The kernel's plan."""
+        key = (head_count // self.kv_head_count, attention.warps_of(head_dim), window)
+        if key not in self._plans:
+            starts, contexts, table = self._described[:3]
+            shared = self._shared_blocks * self.block_size
+            self._plans[key] = make_plan(starts, contexts, key[0], window, shared, key[1], table.device)
+        return self._plans[key]
+
+    def plain(self) -> plain_attention.AttentionMetadata:
+        """The reference's metadata."""
+        if self._plain is None:
+            self._plain = plain_attention.attention_metadata(*self._described)
+        return self._plain
+
+
+def attention_metadata(
+    query_starts: np.ndarray,
+    context_lengths: np.ndarray,
+    block_table: torch.Tensor,
+    block_size: int,
+    kv_head_count: int,
+    windows: tuple[int, ...] = (0,),
+    shared_blocks: int = 0,
+) -> StepAttention:
+    """As paged_attention.attention_metadata; the arrays are kept until the step is over.
+
+    `shared_blocks`: with how many common blocks all rows begin, which are then read once for all of them.
+    """
+    described = (query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
+    return StepAttention(described, shared_blocks)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    metadata: StepAttention,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """As paged_attention.paged_attention; other types and sizes of heads are the reference's."""
+    if not attention.serves(query, key_cache):
+        return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), scale, window, softcap)
+    plan = metadata.plan(query.shape[1], query.shape[2], window)
+    return _paged_attention(
+        query, key_cache, value_cache, metadata.block_table, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale,
+        window, softcap,
+    )  # fmt: skip
+
+
+FUNCTIONS = (
+    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, embedding_rows,
+)  # fmt: skip
+"""What the kernels serve of the table; the rest stays the references'."""
