@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import render, render_life
+from vnext.replay import render, render_life, shrinking, to_test
 from vnext.replay.info import info
 from vnext.replay.life import life
 from vnext.replay.show import show
@@ -64,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
         "Steady decoding is drawn together; --json tells every event by itself.",
     )  # fmt: skip
     request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
+    shrinking.add_command(partial(_command, commands))
+    to_test.add_command(partial(_command, commands))
     return top
 
 
