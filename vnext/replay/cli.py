@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import render, render_life, shrinking, to_test
+from vnext.replay import fork, render, render_life, shrinking, to_test, trace
 from vnext.replay.info import info
 from vnext.replay.life import life
 from vnext.replay.show import show
@@ -67,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
     shrinking.add_command(partial(_command, commands))
     to_test.add_command(partial(_command, commands))
+    trace.add_command(partial(_command, commands))
+    fork.add_command(partial(_command, commands))
     return top
 
 

@@ -128,7 +128,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     model = load_config(Path(settings.model_path))
     ranks = executor.start()
     started = started_event(settings, model, ranks)
-    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s)
+    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s, stamped=True)
     recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
     ready = EngineReady(
         config=started.config, model=started.model, world_size=started.world_size, log_dir=settings.log_dir
