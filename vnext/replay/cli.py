@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import fork, render, render_life, shrinking, to_test, trace
+from vnext.replay import fork, render, render_life, shrinking, to_test, trace, watch, what_if
 from vnext.replay.info import info
 from vnext.replay.life import life
 from vnext.replay.show import show
@@ -69,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
     to_test.add_command(partial(_command, commands))
     trace.add_command(partial(_command, commands))
     fork.add_command(partial(_command, commands))
+    what_if.add_command(partial(_command, commands))
+    watch.add_command(partial(_command, commands))
     return top
 
 

@@ -16,9 +16,10 @@ from vnext.replay.source import Log, UnusableLog
 from vnext.replay.verify import why_not_decided
 from vnext.sched.sim.judge import Finding, judge, toy_voice
 from vnext.sched.sim.shrink import Author, Failure, Voice, Whim, moves_of
+from vnext.sched.sim.toy import next_token
 from vnext.state.committing import settle
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.log import Frame
 from vnext.state.outputs import outputs
 from vnext.state.reduce import reduce, start
@@ -136,15 +137,24 @@ def finding(
 def judged(events: Sequence[AnyEvent]) -> tuple[Finding | None, bool]:
     """The first failure of recorded events, and whether the toy model's answers had to be asked to see it."""
     found = judge(events, toy=False)
-    if found is not None or not is_toy(events[0]):
+    if found is not None or not is_toy(events):
         return found, False
     found = judge(events, toy=True)
     return found, found is not None
 
 
-def is_toy(started: EngineStarted) -> bool:
-    """Whether the simulator may have written this: its model can be asked again."""
-    return started.model == "toy" and started.config.vocab_size > 0
+def is_toy(events: Sequence[AnyEvent]) -> bool:
+    """Whether the simulator's model has answered this, and can be asked again: most first tokens are its own."""
+    started = events[0]
+    if started.model != "toy" or not started.config.vocab_size:
+        return False
+    answers, right, told = answers_of(events), 0, 0
+    for event in events:
+        if isinstance(event, RequestArrived) and event.name in answers:
+            prompt = unpack_tokens(event.prompt).tolist()
+            right += answers[event.name][0] == next_token(prompt, event.sampling.seed, started.config.vocab_size)
+            told += 1
+    return 2 * right >= told
 
 
 # ---- predicates of one's own -------------------------------------------------------------------------------------

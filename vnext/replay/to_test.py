@@ -46,7 +46,7 @@ def file_text(events: Sequence[AnyEvent], predicate: Predicate | None = None) ->
     """
     strange, answers = strange_places(events), answers_of(events)
     found = finding(events, answers, strange, predicate)
-    if found is None and predicate is None and is_toy(events[0]):
+    if found is None and predicate is None and is_toy(events):
         found = finding(events, None, strange)
         answers = answers if found is None else None
     return _text(events, answers, strange, found, predicate), found

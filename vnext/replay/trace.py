@@ -183,7 +183,10 @@ class _Trace:
     def _counters(self, state: State, now_us: float) -> None:
         pool, ts, put = state.pool, f"{now_us:.3f}", self._writer.put
         held, empty = pool.block_count - pool.free, pool.free - pool.kept
-        put(f'{{"ph":"C","pid":1,"tid":0,"ts":{ts},"name":"cache blocks","args":{{"held":{held},"kept":{pool.kept},"empty":{empty}}}}}')
+        put(
+            f'{{"ph":"C","pid":1,"tid":0,"ts":{ts},"name":"cache blocks",'
+            f'"args":{{"held":{held},"kept":{pool.kept},"empty":{empty}}}}}'
+        )
         put(
             f'{{"ph":"C","pid":1,"tid":0,"ts":{ts},"name":"requests",'
             f'"args":{{"running":{len(state.rows)},"waiting":{len(state.waiting)}}}}}'
@@ -207,7 +210,8 @@ class _Trace:
 
     def _slice(self, pid: int, tid: int, begin_us: float, end_us: float, name: str, args: str) -> None:
         self._writer.put(
-            f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{begin_us:.3f},"dur":{end_us - begin_us:.3f},"name":"{name}","args":{{{args}}}}}'
+            f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":{begin_us:.3f},"dur":{end_us - begin_us:.3f},'
+            f'"name":"{name}","args":{{{args}}}}}'
         )
 
     def _instant(self, pid: int, tid: int, now_us: float, name: str, scope: str) -> None:
@@ -273,7 +277,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         render.print_json(console, answer)
         return int(answer.ended != "complete")
     console.print(f"written: {answer.path}, {render.counted(answer.trace_events, 'trace event')}", style="bold", soft_wrap=True)
-    console.print(f"{render.counted(answer.steps, 'step')} and {render.counted(answer.requests, 'request')}, at most {answer.lanes} at once")
+    steps, requests = render.counted(answer.steps, "step"), render.counted(answer.requests, "request")
+    console.print(f"{steps} and {requests}, at most {answer.lanes} at once")
     if answer.clock == "steps":
         console.print("the log has no times: a step is drawn as a millisecond")
     if answer.ended != "complete":

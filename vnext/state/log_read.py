@@ -170,3 +170,7 @@ def _decode_frame(payload: bytes) -> Frame:
         digest=log.digest_word.unpack_from(payload)[0],
         body=body,
     )
+
+
+Reading, BadRecord = _Reading, _Bad
+"""For a reader that follows a log while it grows (vnext/replay/tail.py)."""

@@ -11,13 +11,13 @@ from planted_state_bugs import ONE_RANK, STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
 from test_planted import CLIENTS, EVENTS_MAX
 
-from vnext.replay.retold import answers_of, finding, judged, strange_places, voice_of
+from vnext.replay.retold import judged, voice_of
 from vnext.replay.to_test import file_text
 from vnext.sched.sim.judge import failing_like
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.shrink import shrink
 from vnext.sched.sim.simulator import Simulation
-from vnext.state.events import AnyEvent, RequestArrived
+from vnext.state.events import AnyEvent
 
 STORY_EVENTS_MAX = 40
 LONG_STORIES = {"an own policy without patience": 200}
