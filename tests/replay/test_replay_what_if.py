@@ -15,7 +15,7 @@ from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
 from vnext.replay.what_if import Objective, candidates, objective_of, what_if
-from vnext.replay.what_if_run import as_recorded, rerun
+from vnext.replay.what_if_run import as_recorded, rerun, retrace
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.chance import Chance
@@ -131,6 +131,7 @@ def test_an_unchanged_configuration_gives_the_log_again(tmp_path, changes, priva
     taken = recorded(log)
     again = rerun(taken, log.header.started, log.header.started.config, as_recorded(taken), exact=True)
     assert again.events == taken.events and len(taken.events) > 300
+    assert retrace(taken, log.header.started).events == taken.events
     assert changes.get("block_count", 60) > 16 or again.preemptions > 0
 
 
@@ -151,7 +152,7 @@ def test_another_configuration_gives_another_run_that_keeps_every_promise(tmp_pa
 
 def test_the_model_learns_what_is_piecewise_linear(tmp_path):
     taken = recorded(open_log(machine_log(tmp_path / "log", arrivals=300, noise_percent=2)))
-    model = fit(taken.features, taken.seconds_us)
+    model = fit(taken.features, taken.step_us)
     assert model.error_p50 < 0.03 and model.error_p99 < 0.1
     fast = [model.predict(row[None])[0] for row in taken.features[:20]]
     slow = model.predict(taken.features[:20])
@@ -161,7 +162,7 @@ def test_the_model_learns_what_is_piecewise_linear(tmp_path):
 def test_one_step_is_predicted_as_many_are(tmp_path):
     config = real_config()
     taken = recorded(open_log(machine_log(tmp_path / "log", config)))
-    model = fit(taken.features, taken.seconds_us)
+    model = fit(taken.features, taken.step_us)
     for entries, features in zip(taken.entries[:50], taken.features):
         flight = Flight(0, entries, np.ones(entries.shape[1], dtype=bool), int(entries[3].sum()))
         assert model.step_us(flight) == pytest.approx(model.predict(features[None])[0])
@@ -169,9 +170,9 @@ def test_one_step_is_predicted_as_many_are(tmp_path):
 
 def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
     taken = recorded(open_log(machine_log(tmp_path / "log", arrivals=200)))
-    strange = taken.seconds_us.copy()
+    strange = taken.step_us.copy()
     strange[::50] *= 30
-    straight, bent = fit(taken.features, taken.seconds_us), fit(taken.features, strange)
+    straight, bent = fit(taken.features, taken.step_us), fit(taken.features, strange)
     one, other = straight.predict(taken.features), bent.predict(taken.features)
     assert np.median(np.abs(one - other) / one) < 0.05
 

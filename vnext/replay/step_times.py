@@ -1,8 +1,9 @@
 """Step times: what a log says of how long its steps took, and a model of that for steps that never ran.
 
-The log holds no step time among its events; stamps beside its segments say when each frame was written (times.py). Steps
-run one after another on the device, so a step took from its plan, or from the commit before it if that came later, to its
-own commit: transport and the engine core's own work are in it.
+The log holds no step time among its events; stamps beside its segments say when each frame was written, and how long rank 0
+was busy with each step (times.py). What a turn costs beside that (transport, the engine core) is one number for all steps:
+the mean of what lies between a step's commit and its plan, or the commit before it if that came later, and was not busy.
+Without busy times that whole span is the step's time.
 
 The model is linear in its parameters and piecewise linear in what it knows of a step: tokens and requests with knots at
 quantiles of this log, context (positions read) and attended (token-position pairs of attention). It is fitted by least
@@ -47,18 +48,20 @@ class Outside(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A whole log by its times. `features` float64[n, FEATURES] and `seconds_us` float64[n] of its n committed steps,
-    `ends_us` their commits; `entries` what each step computed (Flight.entries) and
-    `tokens` what it sampled; `answers` tokens by request."""
+    """A whole log by its times. `features` float64[n, 4] and `step_us` float64[n] of its n committed steps, `ends_us` their
+    commits, `overhead_us` what a turn costs beside each; `entries` what each step computed (Flight.entries) and
+    `tokens` what it sampled; `answers` tokens by request, `times_us` when each of `events` happened."""
 
     outside: list[Outside]
     features: np.ndarray
-    seconds_us: np.ndarray
+    step_us: np.ndarray
+    overhead_us: float
     ends_us: np.ndarray
     entries: list[np.ndarray]
     tokens: list[bytes]
     answers: dict[int, list[int]]
     events: list[AnyEvent]
+    times_us: list[float]
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -101,7 +104,7 @@ def recorded(log: Log) -> Recorded:
         )
     if log.header.index:
         raise UnusableLog(f"{log.paths[0]} does not begin at the engine's start: give the whole log")
-    taken = _Taken(Clock(stamps))
+    taken = _Taken(Clock(stamps), stamps.busy_ns)
     for item in fold(log):
         if isinstance(item, Folded):
             taken.hear(item)
@@ -113,8 +116,8 @@ def recorded(log: Log) -> Recorded:
 class _Taken:
     """The recording while it is folded. Mutable."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, busy_ns: dict[int, int]) -> None:
+        self._clock, self._busy_ns = clock, busy_ns
         self._planned_us: dict[int, float] = {}
         self._last_us = 0.0
         self._outside: list[Outside] = []
@@ -123,10 +126,12 @@ class _Taken:
         self._tokens: list[bytes] = []
         self._answers: dict[int, list[int]] = {}
         self._events: list[AnyEvent] = []
+        self._times_us: list[float] = []
 
     def hear(self, item: Folded) -> None:
         event, now_us = item.event, self._clock.of(item.number, 0)
         self._events.append(event)
+        self._times_us.append(now_us)
         match event:
             case StepPlanned():
                 self._planned_us[event.step] = now_us
@@ -147,9 +152,13 @@ class _Taken:
 
     def recorded(self) -> Recorded:
         features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
-        seconds, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
+        spans, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
+        busy = np.array([self._busy_ns.get(step, 0) for step in range(len(spans))]) / 1e3
+        all_busy = bool(len(busy)) and bool((busy > 0).all())
+        overhead_us = max(float((spans - busy).mean()), 0.0) if all_busy else 0.0
         return Recorded(
-            self._outside, features, seconds, ends, self._entries, self._tokens, self._answers, self._events
+            self._outside, features, busy if all_busy else spans, overhead_us, ends, self._entries, self._tokens,
+            self._answers, self._events, self._times_us,
         )  # fmt: skip
 
 

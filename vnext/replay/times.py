@@ -24,7 +24,8 @@ def stamps_of(log: Log) -> Stamps | None:
     if not found or any(each is None for each in found):
         return None
     events, times = (np.concatenate([getattr(each, name) for each in found]) for name in ("events", "times_ns"))
-    return Stamps(events, times, found[0].wall_minus_monotonic_ns) if len(events) else None
+    busy = {step: took for each in found for step, took in each.busy_ns.items()}
+    return Stamps(events, times, found[0].wall_minus_monotonic_ns, busy) if len(events) else None
 
 
 def _of_segment(segment: Path) -> Stamps | None:

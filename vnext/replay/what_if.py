@@ -24,7 +24,7 @@ from rich.table import Table
 from vnext.replay import render
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_times import Model, Recorded, fit, recorded
-from vnext.replay.what_if_run import Ran, Served, as_recorded, rerun
+from vnext.replay.what_if_run import Ran, Served, rerun, retrace
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent
@@ -37,6 +37,10 @@ FIXED = {"eos_token_ids", "vocab_size"}
 """What belongs to the model, not to the configuration."""
 ERROR_P50_MAX, ERROR_P99_MAX = 0.05, 0.10
 """Up to these the model is as good as it should be."""
+
+
+GAIN, MET_GAIN = 0.05, 0.005
+"""Smaller gains in a time or a rate, or in the share of requests that meet the objective, are within the model's error."""
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +99,9 @@ def what_if(log_path: Path, candidates: Sequence[Changes], objective: Objective,
     started = log.header.started
     configs = [changed(started, changes) for changes in candidates]
     taken = recorded(log)
-    model = fit(taken.features, taken.seconds_us)
-    again = rerun(taken, started, started.config, as_recorded(taken), exact=True)
-    unchanged = felt("", rerun(taken, started, started.config, timed(model)), objective)
+    model = fit(taken.features, taken.step_us)
+    again = retrace(taken, started)
+    unchanged = felt("", rerun(taken, started, started.config, timed(model, taken)), objective)
     runs = _all(log_path, taken, model, candidates, configs, objective, jobs)
     recommended, reason = recommendation(unchanged, runs, objective)
     return WhatIf(
@@ -107,9 +111,9 @@ def what_if(log_path: Path, candidates: Sequence[Changes], objective: Objective,
     )  # fmt: skip
 
 
-def timed(model: Model) -> Callable:
-    """The model as the clock of a run."""
-    return lambda flight, begin_us: begin_us + model.step_us(flight)
+def timed(model: Model, taken: Recorded) -> Callable:
+    """The model as the clock of a run, with what a turn of this log cost beside its step."""
+    return lambda flight, begin_us: begin_us + model.step_us(flight) + taken.overhead_us
 
 
 def reproduced(taken: Recorded, again: Ran) -> int:
@@ -130,7 +134,7 @@ def _all(
     if jobs == 1 or len(candidates) < 2:
         started = open_log(log_path).header.started
         return [
-            felt(words(changes), rerun(taken, started, config, timed(model)), objective)
+            felt(words(changes), rerun(taken, started, config, timed(model, taken)), objective)
             for changes, config in zip(candidates, configs)
         ]
     shares = [(str(log_path), list(candidates[share::jobs]), objective) for share in range(jobs)]
@@ -144,7 +148,7 @@ def _share(share: tuple[str, list[Changes], Objective]) -> list[Felt]:
     path, candidates, objective = share
     log = open_log(Path(path))
     taken = recorded(log)
-    model = fit(taken.features, taken.seconds_us)
+    model = fit(taken.features, taken.step_us)
     configs = [changed(log.header.started, changes) for changes in candidates]
     return _all(Path(path), taken, model, candidates, configs, objective, 1)
 
@@ -206,12 +210,24 @@ def recommendation(unchanged: Felt, runs: Sequence[Felt], objective: Objective) 
         return round(run.met, 4), -run.refused, round(run.good_s if objective != Objective() else run.tokens_s, 2), *sooner
 
     best = max(runs, key=worth, default=unchanged)
-    if worth(best) <= worth(unchanged):
-        return "", "nothing that was tried is better"
+    if worth(best) <= worth(unchanged) or not _matters(unchanged, best):
+        return "", "nothing that was tried is better by more than a model can tell"
     if best.met > unchanged.met:
         return best.changes, f"{best.met:.1%} of the requests meet the objective instead of {unchanged.met:.1%}"
-    what = f"{best.tokens_s:.0f} tokens a second instead of {unchanged.tokens_s:.0f}"
-    return best.changes, f"{what}, first token at 99 % after {best.ttft_ms[1]:.1f} ms instead of {unchanged.ttft_ms[1]:.1f}"
+    if best.tokens_s > (1 + GAIN) * unchanged.tokens_s:
+        return best.changes, f"{best.tokens_s:.0f} tokens a second instead of {unchanged.tokens_s:.0f}"
+    what = ("first token", best.ttft_ms, unchanged.ttft_ms)
+    if what[1][1] >= (1 - GAIN) * what[2][1]:
+        what = ("the next token", best.itl_ms, unchanged.itl_ms)
+    return best.changes, f"{what[0]} at 99 % after {what[1][1]:.1f} ms instead of {what[2][1]:.1f}"
+
+
+def _matters(unchanged: Felt, best: Felt) -> bool:
+    """A gain of a few percent in something that clients feel."""
+    if best.met > unchanged.met + MET_GAIN or best.refused < unchanged.refused:
+        return True
+    sooner = best.ttft_ms[1] < (1 - GAIN) * unchanged.ttft_ms[1] or best.itl_ms[1] < (1 - GAIN) * unchanged.itl_ms[1]
+    return best.met >= unchanged.met and (sooner or best.tokens_s > (1 + GAIN) * unchanged.tokens_s)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
@@ -293,15 +309,17 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     again = "the log comes out again" if whole else f"{answer.reproduced:,} of {answer.events:,} events come out again"
     console.print(f"on its recorded times {again}", style="" if whole else "yellow")
     table = Table(box=SIMPLE_HEAD)
-    for name in ("configuration", "first token ms", "99 %", "between ms", "99 %", "tokens/s", "met", "refused", "gave way", "hits"):
-        table.add_column(name, justify="left" if name == "configuration" else "right", header_style="cyan")
+    table.add_column("configuration", header_style="cyan", min_width=16, overflow="fold")
+    for name in ("ttft", "99 %", "itl", "99 %", "tok/s", "met", "no", "gave"):
+        table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
     rows = [("as recorded", answer.recorded), ("unchanged, by the model", answer.unchanged)]
     for name, each in [*rows, *((run.changes, run) for run in answer.runs)]:
         table.add_row(
-            name, *(f"{value:.1f}" for value in (*each.ttft_ms, *each.itl_ms)), f"{each.tokens_s:.0f}", f"{each.met:.1%}",
-            str(each.refused), str(each.preemptions), f"{each.hit_rate:.0%}",
+            name, *(f"{value:.1f}" for value in (*each.ttft_ms, *each.itl_ms)), f"{each.tokens_s:.0f}", f"{each.met:.0%}",
+            str(each.refused), str(each.preemptions),
         )  # fmt: skip
     console.print(table)
+    console.print("ttft: ms to the first token; itl: ms between two; no: refused requests; gave: preemptions", style="dim")
     _bars(console, answer)
     advice = f"set {answer.recommended}: {answer.reason}" if answer.recommended else f"leave it as it is: {answer.reason}"
     console.print(advice, style="bold green", soft_wrap=True)

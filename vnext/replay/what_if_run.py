@@ -18,7 +18,7 @@ from vnext.replay.step_times import Recorded
 from vnext.sched.schedule import schedule
 from vnext.state.committing import settle
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.reduce import reduce, start
 from vnext.state.refusal import refusal
@@ -56,7 +56,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 def as_recorded(log: Recorded) -> StepTime:
     """Step times of the log itself, as long as its steps are computed again; then the last one's time."""
-    last_us = float(log.seconds_us[-1]) if len(log.seconds_us) else 0.0
+    last_us = float(log.step_us[-1]) if len(log.step_us) else 0.0
 
     def end_us(flight: Flight, begin_us: float) -> float:
         step = flight.step
@@ -74,6 +74,14 @@ def rerun(log: Recorded, started: EngineStarted, config: SchedulerConfig, step_t
     """
     engine = _Engine(log, replace(started, config=config), step_time, exact)
     engine.run()
+    return engine.ran()
+
+
+def retrace(log: Recorded, started: EngineStarted) -> Ran:
+    """The log again under its own configuration: each decision made anew at the place and time where it was made, each step
+    ending where it ended, up to the first decision or step that is another one."""
+    engine = _Engine(log, started, as_recorded(log), exact=True)
+    engine.retrace()
     return engine.ran()
 
 
@@ -114,6 +122,25 @@ class _Engine:
                 self._commit()
             self._plan()
             if self._exact and len(self._events) >= len(self._log.events):
+                return
+
+    def retrace(self) -> None:
+        for event, self._now_us in zip(self._log.events, self._log.times_us):
+            match event:
+                case StepPlanned():
+                    plan = schedule(self.state)
+                    if plan is None:
+                        return
+                    self._fold(plan)
+                    self._steps += 1
+                    self._ends.append(self._now_us)
+                case StepCommitted():
+                    if not self._ends:
+                        return
+                    self._commit()
+                case _:
+                    self._come(event)
+            if self._events[-1] != event:
                 return
 
     def _come(self, event: AnyEvent) -> None:

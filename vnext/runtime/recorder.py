@@ -103,6 +103,11 @@ class Recorder:
         else:
             self._lost_now = 0
 
+    def took(self, step: int, seconds: float) -> None:
+        """How long rank 0 was busy with a step (stamps.py)."""
+        if self._files is not None:
+            self._files.took(step, seconds)
+
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]
     ) -> bool:

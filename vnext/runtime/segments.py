@@ -134,6 +134,11 @@ class Segments:
             self._stamps.add(next_event)
         self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
 
+    def took(self, step: int, seconds: float) -> None:
+        """How long rank 0 was busy with a step: worth a stamp, where there are any."""
+        if self._stamps is not None:
+            self._stamps.took(step, seconds)
+
     def close(self) -> None:
         if self._stamps is not None:
             self._stamps.flush()

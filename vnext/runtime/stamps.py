@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from vnext.state.log import SEGMENT_SUFFIX
-from vnext.state.stamps import MAGIC, STAMPS_SUFFIX, head, stamp
+from vnext.state.stamps import MAGIC, STAMPS_SUFFIX, STEP_BIT, head, stamp
 
 FILE_MODE = 0o600
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -35,6 +35,10 @@ class StampFile:
         self._unwritten += stamp.pack(next_event, time.monotonic_ns())
         if len(self._unwritten) >= UNWRITTEN_MAX_BYTES:
             self.flush()
+
+    def took(self, step: int, seconds: float) -> None:
+        """Rank 0 was busy with a step for so long."""
+        self._unwritten += stamp.pack(STEP_BIT | step, int(seconds * 1e9))
 
     def flush(self) -> None:
         """Append what was added; a failing disk loses it."""
