@@ -123,6 +123,7 @@ class EngineCore:
         self._compare_digests(message)
         if message.rank == 0:
             self._step_seconds += message.seconds
+            self._recorder.took(message.step, message.seconds)
             self._fold(StepCommitted(step=message.step, tokens=message.tokens), message.logprobs)
 
     def _expect_digests(self, step: int, state_digest: int) -> None:

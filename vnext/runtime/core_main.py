@@ -118,7 +118,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     require_policy(settings.engine)
     ranks = executor.start()
     started = started_event(settings, ranks)
-    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s)
+    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s, stamped=True)
     recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
     ready = EngineReady(
         config=started.config,

@@ -110,6 +110,11 @@ class Recorder:
         """Since the log was opened; no decision depends on it."""
         return max(1, (time.monotonic_ns() - self._opened_ns) // 1000)
 
+    def took(self, step: int, seconds: float) -> None:
+        """How long rank 0 was busy with a step (stamps.py)."""
+        if self._files is not None:
+            self._files.took(step, seconds)
+
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]
     ) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.runtime.stamps import StampFile, stamps_path
 from vnext.state import log
 from vnext.state.log import SegmentHeader
 
@@ -35,11 +36,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     A segment counts from its last frame. Segments are deleted when a new one starts, so an engine that does nothing
     deletes nothing.
+    `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it.
     """
 
     segment_bytes: int = log.SEGMENT_SIZE_BYTES
     max_bytes: int = 0
     max_age_s: float = 0.0
+    stamped: bool = False
 
     @property
     def segment_bytes_max(self) -> int:
@@ -88,6 +91,7 @@ class Segments:
         self._closed: deque[_Closed] = deque()
         self._fd = -1
         self._torn = False
+        self._stamps: StampFile | None = None
         self._written_event = header.first_event
         self.bytes_written = 0
         self.bytes_deleted = 0
@@ -126,9 +130,18 @@ class Segments:
         self._size += len(frame)
         self.bytes_written += len(frame)
         self._chain, self._written_event = digest, next_event
+        if self._stamps is not None:
+            self._stamps.add(next_event)
         self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
 
+    def took(self, step: int, seconds: float) -> None:
+        """How long rank 0 was busy with a step: worth a stamp, where there are any."""
+        if self._stamps is not None:
+            self._stamps.took(step, seconds)
+
     def close(self) -> None:
+        if self._stamps is not None:
+            self._stamps.flush()
         os.close(self._fd)
 
     def _start(self, header: SegmentHeader, flags: int) -> None:
@@ -142,7 +155,8 @@ class Segments:
             path.unlink(missing_ok=True)
             raise
         if self._fd >= 0:
-            os.close(self._fd)
+            self.close()
+        self._stamps = StampFile(path) if self._bounds.stamped else None
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
         self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
@@ -154,6 +168,7 @@ class Segments:
         while self._closed and self._is_too_much(self._closed[0]):
             try:
                 self._closed[0].path.unlink(missing_ok=True)
+                stamps_path(self._closed[0].path).unlink(missing_ok=True)
             except OSError as error:
                 self.failure = str(error)
                 return

@@ -198,3 +198,7 @@ def _decode_frame(payload: memoryview) -> Frame:
         clock_us=decoded.clock_us,
         details=decoded.details,
     )
+
+
+Reading, BadRecord = _Reading, _Bad
+"""For a reader that follows a log while it grows (vnext/replay/tail.py)."""

@@ -22,6 +22,7 @@ from vnext.sched.sim.simulator import Simulation
 from vnext.sched.sim.toy import answer, next_token
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.outputs import Output
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -46,9 +47,12 @@ def kind_of(error: Exception) -> str:
     return " ".join([type(error).__name__, *words[:4]])
 
 
-def judge(events: Sequence[AnyEvent]) -> Finding | None:
-    """The first failure of these events, EngineStarted first; None if there is none."""
-    court = _Court(events[0], PAST_EVENTS if len(events) > SHORT else PAST_EVENTS_SHORT)
+def judge(events: Sequence[AnyEvent], toy: bool = True) -> Finding | None:
+    """The first failure of these events, EngineStarted first; None if there is none.
+
+    `toy`: the toy model has answered, so that its answers and the shadow cache are asked too.
+    """
+    court = (_ToyCourt if toy else _Court)(events[0], PAST_EVENTS if len(events) > SHORT else PAST_EVENTS_SHORT)
     length = 1
     try:
         for length, event in enumerate(events[1:], start=2):
@@ -59,11 +63,11 @@ def judge(events: Sequence[AnyEvent]) -> Finding | None:
     return None
 
 
-def failing_like(kind: str) -> Failure:
+def failing_like(kind: str, toy: bool = True) -> Failure:
     """The failure that `shrink` looks for: one of this kind."""
 
     def failure(events: Sequence[AnyEvent]) -> int | None:
-        found = judge(events)
+        found = judge(events, toy)
         return found.length if found is not None and found.kind == kind else None
 
     return failure
@@ -96,11 +100,10 @@ def toy_voice(vocab_size: int) -> Voice:
 
 
 class _Court:
-    """One hearing. Mutable."""
+    """One hearing of laws, books and the past. Mutable."""
 
     def __init__(self, started: AnyEvent, past_events: int) -> None:
         self.core = Core(started, past_events)
-        self.rank = Rank(started)
 
     def hear(self, event: AnyEvent) -> None:
         before = self.core.seen
@@ -108,6 +111,26 @@ class _Court:
         news = self.core.fold(event)
         if decided:  # another plan was nobody's decision: it may be strange
             decision_laws(before, event, self.core.seen)
+        self.heard(event, news)
+
+    def heard(self, event: AnyEvent, news: tuple[Output, ...]) -> None:
+        """What else is asked after an event."""
+
+    def close(self) -> None:
+        """The next decision must be a right one, or rightly none; what is still held must be well."""
+        self.core.look_back()
+        if schedule(self.core.state) is None:
+            decision_laws(self.core.seen, None, self.core.seen)
+
+
+class _ToyCourt(_Court):
+    """The hearing of an engine whose model is the toy."""
+
+    def __init__(self, started: AnyEvent, past_events: int) -> None:
+        super().__init__(started, past_events)
+        self.rank = Rank(started)
+
+    def heard(self, event: AnyEvent, news: tuple[Output, ...]) -> None:
         self.rank.fold(event, self.core.seen)
         for told in news:
             self._compare_answer(told.id)
@@ -121,12 +144,6 @@ class _Court:
         goes_on = entry.finish == "" and len(entry.tokens) >= len(right.tokens)
         if tuple(entry.tokens) != right.tokens[: len(entry.tokens)] or wrong_end or goes_on:
             raise Divergence(f"request {id_} was answered {entry.tokens} {entry.finish} where alone it gets {right}")
-
-    def close(self) -> None:
-        """The next decision must be a right one, or rightly none; what is still held must be well."""
-        self.core.look_back()
-        if schedule(self.core.state) is None:
-            decision_laws(self.core.seen, None, self.core.seen)
 
 
 # ---- for people --------------------------------------------------------------------------------------------------

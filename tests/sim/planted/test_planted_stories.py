@@ -1,0 +1,84 @@
+"""Every planted bug of the state or the scheduler that a story shows becomes a small pytest file: it fails with the bug and
+passes without, and needs nothing but the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from planted_sched_bugs import SCHED_BUGS
+from planted_state_bugs import ONE_RANK, STATE_BUGS
+from planting import Bug, plain_columns, planted, small_arenas
+from test_planted import CLIENTS, EVENTS_MAX
+
+from vnext.replay.retold import judged, voice_of
+from vnext.replay.to_test import file_text
+from vnext.sched.sim.judge import failing_like
+from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.shrink import shrink
+from vnext.sched.sim.simulator import Simulation
+from vnext.state.events import AnyEvent
+
+STORY_EVENTS_MAX = 40
+LONG_STORIES = {"an own policy without patience": 200}
+"""One request gives way nine times before anything is wrong."""
+FOLDED_MAX = (1_500, 1_500, 1_500, 8_000)
+"""Events of the search: most bugs are small soon, else another scenario that fails is easier as a rule."""
+BUGS = [bug for bug in (*STATE_BUGS, *SCHED_BUGS) if bug not in ONE_RANK]  # a story has one rank
+
+
+def failing_events() -> Iterator[tuple[AnyEvent, ...]]:
+    """The events of scenarios in which a story shows the bug that is planted."""
+    seed = events = 0
+    while events < EVENTS_MAX:
+        simulation = Simulation(scenario(seed, CLIENTS))
+        try:
+            simulation.run_and_require_all()
+        except Exception:  # any failure of any kind is what is looked for
+            if judged(simulation.events)[0] is not None:
+                yield tuple(simulation.events)
+        events, seed = events + len(simulation.events), seed + 1
+
+
+def small_story(events_max: int) -> tuple[AnyEvent, ...]:
+    """The first story that is small enough, or the smallest of some; none if no scenario shows the bug."""
+    smallest: tuple[AnyEvent, ...] = ()
+    for events, folded_max in zip(failing_events(), FOLDED_MAX):
+        found, toy = judged(events)
+        small = shrink(events[: found.length], failing_like(found.kind, toy), voice_of(events, toy), folded_max)
+        smallest = min(smallest or small, small, key=len)
+        if len(smallest) <= events_max:
+            break
+    return smallest
+
+
+def outcome(text: str) -> str:
+    """What the file's one test says: "" if it passes. Run here, as a fresh module."""
+    module: dict = {}
+    exec(compile(text, "test_story.py", "exec"), module)
+    test = next(value for name, value in module.items() if name.startswith("test_"))
+    try:
+        test()
+    except AssertionError as failed:
+        return str(failed)
+    return ""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_becomes_a_test(bug: Bug) -> None:
+    with plain_columns(), small_arenas(), planted(bug):
+        events_max = LONG_STORIES.get(bug.name, STORY_EVENTS_MAX)
+        small = small_story(events_max)
+        if not small:
+            assert not found_by_laws(bug), f"{EVENTS_MAX} events and no story shows it"
+            return
+        text, found = file_text(small)
+        assert found is not None and len(small) <= events_max
+        assert found.message in outcome(text)
+    with small_arenas():
+        assert outcome(text) == ""
+
+
+def found_by_laws(bug: Bug) -> bool:
+    """Whether the bug breaks a law that a story asks; clocks, transport and clients are not in a story."""
+    return not set(bug.found_by) <= {"L1", "L2", "Error", "M5"}

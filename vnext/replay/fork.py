@@ -1,0 +1,220 @@
+"""fork: how likely a failure is after each moment of a log, from seeded futures of the states it went through.
+
+Owns the command: which states, how many futures of each, in how many processes, and the plot. A failure that becomes
+likely only after some step was made possible there. The futures themselves are forking.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from vnext.replay import render
+from vnext.replay.forking import Future, future_of, wishes_of
+from vnext.replay.retold import events_of, folded, predicate_of
+from vnext.replay.shrinking import write_log
+from vnext.replay.source import UnusableLog, open_log
+from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.reduce import start
+from vnext.state.state import State
+
+BAR_WIDTH = 40
+Z_95 = 1.96
+KINDS_SHOWN = 5
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment: of `forks` futures from `step` on, `failed` ones. `low` and `high` bound the probability (Wilson's
+    interval of 95 %); `steps_median` is how many steps a failure took, -1 without one."""
+
+    step: int
+    forks: int
+    failed: int
+    probability: float
+    low: float
+    high: float
+    steps_median: int
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True):
+    """`kinds` counts the failures by law or words; `example` is the first one's message, `written` its log."""
+
+    forks: int
+    steps: int
+    failed: int
+    points: list[Point]
+    kinds: dict[str, int]
+    example: str
+    written: str
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """One share of the work, for a process of its own: every `shares`-th future from the `share`-th on."""
+
+    log: str
+    points: tuple[int, ...]
+    forks: int
+    steps: int
+    seed: int
+    aborts_per_mille: int
+    resets_per_mille: int
+    predicate: str
+    share: int
+    shares: int
+
+
+def futures_of(order: Order) -> list[tuple[int, Future]]:
+    """(step, future) of one share. Only its first failure keeps its events."""
+    events = events_of(open_log(Path(order.log)))
+    states = states_at(events, order.points)
+    wishes = wishes_of(events, order.steps, order.aborts_per_mille, order.resets_per_mille)
+    predicate = predicate_of(order.predicate) if order.predicate else None
+    found: list[tuple[int, Future]] = []
+    kept = False
+    for number in range(order.share, order.forks, order.shares):
+        step = order.points[number % len(order.points)]
+        future = future_of(states[step], order.seed + number, wishes, predicate)
+        if future.kind and kept:
+            future = msgspec.structs.replace(future, events=())
+        kept = kept or bool(future.kind)
+        found.append((step, future))
+    return found
+
+
+def states_at(events: Sequence[AnyEvent], points: Sequence[int]) -> dict[int, State]:
+    """The states in which these steps run; -1 is the engine's start. UnusableLog if the log has not all of them."""
+    wanted = set(points)
+    states = {-1: start(events[0])} if -1 in wanted else {}
+    last = -1
+    for _, event, after in folded(events):
+        if isinstance(event, StepPlanned):
+            last = event.step
+            if last in wanted:
+                states[last] = after
+                if len(states) == len(wanted):
+                    break
+    if len(states) < len(wanted):
+        raise UnusableLog(f"step {max(wanted)} is not in this log: it has steps 0 to {last}")
+    return states
+
+
+def fork(order: Order, jobs: int = 1) -> tuple[Forked, tuple[int, Future] | None]:
+    """All futures of an order, in so many processes; with the first failure that has its events."""
+    if jobs == 1:
+        found = futures_of(order)
+    else:
+        shares = [msgspec.structs.replace(order, share=share, shares=jobs) for share in range(jobs)]
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            found = [each for part in pool.map(futures_of, shares) for each in part]
+    failures = sorted((each for each in found if each[1].kind), key=lambda each: each[1].seed)
+    kinds = Counter(future.kind for _, future in failures)
+    return Forked(
+        forks=len(found),
+        steps=sum(future.steps for _, future in found),
+        failed=len(failures),
+        points=[_point(step, [future for at, future in found if at == step]) for step in sorted(set(order.points))],
+        kinds=dict(kinds.most_common()),
+        example=failures[0][1].message if failures else "",
+        written="",
+    ), next((each for each in failures if each[1].events), None)
+
+
+def _point(step: int, futures: Sequence[Future]) -> Point:
+    failed = sorted(future.steps for future in futures if future.kind)
+    low, high = wilson(len(failed), len(futures))
+    return Point(
+        step=step, forks=len(futures), failed=len(failed), probability=len(failed) / max(len(futures), 1), low=low, high=high,
+        steps_median=failed[len(failed) // 2] if failed else -1,
+    )  # fmt: skip
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """95 % bounds of a probability of which `hits` of `count` were seen (Wilson 1927)."""
+    if not count:
+        return 0.0, 1.0
+    share, square = hits / count, Z_95**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    width = Z_95 * math.sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
+    return max(middle - width, 0.0), min(middle + width, 1.0)
+
+
+def spread(last: int, points: int) -> tuple[int, ...]:
+    """So many steps from the engine's start (-1) to `last`, evenly."""
+    if points <= 1:
+        return (last,)
+    return tuple(dict.fromkeys(round(-1 + (last + 1) * place / (points - 1)) for place in range(points)))
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """`fork` among the commands."""
+    forking = command(
+        "fork", run, "seeded other futures of a logged state: how likely a failure is from there",
+        "Requests like the log's go on arriving at its rate; every decision is the engine's. With --points also from earlier "
+        "steps: where the probability rises, a failure became possible. Exit code 1: some future fails.",
+    )  # fmt: skip
+    forking.add_argument("step", metavar="STEP", type=int, help="the last step from which to fork, -1 for the start")
+    forking.add_argument("--points", type=int, default=1, help="fork from so many steps, the start to STEP (default 1: STEP)")
+    forking.add_argument("--forks", type=int, default=100, help="futures of all points together (default 100)")
+    forking.add_argument("--steps", type=int, default=1000, help="steps of one future at most (default 1000)")
+    forking.add_argument("--seed", type=int, default=0, help="the first future's seed (default 0)")
+    forking.add_argument("--aborts", type=int, default=20, help="of 1000 steps so many bring an abort (default 20)")
+    forking.add_argument("--resets", type=int, default=2, help="of 1000 steps so many bring a cache reset (default 2)")
+    forking.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    forking.add_argument("--predicate", metavar="FILE:FUNC", default="", help="FUNC(before, event, after) is a failure too")
+    forking.add_argument("-o", "--out", type=Path, help="write the log of the first failing future, for shrink")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """0 no future fails, 1 some do."""
+    if min(arguments.points, arguments.forks, arguments.steps, arguments.jobs) < 1 or arguments.step < -1:
+        raise UnusableLog("--points, --forks, --steps and --jobs are at least 1, and STEP at least -1")
+    order = Order(
+        log=str(arguments.log), points=spread(arguments.step, arguments.points), forks=arguments.forks, steps=arguments.steps,
+        seed=arguments.seed, aborts_per_mille=arguments.aborts, resets_per_mille=arguments.resets,
+        predicate=arguments.predicate, share=0, shares=1,
+    )  # fmt: skip
+    answer, failure = fork(order, arguments.jobs)
+    if failure is not None and arguments.out:
+        events = [*events_until(events_of(open_log(arguments.log)), failure[0]), *failure[1].events]
+        answer = msgspec.structs.replace(answer, written=str(write_log(events, arguments.out)))
+    if arguments.json:
+        render.print_json(console, answer)
+    else:
+        print_forked(console, answer)
+    return int(answer.failed > 0)
+
+
+def events_until(events: Sequence[AnyEvent], step: int) -> Sequence[AnyEvent]:
+    """The events up to the plan of a step, all included."""
+    for number, event in enumerate(events):
+        if step >= 0 and isinstance(event, StepPlanned) and event.step == step:
+            return events[: number + 1]
+    return events[:1]
+
+
+def print_forked(console: Console, answer: Forked) -> None:
+    """The probability of a failure by the step of the fork, as bars."""
+    console.print(f"{render.counted(answer.forks, 'future')}, {render.counted(answer.steps, 'step')} together", style="bold")
+    for point in answer.points:
+        bar = "█" * round(point.probability * BAR_WIDTH)
+        bounds = f"{point.probability:6.1%} ({point.low:.1%} to {point.high:.1%})"
+        console.print(f"  from step {point.step:>8,}  {bar:<{BAR_WIDTH}} {bounds}  {point.failed} of {point.forks}")
+    if not answer.failed:
+        console.print("no future fails", style="bold green")
+        return
+    for kind, count in list(answer.kinds.items())[:KINDS_SHOWN]:
+        console.print(f"  {count} x {render.printable(kind)}")
+    console.print(render.printable(answer.example), style="bold red", soft_wrap=True)
+    if answer.written:
+        console.print(f"written: {answer.written}", soft_wrap=True)
