@@ -40,6 +40,7 @@ DEV = [
     "pytest>=8.3",
     "pytest-benchmark>=5",
     "pytest-timeout>=2.3",
+    "selenium>=4.20",
     "transformers>=5.0",
 ]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it

@@ -147,6 +147,8 @@ def walk(seed: int, step_count: int, operations: BatchOperations | None) -> None
     """A random life of an engine; every step's tensors against those that are rebuilt from the state alone."""
     rng = random.Random(seed)
     started = engine_started(rng)
+    while operations is not None and started.config.group_count > 1:
+        started = engine_started(rng)  # a device keeps the tables of one group of layers
     rows = None if operations is None else device_rows(started.config, operations)
     state, batch = start(started), PersistentBatch(started.config, VOCABULARY, rows=rows)
     sampled, results, steps = {}, [], 0

@@ -192,12 +192,12 @@ def test_verify_decides_again_with_a_policy_it_finds_and_says_so_where_it_cannot
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = str(record(tmp_path / "log", "shape", config=small_config(policy="wild_policies:chaos", block_count=18)))
-    assert main(["verify", log]) == 0 and "decided again" in capsys.readouterr().out
+    assert main(["verify", log, "--own-policy"]) == 0 and "decided again" in capsys.readouterr().out
     with monkeypatch.context() as elsewhere:
         elsewhere.delitem(sys.modules, "wild_policies")
         elsewhere.setattr(sys, "path", [folder for folder in sys.path if "wild" not in folder])
         policy_of.cache_clear()
-        assert main(["verify", log]) == 0
+        assert main(["verify", log, "--own-policy"]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "not decided again: the policy wild_policies:chaos cannot be imported" in said
         assert "as far as it is without deciding again" in said
@@ -210,6 +210,7 @@ def test_verify_finds_a_policy_that_changed(tmp_path: Path, capsys: pytest.Captu
     right = module.chaos
     module.chaos = module.last_come
     policy_of.cache_clear()
-    assert main(["verify", log]) == 1 and "the scheduler decides otherwise now" in " ".join(capsys.readouterr().out.split())
+    assert main(["verify", log, "--own-policy"]) == 1
+    assert "decisions of 97 would differ" in " ".join(capsys.readouterr().out.split())
     module.chaos = right
     policy_of.cache_clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 from pathlib import Path
 
@@ -24,7 +23,9 @@ def add(commands) -> None:
 
 
 def _ui(arguments: argparse.Namespace, console: Console) -> int:
-    """aiohttp is imported here: no other command waits for it."""
+    """What serves is imported here: no other command waits for it."""
+    import asyncio
+
     from vnext.replay.ui.app import Opened, serve
 
     opened = [Opened(path) for path in (arguments.log, arguments.other) if path is not None]

@@ -41,7 +41,8 @@ ALL_ROWS = slice(None)
 class PersistentBatch:
     """Rows of at most `config.running_max` requests. One instance a rank, used by one thread.
 
-    Block tables are kept in `rows` where it is given (default: on a device that is not the CPU), else on the host.
+    Block tables are kept in `rows` where it is given (default: on a device that is not the CPU), else on the host, as
+    are those of models with several groups of layers.
     """
 
     def __init__(

@@ -15,13 +15,13 @@ from vnext.sched.admission import chunk
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.admitting import claim, fits, prefix_hits
+from vnext.state.admitting import claim, fits, fresh_pages, hit_tokens_of, prefix_hits, shared
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work
 from vnext.state.planning import planned_work, without_rows
 from vnext.state.pool import Pool
 from vnext.state.rows import Rows, wants
-from vnext.state.state import State, Waiting, blocks_for
+from vnext.state.state import State, Waiting
 
 Why = Literal["budget", "blocks", "sequences", "order", "preempted", "room"]
 """budget: the step's tokens are used up by those before it, or too few for a prompt that may not be cut
@@ -58,7 +58,7 @@ def explain(state: State) -> Explanation:
     if len(state.flights) >= state.config.pipeline_depth:
         return Explanation(None, ())
     work = expected_work(state.config, state.rows)
-    if work.blocks_sum > state.pool.free:
+    if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
     held_up = _held_up(state.rows, work.tokens, max(0, state.config.batch_tokens_max - work.tokens_sum))
     admitted, waits = _explain_admissions(state, work)
@@ -77,7 +77,7 @@ def _held_up(rows: Rows, tokens: np.ndarray, left: int) -> list[Wait]:
 def _explain_room(state: State, work: Work) -> Explanation:
     """A step in which some rows give way."""
     plan = make_room(state)
-    need, have = work.blocks_sum, state.pool.free
+    need, have = work.pages_sum, state.pool.free
     waits = [Wait(id=entry.id, why="room", need=need, have=have) for entry in state.waiting]
     gone = plan.preempted if plan else ()
     waits += [Wait(id=int(state.rows.id[row]), why="preempted", need=need, have=have) for row in gone]
@@ -96,7 +96,7 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
         return [], [_out_of_budget(entry, 0) for entry in queue]
     if room <= 0:
         return [], [_too_many(entry, config.running_max) for entry in queue]
-    pool, _ = pools.take(state.pool, work.blocks_sum)
+    pool, _ = pools.take(state.pool, work.pages_sum)
     admitted: list[tuple[int, int]] = []
     ranked = list(places_best_first(state, len(queue)))
     for number, place in enumerate(ranked):
@@ -106,7 +106,7 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
         if budget == 0:
             return admitted, [_out_of_budget(each, 0) for each in rest]
         hits = prefix_hits(config, pool, entry)
-        tokens = chunk(config, entry.known - len(hits) * config.block_size, budget)
+        tokens = chunk(config, entry.known - hit_tokens_of(config, hits), budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):
             first = _out_of_budget(entry, budget) if tokens == 0 else _out_of_blocks(state, pool, entry, hits, tokens)
             behind = [Wait(id=each.id, why="order", need=0, have=0, behind=entry.id) for each in rest[1:]]
@@ -127,7 +127,7 @@ def _too_many(entry: Waiting, running_max: int) -> Wait:
 
 def _out_of_blocks(state: State, pool: Pool, entry: Waiting, hits: np.ndarray, tokens: int) -> Wait:
     """What admitting.fits has asked for: missing blocks, and hits that are free now."""
-    size = state.config.block_size
-    need = blocks_for(len(hits) * size + tokens, size) - len(hits)
-    revived = int((pool.status.at(hits) >= 0).sum()) if len(hits) else 0
+    config = state.config
+    need, held = fresh_pages(config, hits, tokens), shared(config, hits)
+    revived = int((pool.status.at(held) >= 0).sum()) if len(held) else 0
     return Wait(id=entry.id, why="blocks", need=need + revived, have=pool.free)

@@ -15,8 +15,8 @@ from vnext.replay.verify import hexadecimal
 from vnext.sched.explain import Explanation, Wait, explain
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
-from vnext.state.planning import row_blocks
 from vnext.state.state import State
+from vnext.state.windows import row_blocks
 
 FREE, KEPT, HELD, SHARED = range(4)
 NOBODY = -1
