@@ -26,8 +26,7 @@ LLAMA = {
     "llama_biases": Case("LlamaForCausalLM", "LlamaConfig", {"attention_bias": True, "tie_word_embeddings": True}),
 }
 FUSED = (
-    "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen2_window", "qwen3", "qwen3_bias_yarn", "phi3",
-    "phi3_longrope",
+    "llama", "llama_biases", "mistral", "qwen2", "qwen2_tied_yarn", "qwen3", "qwen3_bias_yarn", "phi3", "phi3_longrope",
 )  # fmt: skip
 ONE_BY_ONE = ("mixtral", "qwen3_moe", "qwen3_moe_mixed")
 TOKENS = torch.randint(0, VOCAB_SIZE, (200,), generator=torch.Generator().manual_seed(8)).tolist()
@@ -110,6 +109,11 @@ def test_one_call_is_the_calls_at_every_level(folders: Any, dtype: torch.dtype, 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_experts_run_one_by_one(folders: Any, name: str) -> None:
     assert load_model(folders(name)).params.stack is None
+
+
+def test_several_groups_of_layers_run_one_by_one(folders: Any) -> None:
+    """Each group has pages of its own."""
+    assert load_model(folders("qwen2_window")).params.stack is None
 
 
 def test_plain_weights_run_one_by_one(folders: Any, plain_weights: None) -> None:

@@ -1,7 +1,7 @@
 """A decoder's layers as one call of the CPU's kernels, where they have the form for it.
 
 Owns the question whether they have: the common decoder with gated MLPs, weights and norms of one dtype that the kernels
-packed, on one rank. All else runs layer by layer in `decoder.py`, with the same bits.
+packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
 from vnext.kernels.cpu.stack import Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
-from vnext.models.kv_cache import KvCache
+from vnext.models.kv_cache import KvCache, kv_groups
 from vnext.models.layers import GatedMlp, Step
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
         return None
+    if len(kv_groups(config).windows) > 1:
+        return None  # the one call has one place for a token, every group of layers another
     windows = config.windows or (0,) * len(layers)
     described = kernel.describe(tuple(_describe_layer(*pair) for pair in zip(layers, windows)))
     return described if all(_is_alike(layer, described) for layer in described.layers) else None
