@@ -272,15 +272,21 @@ def read_for_ever(name: str, index: int, waits: futex.WaitMethod | None, report:
 
 
 def kill_later(pid: int, chance: random.Random) -> list[float]:
-    """Kill at a random moment of the next 8 ms, from a signal handler; the list gets the time at which it was done."""
+    """Kill at a random moment of the next 8 ms, from a signal handler; the list gets the time at which it was done.
+
+    The alarm rings on until it is heard: one that comes just before a system call is entered does not interrupt it, and
+    Python's handler would wait for that call's end.
+    """
     killed: list[float] = []
 
     def kill(number: int, frame: object) -> None:
-        os.kill(pid, signal.SIGKILL)
-        killed.append(time.monotonic())
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.append(time.monotonic())
 
     signal.signal(signal.SIGALRM, kill)
-    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.008))
+    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.008), 0.02)
     return killed
 
 

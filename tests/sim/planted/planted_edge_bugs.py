@@ -40,7 +40,7 @@ REFUSALS = [
 ]  # fmt: skip
 
 LOG = [
-    bug("a torn record is damage", "log_read", "if end == 0 or bytes(data[offset:])", "if bytes(data[offset:])", "X2"),
+    bug("a torn record is damage", "log_read", "if end == 0 or _is_zero(", "if _is_zero(", "X2"),
     bug("a log's last frame is overlooked", "log_read", "while (offset := reading.offset) < size:",
         "while (offset := reading.offset) < size - 60:", "X2"),
     Bug(name="a token cut off in the log", found_by=("X2",), edits=(

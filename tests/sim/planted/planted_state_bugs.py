@@ -37,7 +37,7 @@ SHARING = [
         "arena = extents.arena\n    if extents.version != arena.version:\n        arena = Arena(arena.data.copy())\n    arena.version += 1",
         "arena = extents.arena\n    arena.version += 1", "Y2"),
     bug("a compaction keeps the old places", "extents", "return Extents(Arena(data), used, 0), starts",
-        "return Extents(Arena(data), used, 0), at", "history changed", "S2", "reads other content", "Error", "M2"),
+        "return Extents(Arena(data), used, 0), at", "history changed", "S2", "reads other content", "Error", "M1", "M2"),
     bug("a compaction drops the last value of a row", "extents",
         "in zip(at.tolist(), starts.tolist(), counts.tolist(), strict=True):",
         "in zip(at.tolist(), starts.tolist(), (counts - 1).tolist(), strict=True):", "history changed", "S2", "M2", "Error", "reads"),
