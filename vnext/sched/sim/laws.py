@@ -42,8 +42,9 @@ def event_laws(before: Snapshot, event: AnyEvent, after: Snapshot) -> None:
         return
     rows = [row for row, id_ in enumerate(before.id) if id_ not in after.id]
     if rows:
-        tails_leave_first(before, rows, after, given_back(after) if isinstance(event, StepPlanned) else set())
-        endings_have_no_name(before, rows, after)
+        later = given_back(after) if isinstance(event, StepPlanned) else set()
+        tails_leave_first(before, rows, after, later)
+        endings_have_no_name(before, rows, after, later)
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------
@@ -222,13 +223,16 @@ def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot, later:
         raise LawBroken("P1", f"blocks {freed} were freed from the first to the last")
 
 
-def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot) -> None:
-    """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline."""
+def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot, later: set[int]) -> None:
+    """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline.
+
+    `later`: pages that others may have taken, filled, named and given back in the same plan.
+    """
     names, size, groups = after.state.pool.names.mapping(), before.state.config.block_size, before.state.config.group_count
     if not names:
         return
     for row in gone:
         full = min(before.computed[row], before.known[row]) // size
         for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
-            if after.holders[block] == 0 and block in names:
+            if after.holders[block] == 0 and block in names and block not in later:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")
