@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -90,17 +91,20 @@ def write(path: Path, directory: Directory, keyframes: list[bytes]) -> bool:
 
     `keyframes` belong to the entries that have a size, in order.
     """
+    parts = [MAGIC, *map(log.seal, keyframes)]
+    at = sum(map(len, parts))
+    return replace_file(path, [*parts, log.seal(msgspec.msgpack.encode(directory)), log.digest_word.pack(at)])
+
+
+def replace_file(path: Path, parts: Iterable[bytes]) -> bool:
+    """The file with these parts at once, or as it was. False where nothing can be written."""
     try:
         fd, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     except OSError:
         return False
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(MAGIC)
-            for keyframe in keyframes:
-                file.write(log.seal(keyframe))
-            at = file.tell()
-            file.write(log.seal(msgspec.msgpack.encode(directory)) + log.digest_word.pack(at))
+            file.writelines(parts)
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)

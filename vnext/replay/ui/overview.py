@@ -6,15 +6,13 @@ index's (cachefile.py): made by other code, or of another log, it is made anew.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from threading import Thread
 
 import msgspec
 import numpy as np
 
-from vnext.replay.cachefile import made_by
+from vnext.replay.cachefile import made_by, replace_file
 from vnext.replay.folding import Broken, Folded, fold
 from vnext.replay.source import Log
 from vnext.state.events import StepPlanned
@@ -140,11 +138,8 @@ class Overview:
     def _store(self) -> None:
         """Where nothing can be written there is no cache."""
         try:
-            fd, name = tempfile.mkstemp(prefix=self._path.name, dir=self._path.parent)
-            with os.fdopen(fd, "wb") as file:
-                head = msgspec.msgpack.encode(self._head())
-                file.write(MAGIC + len(head).to_bytes(4, "little") + head)
-                file.write(np.ascontiguousarray(self._values[:, : self.count], dtype="<i4").tobytes())
-            os.replace(name, self._path)
+            head = msgspec.msgpack.encode(self._head())
         except OSError:
-            return
+            return  # a segment has gone since
+        values = np.ascontiguousarray(self._values[:, : self.count], dtype="<i4")
+        replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, values.tobytes()))
