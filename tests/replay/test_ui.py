@@ -131,6 +131,16 @@ def test_the_overview_counts_every_step_and_is_read_again_from_its_cache(log_dir
     path.write_bytes(whole)
 
 
+def test_a_log_that_lost_its_beginning_counts_from_where_it_begins(tmp_path):
+    log_dir = record(tmp_path / "log", config=CONFIG, seed=3, arrivals=60, size=2000, max_bytes=6000)
+    overview, log = made(log_dir), open_log(log_dir)
+    overview.make()
+    first, last = Index(log).first, Index(log).at_end().state
+    assert first.planned > 0 and overview.first_step == first.planned
+    ended = [state.counters.finished + state.counters.aborted for state in (first, last)]
+    assert ended[0] > 0 and 0 < sum(overview.points(0, last.planned, 10**6)["ended"]) <= ended[1] - ended[0]
+
+
 def test_the_next_step_with_something(log_dir):
     overview, wanted = made(log_dir), counted(log_dir)
     overview.make()

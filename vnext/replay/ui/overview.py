@@ -48,6 +48,7 @@ class Overview:
         self.broken = ""
         self.done = False
         self._log = log
+        self._ended = _ended(first)
         self._values = np.zeros((len(COLUMNS), GROWTH), dtype=np.int32)
 
     def start(self) -> None:
@@ -99,15 +100,13 @@ class Overview:
             grown = np.zeros((len(COLUMNS), 2 * self.count), dtype=np.int32)
             grown[:, : self.count] = self._values
             self._values = grown
-        pool, ended = after.pool, after.counters.finished + after.counters.aborted
+        pool, ended = after.pool, _ended(after)
         self._values[:, self.count] = (
             after.flights[-1].tokens, len(after.rows), len(after.waiting), pool.block_count - pool.free, pool.kept,
             len(plan.admitted), len(plan.preempted), ended - self._ended,
         )  # fmt: skip
         self._ended = ended
         self.count += 1
-
-    _ended = 0
 
     # ---- the cache -----------------------------------------------------------------------------------------------
 
@@ -143,3 +142,8 @@ class Overview:
             return  # a segment has gone since
         values = np.ascontiguousarray(self._values[:, : self.count], dtype="<i4")
         replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, values.tobytes()))
+
+
+def _ended(state: State) -> int:
+    """Requests that have ended since the engine started."""
+    return state.counters.finished + state.counters.aborted
