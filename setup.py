@@ -40,6 +40,7 @@ DEV = [
     "pytest>=8.3",
     "pytest-benchmark>=5",
     "pytest-timeout>=2.3",
+    "pytest-xdist>=3.8",
     "selenium>=4.20",
     "transformers>=5.0",
 ]

@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests may use, the options of the test run, and the walk that goes on beside it."""
+"""Fixtures that every room's tests may use, the options of the test run, and how it uses all cores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from walking import Walk
+from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,38 +32,30 @@ def documented_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     sys.path.remove(str(folder))
 
 
-# ---- the walk ----------------------------------------------------------------------------------------------------
+# ---- all cores ---------------------------------------------------------------------------------------------------
 
 
-WALK = pytest.StashKey[Walk]()
+SPREAD = ("tests/sim/test_walk.py", "tests/sim/planted/test_planted_stories.py")
+"""Files whose tests share nothing and are long: any process takes any of them. Other files stay in one process."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "walk: waits for a part of the walk, which goes on from the first test on")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return nodeid if file in SPREAD else file
+
+    return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who waits for the walk comes last."""
-    items.sort(key=lambda item: item.get_closest_marker("walk") is not None)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk | None]:
-    """The walk over the parts that are asked for, from the first test of the run to its last; None if none is."""
-    parts = [item.callspec.params["part"] for item in request.session.items if item.get_closest_marker("walk")]
-    if not parts:
-        yield None
-        return
-    walk = Walk(parts, request.config.getoption("--walk-events"), tmp_path_factory.mktemp("walk"))
-    request.config.stash[WALK] = walk
-    yield walk
-    walk.stop()
-
-
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    walk = config.stash.get(WALK, None)
-    if walk is not None and walk.results:
-        terminalreporter.write_line(walk.summary())
+def pytest_terminal_summary(terminalreporter) -> None:
+    reports = (report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind))
+    walked = [msgspec.convert(value, Walked) for report in reports for name, value in report.user_properties if name == WALKED]
+    if walked:
+        terminalreporter.write_line(summary(walked))
 
 
 # ------------------------------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
 """The walk: a million events of seeded scenarios, every law after every event, every stream against its oracle.
 
-It walks in a process of its own from the first test on (tests/walking.py, the fixture `walk`); these tests run last and
-wait for what it found. A seed that fails is in the message, with the smallest events that fail in the same way.
+A part a test, so that parts share the machine's cores with the other tests (see tests/conftest.py). A seed that fails is in
+the message, with the smallest events that fail in the same way.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from vnext.sched.sim import core
@@ -16,19 +16,20 @@ from vnext.sched.sim.seeds import Form, run_seed
 from vnext.sched.sim.snapshot import Snapshot
 from vnext.state import admitting, columns, columns_numpy, reduce as reducer
 from vnext.state.errors import LawBroken
-from walking import FIRST_SEED, PARTS, Walk, walk_part
+from walking import FIRST_SEED, PARTS, WALKED, walk_part
 
-WAIT_S_MAX = 1800
+PART_S_MAX = 1200
 EVENTS_TO_MEET_ALL = 5_000
 
 
-@pytest.mark.walk
-@pytest.mark.timeout(WAIT_S_MAX)
+@pytest.mark.timeout(PART_S_MAX)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_walk(part: int, walk: Walk) -> None:
-    walked = walk.result(part)
+def test_walk(part: int, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]) -> None:
+    events_each = -(-pytestconfig.getoption("--walk-events") // PARTS)
+    walked = walk_part(part, events_each)
+    record_property(WALKED, msgspec.to_builtins(walked))
     assert not walked.failure, walked.failure
-    assert walked.events >= walk.events_each and walked.first_seed == FIRST_SEED * (part + 1)
+    assert walked.events >= events_each and walked.first_seed == FIRST_SEED * (part + 1)
     assert walked.next_seed <= FIRST_SEED * (part + 2), "the next part walks these seeds"
     if walked.events >= EVENTS_TO_MEET_ALL:
         assert all(walked.met.values()), f"the scenarios met too little: {walked.met}"
@@ -53,26 +54,17 @@ def nobody_finishes(before: Snapshot, after: Snapshot) -> None:
 def test_a_seed_that_fails_ends_its_part_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed, law and the smallest events; here of a law that no engine keeps."""
     monkeypatch.setattr(core, "check_after", nobody_finishes)
-    walked = walk_part(0, 500, os.getppid())
+    walked = walk_part(0, 500)
     assert walked.next_seed == FIRST_SEED + 1 and walked.events == 0
     assert f"run_seed({FIRST_SEED}, 60) fails with LawBroken: law M9 broken: somebody has finished" in walked.failure
     assert "the smallest failing events are 4:" in walked.failure and "request 0 arrives: prompt" in walked.failure
 
 
-def test_a_part_is_the_same_whoever_walks_it(tmp_path: Path) -> None:
+def test_a_part_is_its_seeds_in_order() -> None:
     """Its seeds and events follow from its number and their count alone."""
-    walk = Walk([5], 4_000, tmp_path)
-    walked = walk.result(5)
+    walked = walk_part(5, 500)
     events, seed = 0, FIRST_SEED * 6
     while events < 500:
         events += len(run_seed(seed).events) - 1
         seed += 1
     assert (walked.events, walked.next_seed, walked.failure) == (events, seed, "")
-    walk.stop()
-
-
-def test_a_walk_that_breaks_down_is_no_result(tmp_path: Path) -> None:
-    walk = Walk([0], 10**9, tmp_path)
-    walk.stop()
-    with pytest.raises(AssertionError, match="the walk ended without a result for part 0"):
-        walk.result(0)
