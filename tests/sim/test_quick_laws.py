@@ -25,6 +25,7 @@ from vnext.state import extents, laws, rows as columns
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Arena, Extents
 from vnext.state.names import Names
+from vnext.state.pool import named_blocks
 from vnext.state.reduce import reduce, start
 from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT, Rows
 from vnext.state.state import State

@@ -39,7 +39,9 @@ class Names(Version):
         return self._count
 
     def key_of(self, block: int) -> bytes | None:
-        return self._own()[1][block]
+        """None as well for what is no block of the pool."""
+        keys = self._own()[1]
+        return keys[block] if 0 <= block < len(keys) else None
 
     def block_of(self, key: bytes) -> int | None:
         return self._own()[0].get(key)

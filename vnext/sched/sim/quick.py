@@ -123,12 +123,12 @@ def full_blocks_are_sealed(seen: Snapshot) -> bool:
     config = seen.state.config
     if not config.prefix_caching:
         return True
-    keys, size, groups = seen.state.pool.names.keys(), config.block_size, config.group_count
+    names, size, groups = seen.state.pool.names, config.block_size, config.group_count
     for computed, known, sealed, table, held in zip(seen.computed, seen.known, seen.sealed, seen.tables, seen.held):
         if sealed != min(computed, known) // size:
             return False
-        for block in table[sealed * groups :]:
-            if keys[block] is not None and (held is table or block in held):
+        for block in table[sealed * groups :] if len(names) else ():
+            if names.key_of(block) is not None and (held is table or block in held):
                 return False
     return True
 
