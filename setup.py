@@ -59,6 +59,7 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
 # Where there is no compiler the plain forms serve; `vnext doctor` says which.
 COMPILED = [
     compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h"),
+    compiled("vnext.state._names", "vnext/state/_names.c"),
     compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
     compiled("vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"),
     compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
@@ -70,12 +71,12 @@ CPU_FOLDER = Path("vnext") / "kernels" / "cpu"
 CPU_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16"]
+BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]
 LEVEL_FLAGS = {
     "level_avx2.cpp": AVX2_FLAGS,
     "level_avx512.cpp": AVX512_FLAGS,
     "level_avx512_bf16.cpp": BF16_FLAGS,
-    "level_amx.cpp": [*BF16_FLAGS, "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"],
+    "level_amx.cpp": [*BF16_FLAGS, "-mamx-tile", "-mamx-bf16"],
 }
 
 

@@ -21,7 +21,7 @@ from vnext.options import DoctorCommand
 from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
 from vnext.runtime.ring_memory import implementation as ring_implementation
-from vnext.state import columns, log_forms, tails
+from vnext.state import columns, log_forms, names, tails
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -49,6 +49,7 @@ def examine() -> dict[str, Any]:
         "gpus": found,
         "compilers": compilers(),
         "columns": columns.implementation(),
+        "names": names.implementation(),
         "log": log_forms.implementation(),
         "tails": tails.implementation(),
         "ring": ring_implementation(),

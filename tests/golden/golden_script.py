@@ -147,7 +147,7 @@ class Player:
         """Tables of the rows, then the free blocks in the order in which they leave; a prime marks content that is kept."""
         pool, engine = self.engine.state.pool, self.engine
         tables = [f"{self.names[id_]} {' '.join(map(str, engine.blocks(id_)))}" for id_ in engine.running]
-        free = [f"{block}'" if block in pool.names else str(block) for block in free_blocks(pool).tolist()]
+        free = [f"{block}'" if pool.names.key_of(block) else str(block) for block in free_blocks(pool).tolist()]
         return " | ".join([*tables, "free " + (" ".join(free) or "-")])
 
 

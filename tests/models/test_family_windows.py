@@ -71,8 +71,8 @@ class Engine:
             self._commit(StepCommitted(step=self.state.committed, tokens=results.pop(0)))
 
     def _poison(self, state: State) -> None:
-        names = state.pool.names.mapping()
-        pages = [page for page in np.flatnonzero(state.pool.ref == 0).tolist() if page not in names]
+        keys = state.pool.names.keys()
+        pages = [page for page in np.flatnonzero(state.pool.ref == 0).tolist() if keys[page] is None]
         for key, value in self.runner._kv:
             key[pages], value[pages] = torch.nan, torch.nan
 

@@ -24,6 +24,8 @@ from vnext.sched.sim.snapshot import Snapshot
 from vnext.state import extents, laws, rows as columns
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Arena, Extents
+from vnext.state.names import Names
+from vnext.state.pool import named_blocks
 from vnext.state.reduce import reduce, start
 from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT, Rows
 from vnext.state.state import State
@@ -103,9 +105,11 @@ def with_wrong_block(state: State, chance: Chance) -> State:
 def with_wrong_name(state: State, chance: Chance) -> State:
     pool, block = state.pool, chance.below(state.config.block_count)
     if chance.happens(50):
-        pool = replace(pool, names=pool.names.with_items([(b"a name", block)]))
+        pool = replace(pool, names=Names({**named_blocks(pool), b"a name": block}, pool.names.keys()))
     if chance.happens(50):
-        pool = replace(pool, names=pool.names.with_items([(block, b"a name")]))
+        keys = pool.names.keys()
+        keys[block] = b"a name"
+        pool = replace(pool, names=Names(named_blocks(pool), keys))
     return replace(state, pool=pool)
 
 

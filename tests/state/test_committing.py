@@ -217,6 +217,6 @@ def test_the_token_that_ends_a_request_is_never_offered(depth: int) -> None:
             pass
         engine.commit(token)
     assert not engine.state.requests
-    assert engine.state.pool.named_count == 1
+    assert len(engine.state.pool.names) == 1
     engine.arrive([1] * 6 + [5, 0, 2], max_tokens=1)
     assert engine.plan() == {1: 5}

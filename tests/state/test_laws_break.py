@@ -12,6 +12,7 @@ from core_drive import Engine
 from vnext.state import columns as column_forms, columns_numpy, extents, laws, rows as columns
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
+from vnext.state.names import Names
 from vnext.state.pool import named_blocks
 from vnext.state.rows import Rows
 from vnext.state.versions import VersionedArray
@@ -92,13 +93,13 @@ def bad_prompt(state: State) -> State:
 def name_of_other(state: State) -> State:
     """Two keys trade their blocks on one side of the table only."""
     (first, block), (second, other) = list(named_blocks(state.pool).items())[:2]
-    return with_pool(state, names=state.pool.names.with_items([(first, other), (second, block)]))
+    return with_pool(state, names=Names({**named_blocks(state.pool), first: other, second: block}, state.pool.names.keys()))
 
 
 def name_of_a_tail(state: State) -> State:
     """Row 2's last block, half full, is offered for reuse."""
     block = int(extents.read(state.tables, int(state.rows.table_at[2] + state.rows.blocks[2]) - 1, 1)[0])
-    return with_pool(state, names=state.pool.names.with_items([(b"a tail", block), (block, b"a tail")]))
+    return with_pool(state, names=state.pool.names.offered([(b"a tail", block)]))
 
 
 def part_of_a_prompt(state: State) -> State:
@@ -170,7 +171,7 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("A3", laws.steps_are_in_order, lambda s: with_flight(s, step=7)),
     ("A3", laws.steps_are_in_order, lambda s: replace(s, flights=())),
     ("A3", laws.steps_are_in_order, lambda s: replace(s, config=replace(s.config, pipeline_depth=0))),
-    ("P1", laws.names_are_mutual, lambda s: with_pool(s, names=s.pool.names.without([next(iter(named_blocks(s.pool)))]))),
+    ("P1", laws.names_are_mutual, lambda s: with_pool(s, names=Names(dict(list(named_blocks(s.pool).items())[1:]), s.pool.names.keys()))),
     ("P1", laws.names_are_mutual, name_of_other),
     ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting_sum=s.waiting_sum + 1)),
     ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),))),

@@ -49,7 +49,7 @@ def contents(state: State) -> tuple:
         [row_tokens(state, row).tolist() for row in rows],
         [row_blocks(state, row).tolist() for row in rows],
         free_blocks(state.pool).tolist(),
-        dict(state.pool.names.items()),
+        dict(state.pool.names.blocks()), state.pool.names.keys(),
         dict(state.requests.items()),
         state.waiting,
         state.token_digest,

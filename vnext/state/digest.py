@@ -74,7 +74,7 @@ def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
     return (
         state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_sum,
-        len(state.requests), len(state.flights), pool.head, pool.free, len(pool.names), pool.status.sum,
+        len(state.requests), len(state.flights), pool.head, pool.free, 2 * len(pool.names), pool.status.sum,
         counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens, counters.generated_tokens,
         counters.prefix_queried_tokens, counters.prefix_hit_tokens,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from vnext.state.params import Sampling
 from vnext.state.pool import Pool, free_blocks
 from vnext.state.rows import Rows
 from vnext.state.state import Counters, Flight, Request, State, Waiting
+from vnext.state.names import names_of
 from vnext.state.versions import VersionedArray, VersionedMap
 from vnext.state.windows import NULL, held_entries
 
@@ -86,7 +87,7 @@ _decoder = msgspec.msgpack.Decoder(Keyframe)
 def keyframe(state: State) -> Keyframe:
     """What there is to keep of a state."""
     rows, pool = state.rows, state.pool
-    names = pool.names.get_all(range(pool.block_count))
+    names = pool.names.keys()
     return Keyframe(
         sequence=state.sequence,
         next_id=state.next_id,
@@ -276,14 +277,13 @@ def _pool(frame: Keyframe, block_count: int, held: np.ndarray) -> Pool:
     _require(len(frame.keys) == KEY_SIZE * len(blocks), "a name of another length")
     _require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * block_count, "another queue of blocks")
     queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
-    names = dict(zip(keys, blocks, strict=True))
     return Pool(
         status=VersionedArray(status),
         queue=extents.write(queue, slice(frame.head, used), places),
         head=frame.head,
         free=len(valid),
         kept=int(np.count_nonzero(status[blocks] >= 0)),
-        names=VersionedMap({**names, **{block: key for key, block in names.items()}}),
+        names=names_of(dict(zip(keys, blocks, strict=True)), block_count),
     )
 
 

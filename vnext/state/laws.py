@@ -167,7 +167,7 @@ def full_blocks_are_sealed(state: State) -> None:
     if len(names) == 0:
         return
     for block in _unfinished(state, full).tolist():
-        _hold(block not in names, "P1", f"block {block} has a name and is not complete")
+        _hold(names.key_of(block) is None, "P1", f"block {block} has a name and is not complete")
 
 
 def _unfinished(state: State, full: np.ndarray) -> np.ndarray:
@@ -198,10 +198,11 @@ def placeholders_match(state: State) -> None:
 
 def names_are_mutual(state: State) -> None:
     """P1: the two sides of the prefix table are one table."""
-    names = state.pool.names.mapping()
-    for key, block in names.items():
-        if names.get(block) != key:
-            raise LawBroken("P1", f"block {block if isinstance(key, bytes) else key} is known by another name")
+    blocks, keys = state.pool.names.blocks(), state.pool.names.keys()
+    named = {key: block for block, key in enumerate(keys) if key is not None}
+    for key, block in (*blocks.items(), *named.items()):
+        if keys[block] != key or blocks.get(key) != block:
+            raise LawBroken("P1", f"block {block} is known by another name")
 
 
 def sums_are_kept(state: State) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from vnext.state import columns, extents
 from vnext.state.extents import Extents
-from vnext.state.versions import VersionedArray, VersionedMap
+from vnext.state.names import Names, no_names
+from vnext.state.versions import VersionedArray
 
 HELD = -1
 
@@ -23,9 +24,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """`status` int64[N] of each block: its place in the queue, or minus the number of its holders.
 
     The queue is the range [head, queue.used) of an arena; `free` counts its valid places and `kept` those of them whose
-    content still has a name. `names` is the prefix table,
-    both ways in one mapping: a chain key leads to the block with that content, a block to its key. A change costs what it
-    changes, not what the pool holds.
+    content still has a name. `names` is the prefix table. A change costs what it changes, not what the pool holds.
     """
 
     status: VersionedArray
@@ -33,16 +32,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     free: int
     kept: int
-    names: VersionedMap[bytes | int, int | bytes]
+    names: Names
 
     @property
     def block_count(self) -> int:
         return len(self.status)
-
-    @property
-    def named_count(self) -> int:
-        """Blocks whose content has a name."""
-        return len(self.names) // 2
 
     @property
     def ref(self) -> np.ndarray:
@@ -60,8 +54,9 @@ def new_pool(block_count: int) -> Pool:
     queue = extents.write(extents.empty(4 * block_count), slice(0, block_count), np.arange(block_count, dtype=np.int32))
     queue, _ = extents.reserve(queue, block_count)
     return Pool(
-        status=VersionedArray(np.arange(block_count)), queue=queue, head=0, free=block_count, kept=0, names=VersionedMap()
-    )
+        status=VersionedArray(np.arange(block_count)), queue=queue, head=0, free=block_count, kept=0,
+        names=no_names(block_count),
+    )  # fmt: skip
 
 
 def free_blocks(pool: Pool) -> np.ndarray:
@@ -77,7 +72,7 @@ def take(pool: Pool, count: int) -> tuple[Pool, np.ndarray]:
     blocks, head = _oldest(pool, count)
     status = pool.status.set(blocks, np.full(count, HELD))
     taken = _replace(pool, status=status, head=head, free=pool.free - count)
-    return _forget(taken, blocks.tolist()) if pool.kept else taken, blocks
+    return _forget(taken, blocks) if pool.kept else taken, blocks
 
 
 def _oldest(pool: Pool, count: int) -> tuple[np.ndarray, int]:
@@ -126,41 +121,34 @@ def _tidy_queue(pool: Pool) -> Pool:
 
 
 def name(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
-    """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one."""
-    known = pool.names.mapping()
-    fresh = dict(reversed(pairs))
-    if not known.keys().isdisjoint(fresh):
-        fresh = {key: block for key, block in fresh.items() if key not in known}
-    if not fresh:
-        return pool
-    return _replace(pool, names=pool.names.with_items(fresh | dict(zip(fresh.values(), fresh))))
+    """Offer full blocks for reuse under their chain keys; a key that has a block already keeps that one.
+
+    Takes the list over: the caller forgets it.
+    """
+    return _replace(pool, names=pool.names.offered(pairs))
 
 
 def named_blocks(pool: Pool) -> dict[bytes, int]:
     """The prefix table one way: key -> block."""
-    return {key: block for key, block in pool.names.items() if isinstance(key, bytes)}
+    return dict(pool.names.blocks())
 
 
-def _forget(pool: Pool, blocks: list[int]) -> Pool:
+def _forget(pool: Pool, blocks: np.ndarray) -> Pool:
     """These blocks, which have just been taken, lose the names they were kept under."""
-    known = pool.names.mapping()
-    gone = [block for block in blocks if block in known]
-    if not gone:
-        return pool
-    names = pool.names.without([*gone, *(known[block] for block in gone)])
-    return _replace(pool, names=names, kept=pool.kept - len(gone))
+    names = pool.names.without(blocks)
+    return _replace(pool, names=names, kept=pool.kept - (len(pool.names) - len(names)))
 
 
 def forget_all(pool: Pool) -> Pool:
-    return _replace(pool, names=VersionedMap(), kept=0)
+    return _replace(pool, names=no_names(pool.block_count), kept=0)
 
 
 def longest_prefix(pool: Pool, keys: tuple[bytes, ...], block_count_max: int) -> np.ndarray:
     """Blocks that hold the leading `keys`, at most `block_count_max` of them (int32[n])."""
     wanted = keys[:block_count_max]
-    if not wanted or wanted[0] not in pool.names:  # the usual miss costs one question
+    if not wanted or pool.names.block_of(wanted[0]) is None:  # the usual miss costs one question
         return np.empty(0, dtype=np.int32)
-    blocks = pool.names.get_all(wanted)
+    blocks = pool.names.blocks_of(wanted)
     if None in blocks:
         del blocks[blocks.index(None) :]
     return np.array(blocks, dtype=np.int32)

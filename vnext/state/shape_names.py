@@ -66,7 +66,7 @@ class Names:
         self._left_count += 1
         self._left_tokens += len(left.tokens) // 4
         if self._left_tokens > LEFT_TOKENS_MAX:
-            self._name_left(state, blocks_with_names(state.pool.names.get_all(range(state.pool.block_count))))
+            self._name_left(state, blocks_with_names(state.pool.names.keys()))
 
     def chain(self, roots: Roots, tokens: bytes) -> tuple[bytes, tuple[bytes, ...]]:
         """A history (int32 bytes) as the log has it: pseudonyms, and the names of its full blocks."""
@@ -89,7 +89,7 @@ class Names:
         """The names of those blocks whose real names are those of this history, whoever holds or held them."""
         real = chain_keys(root, tokens, self._size)
         for group in range(self._config.group_count):
-            pages = state.pool.names.get_all(group_key(key, group) for key in real)
+            pages = state.pool.names.blocks_of(group_key(key, group) for key in real)
             for page, key in zip(pages, chain):
                 if page is not None:
                     keys[page] = np.frombuffer(group_key(key, group), dtype=np.uint8)

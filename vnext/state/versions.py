@@ -23,15 +23,16 @@ _Change = tuple[tuple[Any, ...], dict[Any, Any]]  # keys that go, pairs that com
 _WORD = 2**64 - 1
 
 
-class _Version:
-    """A place in a chain of versions: `_store` in the newest, `_undo` and `_next` in all others."""
+class Version:
+    """A place in a chain of versions: `_store` in the newest, `_undo` and `_next` in all others. A kind of version says how
+    its store is changed (`_apply`)."""
 
     __slots__ = ("_next", "_store", "_undo")
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._undo: Any = None
-        self._next: _Version | None = None
+        self._next: Version | None = None
 
     def _apply(self, store: Any, undo: Any) -> Any:
         """Change the store by an undo record; returns the record that changes it back."""
@@ -41,7 +42,7 @@ class _Version:
         """The store, made this version's."""
         if self._store is None:
             chain = []
-            node: _Version = self
+            node: Version = self
             while node._store is None:
                 chain.append(node)
                 node = node._next
@@ -50,16 +51,16 @@ class _Version:
                 node = earlier
         return self._store
 
-    def _pass_to(self, earlier: _Version) -> None:
+    def _pass_to(self, earlier: Version) -> None:
         store = self._store
         self._undo, self._next, self._store = self._apply(store, earlier._undo), earlier, None
         earlier._store, earlier._undo, earlier._next = store, None, None
 
-    def _succeeded_by(self, newer: _Version, undo: Any) -> None:
+    def _succeeded_by(self, newer: Version, undo: Any) -> None:
         self._store, self._undo, self._next = None, undo, newer
 
 
-class VersionedArray(_Version):
+class VersionedArray(Version):
     """An int64 array. `set` gives the next version and leaves this one as it is.
 
     `sum` tells versions apart without reading them: it adds up a number for each value at its place (columns_numpy.mixed)
@@ -99,7 +100,7 @@ class VersionedArray(_Version):
         return undo
 
 
-class VersionedMap(_Version, Generic[Key, Value]):
+class VersionedMap(Version, Generic[Key, Value]):
     """A mapping. `with_items` and `without` give the next version and leave this one as it is.
 
     Order is not observable: whatever iterates must not depend on it.

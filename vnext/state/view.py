@@ -23,7 +23,7 @@ def view(state: State) -> dict:
         "blocks": {
             "total": state.pool.block_count,
             "free": state.pool.free,
-            "named": state.pool.named_count,
+            "named": len(state.pool.names),
             "next": free_blocks(state.pool)[:16].tolist(),
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},

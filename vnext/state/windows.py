@@ -101,7 +101,7 @@ def longest_hit(config: SchedulerConfig, pool: Pool, keys: tuple[bytes, ...]) ->
     A group that sees all needs every block of it, a group with a window the last ones, those that `first_kept` keeps.
     """
     count, groups, size = len(keys), config.group_count, config.block_size
-    found = pool.names.get_all(group_key(key, group) for key in keys for group in range(groups))
+    found = pool.names.blocks_of(group_key(key, group) for key in keys for group in range(groups))
     pages = np.array([NULL if page is None else page for page in found], dtype=np.int32).reshape(count, groups)
     lengths = np.arange(1, count + 1)
     there = lengths[:, None] - np.maximum.accumulate(np.where(pages == NULL, lengths[:, None], 0), axis=0)

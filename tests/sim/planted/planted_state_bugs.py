@@ -12,23 +12,22 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 POOL = [
     bug("a double free", "columns_numpy", "left = status[blocks] + 1", "left = status[blocks] + 2", "M1", "M2", "Illegal"),
     bug("a block taken with two holders", "pool", "np.full(count, HELD)", "np.full(count, HELD - 1)", "M2"),
-    bug("a block taken with its old name", "pool", "return _forget(taken, blocks.tolist()) if pool.kept else taken, blocks",
+    bug("a block taken with its old name", "pool", "return _forget(taken, blocks) if pool.kept else taken, blocks",
         "return taken, blocks", "P1", "M1"),
-    bug("an evicted block keeps its key on one side", "pool", "names.without([*gone, *(known[block] for block in gone)])",
-        "names.without(gone)", "P1", "Y1"),
+    bug("an evicted block keeps its key on one side", "names_plain", "keys[block] = None\n            gone.append((key, block))",
+        "gone.append((key, block))", "P1", "Y1", "Error"),
     bug("a revived block has nobody", "pool", "np.minimum(before, 0) - 1)", "before - 1)", "M1", "M2"),
     bug("a revived block still counts as free", "pool", "free=pool.free - revived,", "free=pool.free,", "M1", "Error"),
-    bug("a duplicate block takes over the name", "pool", "for key, block in fresh.items() if key not in known}",
-        "for key, block in fresh.items()}", "P1"),
+    bug("a duplicate block takes over the name", "names_plain", "if key not in blocks:", "if True:", "P1"),
     Bug(name="a hit behind a missing block", found_by=("reads other content", "P1"), edits=(
-        Edit("state.pool", "if not wanted or wanted[0] not in pool.names:", "if not wanted:"),
+        Edit("state.pool", "if not wanted or pool.names.block_of(wanted[0]) is None:", "if not wanted:"),
         Edit("state.pool", "del blocks[blocks.index(None) :]", "blocks = [block for block in blocks if block is not None]"),
     )),
-    bug("a reset forgets one side only", "pool", "_replace(pool, names=VersionedMap(), kept=0)",
-        "_replace(pool, names=VersionedMap(named_blocks(pool)), kept=0)", "P1"),
+    bug("a reset forgets one side only", "pool", "names=no_names(pool.block_count), kept=0)",
+        "names=type(pool.names)({}, pool.names.keys()), kept=0)", "P1"),
     bug("a tidied queue keeps its old head", "pool", "np.arange(len(blocks))), head=0)", "np.arange(len(blocks))))", "M1", "Error"),
     bug("freed blocks know a wrong place", "columns_numpy", "left[freed] = np.arange(at, at + len(freed))", "left[freed] = np.arange(at, at + len(freed))[::-1]", "M1"),
-    bug("an evicted block still counts as kept", "pool", "kept=pool.kept - len(gone))", "kept=pool.kept)", "M1"),
+    bug("an evicted block still counts as kept", "pool", "kept=pool.kept - (len(pool.names) - len(names)))", "kept=pool.kept)", "M1"),
     bug("a freed block is not counted", "pool", "free=pool.free + count,", "free=pool.free + count - 1,", "M1"),
 ]  # fmt: skip
 
@@ -163,7 +162,7 @@ LIVES = [
 
 ONE_RANK = [
     Bug(name="a digest without the free order, one rank that frees in another", found_by=("Y1",),
-        edits=(Edit("state.digest", "len(pool.names), pool.status.sum,", "len(pool.names),"),),
+        edits=(Edit("state.digest", "2 * len(pool.names), pool.status.sum,", "2 * len(pool.names),"),),
         one_rank=(Edit("state.planning", "row_blocks(state, row)[::-1]", "row_blocks(state, row)"),)),
     Bug(name="a digest without the holders' scalars, one rank that miscounts", found_by=("Y1",),
         edits=(Edit("state.digest", "counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens", "counters.finished"),),
@@ -174,7 +173,7 @@ ONE_RANK = [
     Bug(name="one rank names blocks by other keys", found_by=("Y1",),
         one_rank=(Edit("state.columns_numpy", "blake2b(parent + tokens[end - 4 * size : end],", "blake2b(tokens[end - 4 * size : end] + parent,"),)),
     Bug(name="one rank forgets no name at a reset", found_by=("Y1", "Illegal"),
-        one_rank=(Edit("state.pool", "_replace(pool, names=VersionedMap(), kept=0)", "pool"),)),
+        one_rank=(Edit("state.pool", "_replace(pool, names=no_names(pool.block_count), kept=0)", "pool"),)),
     Bug(name="one rank evicts the newest block first", found_by=("Y1", "reads", "Error"),
         one_rank=(Edit("state.columns_numpy", "nonzero()[0][: len(out_blocks)]", "nonzero()[0][: len(out_blocks)][::-1].copy()"),)),
 ]  # fmt: skip

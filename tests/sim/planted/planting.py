@@ -18,7 +18,7 @@ import pytest
 
 from vnext.sched.sim.fleet import Fleet
 from vnext.sched.sim.rank import StepResult
-from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, reduce as reducer
+from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, names, names_plain, reduce as reducer
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -133,6 +133,7 @@ def plain_columns() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "kernels", columns_numpy)
         patch.setattr(log_forms, "kernels", log_plain)
+        patch.setattr(names, "kernels", names_plain)
         yield
 
 

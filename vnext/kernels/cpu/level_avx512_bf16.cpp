@@ -1,6 +1,7 @@
 #define VNX_LEVEL level_avx512_bf16
 #define VNX_AVX512
 #define VNX_BF16
+#define VNX_VBMI
 #include "attention_lanes.h"
 #include "linear_pairs.h"
 #include "rows_lanes.h"

@@ -53,9 +53,8 @@ Level find_level() {
     const uint64_t saved = saved_state();
     if (!has(saved, {1, 2}) || !has(one.c, {12, 28, 29}) || !has(seven.b, {5})) return PORTABLE;  // fma avx f16c; avx2
     if (!has(saved, {5, 6, 7}) || !has(seven.b, {16, 17, 30, 31})) return AVX2;                   // f dq bw vl
-    if (!has(seven_one.a, {5})) return AVX512;                                                    // avx512_bf16
-    if (!has(seven.d, {22, 24}) || !has(seven.c, {1}) || !has(saved, {17, 18}))
-        return AVX512_BF16;  // amx_bf16 amx_tile; vbmi
+    if (!has(seven_one.a, {5}) || !has(seven.c, {1})) return AVX512;                              // avx512_bf16; vbmi
+    if (!has(seven.d, {22, 24}) || !has(saved, {17, 18})) return AVX512_BF16;                     // amx_bf16 amx_tile
     return tiles_permitted() ? AMX : AVX512_BF16;
 }
 #else

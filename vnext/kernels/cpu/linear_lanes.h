@@ -100,6 +100,19 @@ inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
         _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(low, signed_high));
     }
 }
+#elif defined(VNX_AVX512) || defined(VNX_AVX2)
+/* Eight at a time: a small whole number is exact as float32, and its upper half is its bfloat16. */
+inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
+    for (int64_t i = 0; i < count; i += 8) {
+        const int64_t at = i / 64 * 64 + i % 16 / 8 * 32 + i % 64 / 16 * 8;
+        const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from + i)));
+        const __m256 magnitude = _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0x7f)));
+        const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0x80)), 8);
+        const __m256i words = _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(magnitude), 16), sign);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xd8);
+        _mm_storeu_si128((__m128i *)(to + at), _mm256_castsi256_si128(packed));
+    }
+}
 #else
 inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {

@@ -91,8 +91,7 @@ def block_map(state: State) -> dict[str, Any]:
     """Every block: `kinds` u8[N] (free, kept, held, shared) and `owners` i32[N] (a holder's id), base64."""
     status = state.pool.status.values()
     kinds = np.where(status < -1, SHARED, np.where(status < 0, HELD, FREE)).astype(np.uint8)
-    named = [name for name in state.pool.names.mapping() if isinstance(name, int)]
-    kept = np.array(named, dtype=np.int64)
+    kept = np.array(list(state.pool.names.blocks().values()), dtype=np.int64)
     kinds[kept[status[kept] >= 0]] = KEPT
     owners = np.full(len(status), NOBODY, dtype="<i4")
     for row in range(len(state.rows)):

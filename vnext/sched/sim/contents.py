@@ -23,7 +23,7 @@ def contents(seen: Snapshot) -> dict[str, object]:
         "tables": seen.tables,
         "holders": seen.holders,
         "free order": seen.queued,
-        "names": dict(pool.names.mapping()),
+        "names": dict(pool.names.blocks()),
         "waiting": state.waiting,
         "requests": dict(state.requests.mapping()),
         "flights": seen.flights,

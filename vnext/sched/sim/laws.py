@@ -228,11 +228,11 @@ def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot, lat
 
     `later`: pages that others may have taken, filled, named and given back in the same plan.
     """
-    names, size, groups = after.state.pool.names.mapping(), before.state.config.block_size, before.state.config.group_count
-    if not names:
+    names, size, groups = after.state.pool.names, before.state.config.block_size, before.state.config.group_count
+    if len(names) == 0:
         return
     for row in gone:
         full = min(before.computed[row], before.known[row]) // size
         for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
-            if after.holders[block] == 0 and block in names and block not in later:
+            if after.holders[block] == 0 and names.key_of(block) is not None and block not in later:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")

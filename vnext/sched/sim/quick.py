@@ -123,12 +123,12 @@ def full_blocks_are_sealed(seen: Snapshot) -> bool:
     config = seen.state.config
     if not config.prefix_caching:
         return True
-    names, size, groups = seen.state.pool.names.mapping(), config.block_size, config.group_count
+    names, size, groups = seen.state.pool.names, config.block_size, config.group_count
     for computed, known, sealed, table, held in zip(seen.computed, seen.known, seen.sealed, seen.tables, seen.held):
         if sealed != min(computed, known) // size:
             return False
-        for block in table[sealed * groups :]:
-            if block in names and (held is table or block in held):
+        for block in table[sealed * groups :] if len(names) else ():
+            if names.key_of(block) is not None and (held is table or block in held):
                 return False
     return True
 
@@ -145,8 +145,8 @@ def placeholders_match(seen: Snapshot) -> bool:
 
 
 def names_are_mutual(seen: Snapshot) -> bool:
-    names = seen.state.pool.names.mapping()
-    return names == dict(zip(names.values(), names.keys()))
+    names = seen.state.pool.names
+    return names.blocks() == {key: block for block, key in enumerate(names.keys()) if key is not None}
 
 
 def steps_are_in_order(seen: Snapshot) -> bool:

@@ -167,7 +167,7 @@ class Rank:
     def _compare_page(self, work: Work, group: int, sealed: int) -> None:
         last = sealed * len(self.cache[0]) - 1
         block = work.table[(sealed - 1) * self._groups + group]
-        key = self.state.pool.names.get(block)
+        key = self.state.pool.names.key_of(block)
         if key is None or not in_sight(self.state.config, group, last, work.end):
             return  # a page that was given back may be another's by now
         chain = work.story.chains[last] + group * GROUP_STEP

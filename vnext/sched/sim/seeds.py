@@ -12,7 +12,7 @@ from vnext.sched.sim.judge import failing_like, fewer_clients, judge, kind_of, t
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.shrink import shrink
 from vnext.sched.sim.simulator import Simulation
-from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, reduce as reducer
+from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, names, names_plain, reduce as reducer
 from vnext.state.events import AnyEvent
 
 SMALL_ARENA_PLACES = 8
@@ -51,17 +51,20 @@ class Form:
 
     def __init__(self, seed: int) -> None:
         self.small_arenas, self.plain = seed % 2 == 1, seed % 8 in (4, 5)
-        self._before = (0, 0, columns.kernels, log_forms.kernels)
+        self._before = (0, 0, columns.kernels, log_forms.kernels, names.kernels)
 
     def __enter__(self) -> None:
-        self._before = reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels
+        self._before = (
+            reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels, names.kernels
+        )  # fmt: skip
         if self.small_arenas:
             reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE = SMALL_ARENA_PLACES, SMALL_TOKENS_SPARE
         if self.plain:
-            columns.kernels, log_forms.kernels = columns_numpy, log_plain
+            columns.kernels, log_forms.kernels, names.kernels = columns_numpy, log_plain, names_plain
 
     def __exit__(self, *raised: object) -> None:
-        reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels = self._before
+        reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE = self._before[:2]
+        columns.kernels, log_forms.kernels, names.kernels = self._before[2:]
 
 
 def explained(failed: SeedFailed) -> Explanation:
