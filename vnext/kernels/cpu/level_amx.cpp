@@ -10,9 +10,9 @@
 namespace vnx {
 
 extern const Kernels amx_kernels = {
-    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend<float>, level_amx::attend_by_tiles, level_amx::join,
-    level_amx::finish, level_amx::norm, level_amx::gate, level_amx::rotary, level_amx::find_peaks, level_amx::weigh,
-    level_amx::collect,
+    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend_wide<float>, level_amx::attend_by_tiles,
+    level_amx::join, level_amx::finish, level_amx::norm, level_amx::gate, level_amx::rotary, level_amx::find_peaks,
+    level_amx::weigh, level_amx::collect,
 };
 
 }  // namespace vnx
