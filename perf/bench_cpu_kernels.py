@@ -84,13 +84,14 @@ def test_products_of_all_layers(benchmark, name: str, int8: bool, rows: int) -> 
 
 
 @shapes
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 1024), (32, 1, 1024), (1, 1024, 1024)])
-def test_attention(benchmark, name: str, rows: int, queries: int, context: int) -> None:
+def test_attention(benchmark, name: str, rows: int, queries: int, context: int, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
     block_count = rows * context // BLOCK_SIZE
-    caches = torch.randn(2, block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
+    caches = torch.randn(2, block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim).to(dtype)
     table = torch.randperm(block_count).to(torch.int32).view(rows, -1)
-    query = torch.randn(rows * queries, shape.heads, shape.head_dim).bfloat16()
+    query = torch.randn(rows * queries, shape.heads, shape.head_dim).to(dtype)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
     step = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
 
@@ -100,8 +101,25 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int) 
     benchmark.pedantic(attend, rounds=ROUNDS, warmup_rounds=1)
     seconds = benchmark.stats.stats.min
     pairs = rows * (queries * context - queries * (queries - 1) / 2)
-    benchmark.extra_info["gb_per_s_best"] = round(caches.numel() * 2 / seconds / 1e9, 1)
+    benchmark.extra_info["gb_per_s_best"] = round(caches.nbytes / seconds / 1e9, 1)
     benchmark.extra_info["tflop_per_s_best"] = round(4 * shape.heads * shape.head_dim * pairs / seconds / 1e12, 3)
+
+
+@shapes
+def test_products_in_float32(benchmark, name: str) -> None:
+    """1,024 rows by three weights of a layer: what float32 attention is to be compared with."""
+    arena, shape = Arena(), SHAPES[name]
+    sizes = ((shape.hidden, shape.hidden), (2 * shape.wide, shape.hidden), (shape.hidden, shape.wide))
+    weights = [products.pack(torch.randn(size), arena=arena) for size in sizes]
+    x = {packed.inputs: torch.randn(1024, packed.inputs) for packed in weights}
+
+    def step() -> None:
+        for packed in weights:
+            products.linear(x[packed.inputs], packed)
+
+    benchmark.pedantic(step, rounds=5, warmup_rounds=1)
+    operations = 2 * 1024 * sum(outputs * inputs for outputs, inputs in sizes)
+    benchmark.extra_info["tflop_per_s_best"] = round(operations / benchmark.stats.stats.min / 1e12, 3)
 
 
 @shapes

@@ -18,8 +18,9 @@ import msgspec
 from tqdm import tqdm
 
 from vnext.bounds import engine_settings
+from vnext.generation_config import sampling_defaults
 from vnext.runtime.client_sync import SyncEngineClient
-from vnext.runtime.launch import RunningEngine, launch_engine
+from vnext.runtime.launch import RunningEngine, find_model, launch_engine
 from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
 from vnext.server.edge import request_length_max
@@ -75,7 +76,9 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = engine_settings(model=model, **settings)
-        self._engine = launch_engine(self._settings)
+        model_path = find_model(self._settings)
+        self._defaults = sampling_defaults(model_path, self._settings.generation_config)
+        self._engine = launch_engine(self._settings, model_path)
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
         client = SyncEngineClient.connect(self._engine.address)
         self._finalizer.detach()
@@ -95,7 +98,8 @@ class LLM:
     ) -> list[Generated]:
         """Answers to one prompt or several, in their order. A prompt is a text or a list of token ids.
 
-        `params` is one for all or one for each. Raises InvalidRequest before anything is sent, Refused, EngineDead.
+        `params` is one for all or one for each, None for `get_default_sampling_params()`, no longer than fits. Raises
+        InvalidRequest before anything is sent, Refused, EngineDead.
         """
         tasks = self._tasks(_as_prompts(prompts), params)
         total = sum(len(task.slots) for task in tasks)
@@ -123,6 +127,11 @@ class LLM:
             for _, delta in deltas:
                 yield delta.text
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` takes where it is given none: SamplingParams() but for what the model's own file says."""
+        length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
+        return SamplingParams(**self._defaults.sampling(), **length)
+
     def close(self) -> None:
         """End the engine. Idempotent."""
         self._finalizer()
@@ -146,20 +155,27 @@ class LLM:
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[_Task]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params] * len(prompts)
         if len(params) != len(prompts):
             counts = f"There are {len(prompts)} prompts and {len(params)} params"
             raise InvalidRequest(f"{counts}: give one, or one for each.", "params")
         return [self._task(prompt, one) for prompt, one in zip(prompts, params)]
 
-    def _task(self, prompt: Prompt, params: SamplingParams) -> _Task:
-        validate(params, self.vocab_size)
+    def _task(self, prompt: Prompt, params: SamplingParams | None) -> _Task:
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        params = self._fitting_params(len(tokens)) if params is None else params
+        validate(params, self.vocab_size)
         self._check_tokens(tokens)
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
         requests = [self._request(tokens, params, slot.index) for slot in slots]
         return _Task(text, tokens, params, slots, requests)
+
+    def _fitting_params(self, prompt_length: int) -> SamplingParams:
+        """The default parameters, whose length is a wish: the answer ends where the model's length does."""
+        params = self.get_default_sampling_params()
+        room = max(1, self.max_model_len - prompt_length)
+        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -23,6 +23,7 @@ from vnext.version import __version__
 
 API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
+    "generation_config": "auto takes usual sampling and ending tokens from the model's generation_config.json",
     "dtype": "number type of weights and cache; auto takes the checkpoint's",
     "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
     "deterministic": "a request's tokens do not depend on its batch (default: where that is free, and in float32)",

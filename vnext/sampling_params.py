@@ -68,6 +68,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests get that do not say otherwise, by the names of SamplingParams. None: as SamplingParams has it."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def sampling(self) -> dict[str, float]:
+        """Those that are set, without the length of an answer, which is each API's own matter."""
+        fields = msgspec.structs.asdict(self).items()
+        return {name: value for name, value in fields if value is not None and name != "max_tokens"}
+
+
 def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raise InvalidRequest for the first field of a wrong type or out of range. Token ids are below `vocab_size`."""
     _check_types(params)
@@ -86,13 +102,15 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     _check_stops(params)
 
 
-def to_sampling(params: SamplingParams, seed: int, prompt_length: int, model_length: int) -> Sampling:
+def to_sampling(
+    params: SamplingParams, seed: int, prompt_length: int, model_length: int, usual_max_tokens: int | None = None
+) -> Sampling:
     """The `Sampling` of one answer to a prompt of `prompt_length` tokens, for params that `validate` let pass.
 
-    `seed` is the answer's own key (see `answer_seed`). Raises InvalidRequest when prompt and answer do not fit
-    into `model_length` tokens together.
+    `seed` is the answer's own key (see `answer_seed`). `usual_max_tokens` bounds answers whose length was left open.
+    Raises InvalidRequest when prompt and answer do not fit into `model_length` tokens together.
     """
-    max_tokens = _tokens_allowed(params, prompt_length, model_length)
+    max_tokens = _tokens_allowed(params, prompt_length, model_length, usual_max_tokens)
     return Sampling(
         seed=seed,
         max_tokens=max_tokens,
@@ -132,7 +150,7 @@ def _top_k(top_k: int) -> int:
     return max(0, min(top_k, 2**31 - 1))
 
 
-def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int) -> int:
+def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int, usual: int | None) -> int:
     room = model_length - prompt_length
     if room < 1:
         raise InvalidRequest(
@@ -140,7 +158,7 @@ def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: in
             "prompt",
         )
     if params.max_tokens is None:
-        return room
+        return room if usual is None else min(room, usual)
     if params.max_tokens > room:
         raise InvalidRequest(
             f"max_tokens is {params.max_tokens} and the prompt has {prompt_length} tokens, together more than the "

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from vnext.generation_config import sampling_defaults
 from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
-from vnext.runtime.launch import RunningEngine, StartFailed, launch_engine
+from vnext.runtime.launch import RunningEngine, StartFailed, find_model, launch_engine
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -46,7 +47,9 @@ def serve(command: ServeCommand) -> int:
         return _fail(error)
     try:
         with _terminate_as_interrupt():
-            engine = launch_engine(command.engine)
+            model_path = find_model(command.engine)
+            defaults = sampling_defaults(model_path, command.engine.generation_config)
+            engine = launch_engine(command.engine, model_path)
     except (StartFailed, ChildDied) as error:
         edge.terminate(EDGE_GRACE_S)
         return _fail(error)
@@ -54,7 +57,8 @@ def serve(command: ServeCommand) -> int:
         edge.terminate(EDGE_GRACE_S)
         return 0
     try:
-        return _serve_engine(engine, edge, msgspec.structs.replace(command.server, port=port))
+        settings = msgspec.structs.replace(command.server, port=port, sampling_defaults=defaults)
+        return _serve_engine(engine, edge, settings)
     finally:
         engine.stop()
         print("vnext: stopped", flush=True)

@@ -129,6 +129,19 @@ def test_rows_that_share_blocks_get_what_each_would_get_alone(heads: int, dtype:
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_vector_levels_agree_in_every_bit(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:
+    """Their tiles differ in both directions; the order of every lane's sums does not."""
+    sequences = typed(make_sequences([300, 77, 17], *shape), dtype)
+    found = []
+    for level in LEVELS:
+        if Level.AVX2 <= level and (level < Level.AMX or dtype is torch.float32):
+            with using(level):
+                found.append(torch.cat(attend(sequences, [(0, 0, 300), (1, 70, 77), (2, 16, 17)], Options(window=200))))
+    assert all(torch.equal(one, found[0]) for one in found[1:])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_of_no_row_and_idle_rows(dtype: torch.dtype) -> None:
     sequences = typed(make_sequences([40, 20], 4, 2, 16, 16), dtype)

@@ -8,6 +8,7 @@ from edge_server import TOKENIZER, EdgeServer
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
+from vnext.sampling_params import SamplingDefaults
 from vnext.state.events import unpack_tokens
 
 
@@ -123,3 +124,18 @@ def test_what_the_template_refuses(server: EdgeServer) -> None:
     with pytest.raises(openai.BadRequestError, match="an assistant cannot begin") as caught:
         server.openai().chat.completions.create(model="toy", messages=[{"role": "assistant", "content": "me first"}])
     assert caught.value.param == "messages"
+
+
+def test_the_model_s_own_defaults_serve_who_does_not_say_otherwise() -> None:
+    usual = SamplingDefaults(temperature=0.25, top_k=9, top_p=0.75, repetition_penalty=1.5, max_tokens=7)
+    with EdgeServer(sampling_defaults=usual) as server:
+        chat = server.openai().chat.completions.create
+        silent, spoken = chat(model="toy", messages=[user("x")]), chat(model="toy", messages=[user("x")], max_tokens=9, top_p=1)
+        long = chat(model="toy", messages=[user("x" * 480)])
+        plain = server.openai().completions.create(model="toy", prompt="x")
+        found = {request.name[:-2]: request.sampling for request in server.engine.of_kind(SubmitRequest)}
+    for answer, expected in ((silent, (0.75, 7)), (spoken, (1.0, 9)), (plain, (0.75, 16))):
+        sampling = found[answer.id]
+        assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0.25, 9, 1.5)
+        assert (sampling.top_p, sampling.max_tokens) == expected
+    assert 1 <= found[long.id].max_tokens < 30, "a usual length gives way to the model's"

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.models.json_keys import flag, number, positive, read_json, token_ids
+from vnext.models.json_keys import flag, number, positive, read_json, read_optional_json, token_ids
 from vnext.models.registry import family
 from vnext.models.rope_config import Rope, parse_rope, reach, scaling_of
 
@@ -70,12 +70,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts: Experts | None = None
 
 
-def load_config(path: Path) -> ModelConfig:
-    """The configuration of the checkpoint in folder `path`. Raises ModelError."""
+def load_config(path: Path, with_generation: bool = True) -> ModelConfig:
+    """The configuration of the checkpoint in folder `path`, its generation_config.json read or not. Raises ModelError."""
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} has no config.json; give a folder with a Hugging Face checkpoint")
-    generation = path / "generation_config.json"
-    return parse_config(read_json(path / "config.json"), read_json(generation) if generation.is_file() else {})
+    generation = read_optional_json(path / "generation_config.json") if with_generation else {}
+    return parse_config(read_json(path / "config.json"), generation)
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:

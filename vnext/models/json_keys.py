@@ -20,6 +20,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The same of a file that need not be there: {} then."""
+    return read_json(path) if path.is_file() else {}
+
+
 def required(raw: dict[str, Any], key: str, default: Any) -> Any:
     """The value of a key; None stands for absent. Raises ModelError when there is no default either."""
     value = raw.get(key)

@@ -105,6 +105,7 @@ def make_executor(settings: CoreSettings) -> Executor:
             threads=threads,
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
+            generation_config=engine.generation_config,
         )
 
     if engine.executor == "inproc":

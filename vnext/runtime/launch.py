@@ -51,12 +51,12 @@ class RunningEngine:
         return returncode
 
 
-def launch_engine(settings: EngineSettings) -> RunningEngine:
-    """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed."""
-    try:
-        model_path = model_folder(settings.model)
-    except ModelError as error:
-        raise StartFailed(str(error)) from error
+def launch_engine(settings: EngineSettings, model_path: Path | None = None) -> RunningEngine:
+    """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed.
+
+    `model_path` is what `find_model` gave for these settings, where the caller had to look into the folder before.
+    """
+    model_path = model_path or find_model(settings)
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
     core = CoreSettings(
         engine=settings,
@@ -75,6 +75,14 @@ def launch_engine(settings: EngineSettings) -> RunningEngine:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
     return RunningEngine(child, core.address, run_dir, model_path, ready)
+
+
+def find_model(settings: EngineSettings) -> Path:
+    """The folder of the settings' model, downloaded where that is needed. Raises StartFailed."""
+    try:
+        return model_folder(settings.model)
+    except ModelError as error:
+        raise StartFailed(str(error)) from error
 
 
 def model_folder(model: str) -> Path:

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from vnext.kernels.cpu import native
 from vnext.models.checkpoint import fingerprint
+from vnext.models.config import load_config
 from vnext.models.kv_cache import kv_groups
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
@@ -29,8 +30,9 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     parallel = join_group(settings.rank, settings.world_size, rendezvous)
     progress = _Bar() if settings.rank == 0 else None
     path = Path(settings.model_path)
+    config = load_config(path, settings.generation_config == "auto")
     runner = ModelRunner(
-        path, settings.dtype, settings.device, parallel, progress, settings.quantization, settings.deterministic
+        path, settings.dtype, settings.device, parallel, progress, settings.quantization, settings.deterministic, config
     )
     return Rank(settings.rank, runner), runner
 

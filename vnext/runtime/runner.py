@@ -46,9 +46,10 @@ class ModelRunner:
         progress: Progress | None = None,
         quantization: str = "none",
         deterministic: bool | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
-        """Raises ModelError, and SettingsError where `deterministic` cannot be had."""
-        self.config: ModelConfig = load_config(path)
+        """`config`: the folder's own, unless given. Raises ModelError, and SettingsError where `deterministic` cannot be had."""
+        self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization)
         self._parallel = parallel

@@ -14,6 +14,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
+GenerationConfig = Literal["auto", "none"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,10 +25,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
     `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
     not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
-    those of each rank.
+    those of each rank. `generation_config` "none" looks away from the checkpoint's generation_config.json.
     """
 
     model: str = ""
+    generation_config: GenerationConfig = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     deterministic: bool | None = None
@@ -81,6 +83,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     block_size: int
     kv_cache_bytes: int
+    generation_config: GenerationConfig = "auto"
 
 
 class SettingsError(Exception):

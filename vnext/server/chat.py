@@ -39,7 +39,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     data = await request.read()
     started_s = time.monotonic()
     body = decode_chat(data)
-    params = _params(body)
+    params = _params(body, edge)
     with_usage = include_usage(body)
     with edge.gate.enter(max(params.n, 1)):
         prompt = await _prompt(edge, body)
@@ -145,7 +145,7 @@ def _start(
         raise InvalidRequest(message.replace(f"{error.param} is ", f"{name} is "), name) from error
 
 
-def _params(body: ChatBody) -> SamplingParams:
+def _params(body: ChatBody, edge: Edge) -> SamplingParams:
     refuse_unsupported(body, _UNSUPPORTED)
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidRequest(
@@ -157,7 +157,7 @@ def _params(body: ChatBody) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, max_tokens=None)
+    params = sampling_params(body, max_tokens=None, **edge.settings.sampling_defaults.sampling())
     wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted)
 

@@ -39,7 +39,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     data = await request.read()
     started_s = time.monotonic()
     body = decode_completion(data)
-    params = _params(body)
+    params = _params(body, edge)
     with_usage = include_usage(body)
     prompts = _prompts(body)
     with edge.gate.enter(len(prompts) * max(params.n, 1)):
@@ -116,14 +116,14 @@ async def _chunks(
         yield generation.envelope(KIND, []) | {"usage": generation.usage()}
 
 
-def _params(body: CompletionBody) -> SamplingParams:
+def _params(body: CompletionBody, edge: Edge) -> SamplingParams:
     refuse_unsupported(body, _UNSUPPORTED)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequest(f"best_of is {body.best_of}: only the value of n is supported, leave it out.", "best_of")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo cannot be combined with logprobs: prompts are not scored, leave one out.", "echo")
     given = {} if body.logprobs is None else {"logprobs": body.logprobs}
-    return sampling_params(body, **given)
+    return sampling_params(body, **edge.settings.sampling_defaults.sampling(), **given)
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:

@@ -117,10 +117,11 @@ class Generation:
         """Without a seed its key comes from the engine core, in its event."""
         prompt = self.prompts[choice.prompt_index]
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
+        usual = self._edge.settings.sampling_defaults
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),
-            sampling=to_sampling(self._params, seed, len(prompt), self._edge.model_length),
+            sampling=to_sampling(self._params, seed, len(prompt), self._edge.model_length, usual.max_tokens),
             priority=self._priority,
             cache_salt=self._cache_salt,
             has_seed=self._params.seed is not None,

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from vnext.sampling_params import SamplingDefaults
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -19,7 +21,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
     process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
-    core gets to become ready. Access lines are written from log level "info" down.
+    core gets to become ready. `sampling_defaults` are the model's own, for requests that do not say otherwise. Access lines are written from log level "info" down.
     """
 
     host: str = "127.0.0.1"
@@ -28,6 +30,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: tuple[str, ...] = ()
     model_path: str = ""
     engine_address: str = ""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     chat_template_path: str = ""
     body_bytes_max: int = 32 * 2**20
     live_requests_max: int = 4096

@@ -2,6 +2,7 @@
 #define VNX_AVX512
 #define VNX_BF16
 #define VNX_VBMI
+#include "attention_few.h"
 #include "attention_narrow.h"
 #include "linear_tiles.h"
 #include "rows_lanes.h"
@@ -10,9 +11,9 @@
 namespace vnx {
 
 extern const Kernels amx_kernels = {
-    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend<float>, level_amx::attend_by_tiles, level_amx::join,
-    level_amx::finish, level_amx::norm, level_amx::gate, level_amx::rotary, level_amx::find_peaks, level_amx::weigh,
-    level_amx::collect,
+    level_amx::linear_f32, level_amx::linear_tiles, level_amx::attend_by_vectors<float>, level_amx::attend_by_tiles,
+    level_amx::join, level_amx::finish, level_amx::norm, level_amx::gate, level_amx::rotary, level_amx::find_peaks,
+    level_amx::weigh, level_amx::collect,
 };
 
 }  // namespace vnx
