@@ -48,7 +48,7 @@ class ModelRunner:
         deterministic: bool | None = None,
         config: ModelConfig | None = None,
     ) -> None:
-        """`config`: the folder's own, unless given. Raises ModelError, and SettingsError where `deterministic` cannot be had."""
+        """`config`: the folder's own, unless given. Raises ModelError; SettingsError where `deterministic` cannot be had."""
         self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization)
