@@ -11,23 +11,24 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tqdm import tqdm
 
 from vnext.bounds import engine_settings
 from vnext.generation_config import sampling_defaults
 from vnext.runtime.client_sync import SyncEngineClient
-from vnext.runtime.launch import RunningEngine, find_model, launch_engine
+from vnext.runtime.launch import RunningEngine, StartingEngine, find_model, start_engine
 from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
-from vnext.server.edge import request_length_max
-from vnext.server.text.answer import Answer, Delta
-from vnext.server.text.template import ChatTemplate
-from vnext.server.text.tokenizer import Tokenizer
+from vnext.state.config import request_length_max
 from vnext.state.events import pack_tokens
+
+if TYPE_CHECKING:  # libraries for texts take a while to import: the engine starts meanwhile
+    from vnext.server.text.answer import Answer, Delta
+    from vnext.server.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -78,14 +79,15 @@ class LLM:
         self._settings = engine_settings(model=model, **settings)
         model_path = find_model(self._settings)
         self._defaults = sampling_defaults(model_path, self._settings.generation_config)
-        self._engine = launch_engine(self._settings, model_path)
+        starting = start_engine(self._settings, model_path)
+        self.tokenizer = _tokenizer(model_path, starting)
+        self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
         client = SyncEngineClient.connect(self._engine.address)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client = client
         self._names = itertools.count()
-        self.tokenizer = Tokenizer.load(self._engine.model_path)
         self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
         self.max_model_len = request_length_max(client.ready.config)
         self.log_dir = self._engine.log_dir
@@ -101,6 +103,8 @@ class LLM:
         `params` is one for all or one for each, None for `get_default_sampling_params()`, no longer than fits. Raises
         InvalidRequest before anything is sent, Refused, EngineDead.
         """
+        from tqdm import tqdm
+
         tasks = self._tasks(_as_prompts(prompts), params)
         total = sum(len(task.slots) for task in tasks)
         with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
@@ -148,6 +152,8 @@ class LLM:
         source = self.tokenizer.chat_template
         if source is None:
             raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
+        from vnext.server.text.template import ChatTemplate
+
         text = ChatTemplate(source, self.tokenizer.special_tokens).render(messages, {})
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -167,6 +173,8 @@ class LLM:
         params = self._fitting_params(len(tokens)) if params is None else params
         validate(params, self.vocab_size)
         self._check_tokens(tokens)
+        from vnext.server.text.answer import Answer
+
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
         requests = [self._request(tokens, params, slot.index) for slot in slots]
         return _Task(text, tokens, params, slots, requests)
@@ -282,6 +290,17 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A list of prompts, where one alone may have been given."""
     one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if one else prompts
+
+
+def _tokenizer(model_path: Path, starting: StartingEngine) -> Tokenizer:
+    """The model's tokenizer, while its engine starts. Raises CheckpointUnreadable, with the engine ended."""
+    try:
+        from vnext.server.text.tokenizer import Tokenizer
+
+        return Tokenizer.load(model_path)
+    except BaseException:
+        starting.abandon()
+        raise
 
 
 def _stop(engine: RunningEngine, client: SyncEngineClient | None) -> None:

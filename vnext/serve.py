@@ -7,7 +7,6 @@ finishes what it has within its drain time; the second: at once. Then the engine
 from __future__ import annotations
 
 import errno
-import http.client
 import json
 import os
 import select
@@ -24,7 +23,7 @@ import msgspec
 from vnext.generation_config import sampling_defaults
 from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
-from vnext.runtime.launch import RunningEngine, StartFailed, find_model, launch_engine
+from vnext.runtime.launch import RunningEngine, StartFailed, find_model, start_engine
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -49,7 +48,7 @@ def serve(command: ServeCommand) -> int:
         with _terminate_as_interrupt():
             model_path = find_model(command.engine)
             defaults = sampling_defaults(model_path, command.engine.generation_config)
-            engine = launch_engine(command.engine, model_path)
+            engine = start_engine(command.engine, model_path).wait()
     except (StartFailed, ChildDied) as error:
         edge.terminate(EDGE_GRACE_S)
         return _fail(error)
@@ -219,12 +218,14 @@ def _url(settings: ServerSettings) -> str:
 
 
 def _is_healthy(settings: ServerSettings) -> bool:
+    import http.client  # while the engine and the edge import theirs
+
     connection = http.client.HTTPConnection(
         EVERYWHERE.get(settings.host, settings.host), settings.port, timeout=HEALTH_TIMEOUT_S
     )
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:

@@ -51,12 +51,40 @@ class RunningEngine:
         return returncode
 
 
-def launch_engine(settings: EngineSettings, model_path: Path | None = None) -> RunningEngine:
-    """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed.
+class StartingEngine:
+    """An engine core process on its way: `wait` for it, once, or `abandon` it."""
 
-    `model_path` is what `find_model` gave for these settings, where the caller had to look into the folder before.
-    """
-    model_path = model_path or find_model(settings)
+    def __init__(self, child: Child, core: CoreSettings) -> None:
+        self._child = child
+        self._core = core
+
+    def send_config(self) -> None:
+        """Hand over the settings. Raises ChildDied."""
+        self._child.send_config(encoder.encode(self._core))
+
+    def wait(self) -> RunningEngine:
+        """The engine once it is ready. Raises StartFailed, ChildDied; nothing is left behind then."""
+        try:
+            ready = await_ready(self._child, self._core.address)
+        except BaseException:
+            self.abandon()
+            raise
+        core = self._core
+        return RunningEngine(self._child, core.address, Path(core.run_dir), Path(core.model_path), ready)
+
+    def abandon(self) -> None:
+        """End what has been started."""
+        self._child.terminate(STOP_GRACE_S)
+        shutil.rmtree(self._core.run_dir, ignore_errors=True)
+
+
+def launch_engine(settings: EngineSettings) -> RunningEngine:
+    """Start an engine and wait until it is ready; `settings` come checked (vnext/bounds.py). Raises StartFailed."""
+    return start_engine(settings, find_model(settings)).wait()
+
+
+def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
+    """Start an engine of the model that `find_model` found; returns at once, for work that can be done meanwhile."""
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
     core = CoreSettings(
         engine=settings,
@@ -66,15 +94,13 @@ def launch_engine(settings: EngineSettings, model_path: Path | None = None) -> R
         run_dir=str(run_dir),
         log_dir="" if settings.log == "off" else str(log_directory(settings)),
     )
-    child = start_child("engine core", "vnext.runtime.core_main")
+    starting = StartingEngine(start_child("engine core", "vnext.runtime.core_main"), core)
     try:
-        child.send_config(encoder.encode(core))
-        ready = await_ready(child, core.address)
+        starting.send_config()
     except BaseException:
-        child.terminate(STOP_GRACE_S)
-        shutil.rmtree(run_dir, ignore_errors=True)
+        starting.abandon()
         raise
-    return RunningEngine(child, core.address, run_dir, model_path, ready)
+    return starting
 
 
 def find_model(settings: EngineSettings) -> Path:

@@ -6,6 +6,7 @@ told to the engine core in one sentence; a closed ring is the orderly end.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from vnext.runtime.settings import RankSettings, SettingsError
 
 
 def main() -> int:
+    gc.disable()  # what is imported and loaded stays: looking for garbage in it took a quarter of torch's import
     settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
     prepare_process(settings.threads, settings.deterministic is not False)
     import zmq
@@ -48,6 +50,8 @@ def serve(settings: RankSettings, results) -> None:
 
     ring = RingReader.attach(settings.ring, settings.rank)
     rank, runner = load_rank(settings, Path(settings.rendezvous))
+    gc.freeze()
+    gc.enable()
     results.send(encoder.encode(ready_message(settings, runner)))
     while True:
         try:

@@ -48,7 +48,7 @@ class ModelRunner:
         deterministic: bool | None = None,
         config: ModelConfig | None = None,
     ) -> None:
-        """`config`: the folder's own, unless given. Raises ModelError, and SettingsError where `deterministic` cannot be had."""
+        """`config`: the folder's own, unless given. Raises ModelError; SettingsError where `deterministic` cannot be had."""
         self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization)
@@ -70,8 +70,14 @@ class ModelRunner:
         return kv_bytes_per_page(self.config, block_size, self.dtype, self._parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
-        """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
+        """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough.
+
+        Each layer's first page is written to: the system clears a huge page then, which no request is to wait for.
+        """
         self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self._parallel)
+        for keys, values in self._kv:
+            keys[0].zero_()
+            values[0].zero_()
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutputs:

@@ -20,7 +20,7 @@ from vnext.server.metrics import EdgeMetrics
 from vnext.server.settings import ServerSettings
 from vnext.server.text.template import ChatTemplate, read_template
 from vnext.server.text.tokenizer import Tokenizer
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import request_length_max
 
 ENCODE_INLINE_CHARACTERS_MAX = 2_000  # a longer text takes milliseconds, in which nobody's tokens would be sent
 
@@ -63,12 +63,6 @@ class Edge:
 
 
 EDGE = web.AppKey("edge", Edge)
-
-
-def request_length_max(config: SchedulerConfig) -> int:
-    """Tokens that prompt and answer may have together; the answer's last one is never written into the cache."""
-    length = min(config.model_len_max, config.block_size * config.block_count + 1)
-    return length if config.chunked_prefill else min(length, config.batch_tokens_max + 1)
 
 
 def _template(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:

@@ -39,3 +39,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def group_count(self) -> int:
         return len(self.windows) or 1
+
+
+def request_length_max(config: SchedulerConfig) -> int:
+    """Tokens that prompt and answer may have together; the answer's last one is never written into the cache."""
+    length = min(config.model_len_max, config.block_size * config.block_count + 1)
+    return length if config.chunked_prefill else min(length, config.batch_tokens_max + 1)
