@@ -20,6 +20,7 @@ from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
 from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
+from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.state import columns, log_forms, tails
 from vnext.version import __version__
@@ -53,6 +54,7 @@ def examine() -> dict[str, Any]:
         "tails": tails.implementation(),
         "ring": ring_implementation(),
         "collectives": describe_collectives(),
+        "cuda": describe_cuda(),
         "cpu_kernels": cpu_kernels(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
@@ -99,7 +101,7 @@ def warnings(here: Machine, gpu_count: int) -> list[str]:
     """What is likely to go wrong on this machine, one sentence each, with its remedy where there is one."""
     found = []
     if gpu_count > 0:
-        found.append(f"vnext {__version__} computes on the CPU: the {gpu_count} GPU(s) of this machine stay unused.")
+        found.append(f"vnext computes on the CPU unless it is told --device cuda: this machine has {gpu_count} GPU(s).")
     if here.shm_available_bytes < SHM_FREE_BYTES_MIN:
         free = f"Shared memory has {here.shm_available_bytes / 2**20:.0f} MiB free"
         found.append(f"{free} and the ranks' channel lives there: enlarge /dev/shm (in a container: --shm-size).")
@@ -129,7 +131,10 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and value of each fact, memory in GiB."""
     here, built = report["machine"], report["torch"]
     libraries = ", ".join(f"{name} {version or 'missing'}" for name, version in here["libraries"].items())
-    gpu_names = [f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in report["gpus"]]
+    gpu_names = [
+        f"{gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}, {gpu['memory_bytes'] / GIB:.0f} GiB)"
+        for gpu in report["gpus"]
+    ]
     return [
         ("vnext", report["vnext"]),
         ("python", f"{here['python']} on {here['system']}"),
@@ -141,6 +146,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU kernels", report["cpu_kernels"]),
         *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
+        *((f"CUDA: {name}", said) for name, said in report["cuda"].items()),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),

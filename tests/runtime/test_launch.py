@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from vnext.replay.cli import main as replay
 from vnext.runtime.client_sync import SyncEngineClient
@@ -112,6 +113,14 @@ def test_a_start_that_cannot_work_is_one_sentence(tmp_path: Path, settings: dict
     with pytest.raises(StartFailed, match=words) as failure:
         launch_engine(EngineSettings(**{"log_dir": str(tmp_path), "threads": 1, **settings}))
     assert "Traceback" not in str(failure.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="--device is cuda, but .* use --device cpu$"):
+        launch_engine(EngineSettings(device="cuda", log_dir=str(tmp_path), threads=1))
+    with running(tmp_path, device="auto") as (engine, _):
+        assert engine.ready.environment["device"] == "cpu"
 
 
 def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path) -> None:

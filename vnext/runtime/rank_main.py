@@ -51,10 +51,12 @@ def serve(settings: RankSettings, results) -> None:
     results.send(encoder.encode(ready_message(settings, runner)))
     while True:
         try:
-            message = ring.read()
+            message = ring.read(rank.patience_s)
         except RingClosed:
             break
-        if (result := rank.handle(message)) is not None:
+        if message is not None and (result := rank.handle(message)) is not None:
+            results.send(encoder.encode(result))
+        for result in rank.collect():
             results.send(encoder.encode(result))
     ring.close()
     from vnext.runtime.collectives import leave_group

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
@@ -24,10 +25,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
     `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
     not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
-    those of each rank.
+    those of each rank. `device` "auto" is a GPU where torch can use one. On a GPU: `gpu_memory_utilization` is the share of its
+    memory that all of this may take, `enforce_eager` captures no graphs, `graph_sizes` are the numbers of rows they are
+    captured for (() decides), `compile` fuses what they capture by torch's compiler.
     """
 
     model: str = ""
+    device: DeviceName = "cpu"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     deterministic: bool | None = None
@@ -45,6 +49,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     threads: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    compile: bool = False
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"
@@ -59,10 +67,20 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineSettings
     model_path: str
-    device: str
     address: str
     run_dir: str
     log_dir: str
+
+
+class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank on a GPU needs beside; `tokens_max` and `rows_max` are those of a step."""
+
+    memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    compile: bool = False
+    tokens_max: int = 2048
+    rows_max: int = 256
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +99,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     block_size: int
     kv_cache_bytes: int
+    gpu: GpuSettings = GpuSettings()
 
 
 class SettingsError(Exception):
