@@ -143,9 +143,13 @@ def rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As references.rotary_kv_write."""
-    return _rotary_kv_write(qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous())
+    return _rotary_kv_write(
+        qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous(), key_scale, value_scale
+    )
 
 
 def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -221,14 +225,18 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As paged_attention.paged_attention; other types and sizes of heads are the reference's."""
     if not attention.serves(query, key_cache):
-        return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), scale, window, softcap)
+        return plain_attention.paged_attention(
+            query, key_cache, value_cache, metadata.plain(), scale, window, softcap, key_scale, value_scale
+        )
     plan = metadata.plan(query.shape[1], query.shape[2], window)
     return _paged_attention(
         query, key_cache, value_cache, metadata.block_table, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale,
-        window, softcap,
+        window, softcap, key_scale, value_scale,
     )  # fmt: skip
 
 
