@@ -2,8 +2,8 @@
 
     copies     arrive when the work joins them and not before: until then their target holds POISON
     fetches    arrive when they are waited for, or seen to be there, which is never at the first look
-    graphs     record torch's operations with their tensors, as a GPU does: a replay knows addresses and recorded values, no Python.
-               What recording computed is spoiled at its end; asking for a value while recording is an error
+    graphs     record torch's operations with their tensors, as a GPU does: a replay knows addresses and recorded values,
+               no Python. What recording computed is spoiled at its end; to ask for a value while recording is an error
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from vnext.runtime.device import Mark, Memory
 
@@ -106,12 +106,14 @@ class TwinGraph(TorchDispatchMode):
     def end(self) -> None:
         self.__exit__(None, None, None)
         for func, args, kwargs, out in self._steps:
-            known = {leaf.untyped_storage().data_ptr() for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            known = {leaf.untyped_storage().data_ptr() for leaf in tensors_of((args, kwargs))}
             for tensor in tensors_of(out):
                 if tensor.untyped_storage().data_ptr() not in known and tensor.numel():
                     tensor.view(-1).view(torch.uint8).fill_(0xFF)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if any(name in func.name() for name in WAITS):
             raise CaptureError(f"{func.name()} waits for the device")
         out = func(*args, **(kwargs or {}))
@@ -129,5 +131,5 @@ class TwinGraph(TorchDispatchMode):
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The tensors among an operation's results."""
+    """The tensors among an operation's arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -18,11 +18,15 @@ from vnext.kernels.cuda import attention, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, checked, plain_operations
+from vnext.models.layers import describe_attention
 from vnext.runtime.batch_fed import HostStep
 from vnext.runtime.buckets import Shapes
+from vnext.runtime.cascade import Costs
 from vnext.runtime.device_steps import DeviceForms
 from vnext.runtime.graph_decode import DecodeGraphs
 from vnext.runtime.sampling import choose_by_kernel
+from vnext.state.events import RequestArrived, pack_tokens
+from vnext.state.params import Sampling
 
 CONTEXTS = [700, 1, 256, 257, 33]
 
@@ -108,3 +112,33 @@ def test_a_graph_that_is_given_an_old_block_gives_other_tokens(
 
     monkeypatch.setattr(DecodeGraphs, "block_of", stale)
     assert answers(kernels, folder, Shapes((8,), ()), count=3)[0] != expected
+
+
+def test_a_prefix_that_is_read_once_changes_no_token(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it always pays: decodes leave their graphs for it, and come back when one row alone is left."""
+    folder, shared = tiny_checkpoint(tmp_path / "tiny"), []
+
+    def described(*arguments: object) -> object:
+        shared.append(arguments[4] if len(arguments) > 4 else 0)
+        return describe_attention(*arguments)
+
+    monkeypatch.setattr("vnext.runtime.device_steps.describe_attention", described)
+    common = [5 + place * 7 % 200 for place in range(260)]
+    sampling = [Sampling(seed=index, max_tokens=3 + index, temperature=0.9) for index in range(3)]
+    arrivals = [
+        RequestArrived(
+            id=id_, name="", prompt=pack_tokens([*common, 9 + id_, 11]), sampling=each, priority=0, arrival_ns=0
+        )
+        for id_, each in enumerate(sampling)
+    ]  # fmt: skip
+    bounds = {"block_size": 16, "block_count": 70, "batch_tokens_max": 270, "model_len_max": 300}
+    found = []
+    for costs in (None, Costs(token_bytes=10**12, layer_count=2)):
+        forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=Shapes((4,), ()), cascade=costs)
+        rank = device_rank(runner_of(folder), TwinDevice(), forms)
+        found.append(drive(rank, started_with(runner_of(folder), **bounds), arrivals))
+        assert (max(shared) == 16) == (costs is not None), "sixteen whole blocks of the common beginning"
+        assert rank.steps.forms_run["graph"] > 0
+    assert found[0] == found[1]

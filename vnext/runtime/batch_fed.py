@@ -16,12 +16,15 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch import PersistentBatch, positions_of
-from vnext.runtime.batch_sampling import COLUMNS, SamplingColumns
+from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.device import Device
-from vnext.runtime.sampling_inputs import SamplingInputs
 from vnext.runtime.staging import Staging
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import Flight, State, blocks_for
+
+
+PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""What every row is sampled by, as SamplingInputs names it."""
 
 
 class HostStep(NamedTuple):
@@ -90,8 +93,8 @@ class FedColumns(SamplingColumns):
                 self._counts[place].output.index_add_(0, tokens[at : at + 1], self._one)
 
     def columns(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The parameters of rows, by their names in SamplingInputs, as host arrays."""
-        return {name: self._columns[name][places] for name in COLUMNS if name in SamplingInputs._fields and name != "logprobs"}
+        """PARAMETERS of rows, as host arrays."""
+        return {name: self._columns[name][places] for name in PARAMETERS}
 
     def is_plain(self, places: np.ndarray) -> bool:
         """Whether these rows need their parameters and nothing else: no penalties, bias, bans or log-probabilities."""

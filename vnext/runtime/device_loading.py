@@ -5,10 +5,12 @@ Owns the choices that `vnext doctor` prints: which steps are captured, why not, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from vnext.kernels import batch_index
 from vnext.kernels.cuda import attention, backends
@@ -25,7 +27,7 @@ from vnext.runtime.memory import GRAPH_BYTES, cache_bytes, try_largest_step
 from vnext.runtime.rank_device import DeviceRank
 from vnext.runtime.runner import ModelRunner
 from vnext.runtime.sampling import chooser
-from vnext.runtime.settings import GpuSettings, RankSettings
+from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.state.state import State
 
 PIECE_TOKENS_MAX = 512
@@ -50,7 +52,7 @@ def through_host(parallel: Parallel) -> Parallel:
 
     if parallel.world_size == 1:
         return parallel
-    return parallel._replace(all_reduce=all_reduce, all_gather=all_gather)
+    return replace(parallel, all_reduce=all_reduce, all_gather=all_gather)
 
 
 def captured_shapes(gpu: GpuSettings, why_not: str) -> Shapes:
@@ -111,10 +113,9 @@ def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Calla
 
 def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Device) -> int:
     """Bytes for this rank's cache, by a trial of the largest step. Raises SettingsError."""
-    gpu = settings.gpu
-    memory, trial = try_largest_step(
-        runner, device, chooser(device.torch_device.type), gpu.tokens_max, gpu.rows_max, settings.block_size
-    )
+    gpu, choose = settings.gpu, chooser(device.torch_device.type)
+    with enough_memory("the largest step (--max-num-batched-tokens) does"):
+        memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.rows_max, settings.block_size)
     return cache_bytes(memory, gpu.memory_utilization, trial, 0 if gpu.enforce_eager else GRAPH_BYTES)
 
 
@@ -150,6 +151,17 @@ def why_no_kernels() -> str:
 def why_no_gpu() -> str:
     """Why torch can use no GPU here."""
     return "none: this torch was built without CUDA" if torch.version.cuda is None else "none that torch finds"
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Raise SettingsError where a GPU's memory does not suffice. `what`: subject and verb, as "the weights do"."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"{what} not fit into the GPU's memory: use a smaller --dtype, more GPUs, or fewer tokens a step"
+        ) from error
 
 
 def open_device(rank: int) -> CudaDevice:

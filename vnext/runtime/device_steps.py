@@ -107,12 +107,12 @@ class DeviceSteps:
         return Flying(step.step, began_s, fetched, mark, asked)
 
     def _decode(self, step: HostStep, rows: int) -> Sampled:
-        """By a graph; rows with more than plain parameters are sampled again from its logits."""
-        logits, tokens = self._decodes.run(step, rows, self._staging)
+        """By a graph; rows with more than plain parameters are sampled again from its hidden states."""
+        hidden, tokens = self._decodes.run(step, rows, self._staging)
         if self._batch.columns.is_plain(step.places):
             self._batch.take_sampled_here(step, tokens)
             return Sampled(tokens)
-        sampled = self._sample(step, logits)
+        sampled = self._sample(step, self._model.logits(hidden)[: len(step.begins)])
         places = self._device.upload(torch.from_numpy(step.places))
         self._batch.remember(step, places, sampled.tokens)
         return sampled

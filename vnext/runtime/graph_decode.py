@@ -3,7 +3,8 @@
 Owns a graph and its static memory for each pair of rows and room for splits. A replay is a copy of the block into static
 memory and one launch: indices, forward, logits and plain sampling are inside, and so is the write to `last`, from which the
 next step takes its tokens. Nothing else changes between replays, so nothing can be stale but the block as a whole. Rows
-that need more than plain sampling are sampled again from the logits, by the caller.
+that need more than plain sampling are sampled again from the hidden states, by the caller: those are kept because they are
+small, where logits of every size would fill gigabytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, word_count, write_plan
 from vnext.models.batch import ForwardBatch, GroupPlaces, PreparedAttention
-from vnext.runtime.batch_fed import FedBatch, HostStep, decode_slots
+from vnext.runtime.batch_fed import PARAMETERS, FedBatch, HostStep, decode_slots
+from vnext.runtime.batch_sampling import COLUMNS
 from vnext.runtime.buckets import unit_room
 from vnext.runtime.device import Device, Graph
 from vnext.runtime.device_model import DeviceModel
@@ -24,19 +26,18 @@ from vnext.runtime.sampling import Choose
 from vnext.runtime.sampling_inputs import SamplingInputs
 from vnext.runtime.staging import Layout, Staging
 
-COLUMN_DTYPES = {"temperature": np.float32, "top_k": np.int64, "top_p": np.float32, "min_p": np.float32, "seed": np.int64}
 NOBODY = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0}
-"""A padded row is sampled greedily."""
+"""PARAMETERS of a padded row: it is sampled greedily."""
 TAKE_LAST = -1
 """In place of a token: the row's last one."""
 
 
 class Captured(NamedTuple):
-    """A graph and what it leaves: logits float32 [B, V], tokens int64 [B]. `block` uint8 is what it reads."""
+    """A graph and what it leaves: hidden states [B, hidden], tokens int64 [B]. `block` uint8 is what it reads."""
 
     graph: Graph
     block: torch.Tensor
-    logits: torch.Tensor
+    hidden: torch.Tensor
     tokens: torch.Tensor
 
 
@@ -48,7 +49,7 @@ class DecodeGraphs:
     ) -> None:
         """`wrap` is put around the forward before it is captured: a compiler."""
         self._device, self._model, self._batch, self._choose = device, model, batch, choose
-        self._compute = wrap(self._logits) if wrap else self._logits
+        self._compute = wrap(self._forward) if wrap else self._forward
         self._captured: dict[tuple[int, int], Captured] = {}
 
     def prepare(self, rows: int, units: int) -> None:
@@ -57,7 +58,7 @@ class DecodeGraphs:
             self._captured[rows, units] = self._capture(rows, units)
 
     def run(self, step: HostStep, rows: int, staging: Staging) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step of decodes, padded to `rows`: logits [R, V] and tokens [R] of its entries, good until the next replay."""
+        """A step of R decodes, padded to `rows`: hidden states [rows, hidden], and tokens [R], good until the next replay."""
         splits = max(int(splits_of(step.contexts, window).sum()) for window in self._model.windows)
         units = unit_room(rows, splits + rows - len(step.begins))
         self.prepare(rows, units)
@@ -67,13 +68,12 @@ class DecodeGraphs:
         self._batch.write_spans({name: sent[name] for name in step.spans})
         captured.block.copy_(sent["block"].view(torch.uint8))
         captured.graph.replay()
-        count = len(step.begins)
-        return captured.logits[:count], captured.tokens[:count]
+        return captured.hidden, captured.tokens[: len(step.begins)]
 
     def layout(self, rows: int, units: int) -> Layout:
         """Of a block for these sizes."""
         fields = [(name, np.int64, rows) for name in ("begins", "places", "tokens")]
-        fields += [(name, dtype, rows) for name, dtype in COLUMN_DTYPES.items()]
+        fields += [(name, COLUMNS[name], rows) for name in PARAMETERS]
         fields += [(f"plan {group}", np.int32, word_count(rows, units)) for group in range(len(self._model.windows))]
         return Layout(fields)
 
@@ -104,22 +104,27 @@ class DecodeGraphs:
         self._body(fields, rows, units)
         graph = self._device.graph()
         graph.begin()
-        logits, tokens = self._body(fields, rows, units)
+        hidden, tokens = self._body(fields, rows, units)
         graph.end()
-        return Captured(graph, block, logits, tokens)
+        return Captured(graph, block, hidden, tokens)
 
     def _body(self, fields: dict[str, torch.Tensor], rows: int, units: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole step over static memory."""
         last, places = self._batch.last, fields["places"]
         token_ids = torch.where(fields["tokens"] == TAKE_LAST, last.index_select(0, places), fields["tokens"])
-        logits = self._compute(token_ids, fields, rows, units)
-        columns = {name: fields[name] for name in COLUMN_DTYPES}
+        hidden, logits = self._compute(self._inputs(token_ids, fields, rows, units))
+        columns = {name: fields[name] for name in PARAMETERS}
         tokens = self._choose(logits, SamplingInputs(**columns, position=fields["begins"] + 1))
         last.index_copy_(0, places, tokens)
-        return logits, tokens
+        return hidden, tokens
 
-    def _logits(self, token_ids: torch.Tensor, fields: dict[str, torch.Tensor], rows: int, units: int) -> torch.Tensor:
-        """Of every row, [rows, V]."""
+    def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states and logits of every row, [rows, hidden] and [rows, V]."""
+        hidden = self._model.hidden(batch)
+        return hidden, self._model.logits(hidden)
+
+    def _inputs(self, token_ids: torch.Tensor, fields: dict[str, torch.Tensor], rows: int, units: int) -> ForwardBatch:
+        """The step's tensors, made of a block's fields."""
         begins, here = fields["begins"], self._device.torch_device
         places = [self._places(fields, group) for group in range(len(self._model.windows))]
         model = self._model
@@ -127,14 +132,13 @@ class DecodeGraphs:
             DecodeAttention(
                 fields[f"plan {group}"], rows, units, place.block_table, model.block_size, model.kv_head_count, window
             )
-            for group, (place, window) in enumerate(zip(places, model.windows))
+            for group, (place, window) in enumerate(zip(places, model.windows, strict=True))
         )  # fmt: skip
         starts = torch.arange(rows + 1, dtype=torch.int32, device=here)
-        batch = ForwardBatch(
+        return ForwardBatch(
             token_ids, begins, places[0].slots, starts, (begins + 1).int(), places[0].block_table, starts[:-1].long(),
             groups=tuple(places[1:]), attention=PreparedAttention(attention),
         )  # fmt: skip
-        return model.logits(model.hidden(batch))
 
     def _places(self, fields: dict[str, torch.Tensor], group: int) -> GroupPlaces:
         """Of one group alone the batch's own table serves, whose rows the plan names."""

@@ -16,7 +16,14 @@ from vnext.models.kv_cache import kv_groups
 from vnext.models.sharding import Parallel
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
-from vnext.runtime.device_loading import device_rank, fitting_cache_bytes, open_device, resolved_device, through_host
+from vnext.runtime.device_loading import (
+    device_rank,
+    enough_memory,
+    fitting_cache_bytes,
+    open_device,
+    resolved_device,
+    through_host,
+)
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
@@ -35,7 +42,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device is None:
         runner = load_runner(settings, "cpu", parallel)
         return Rank(settings.rank, runner), runner
-    runner = load_runner(settings, device.torch_device, through_host(parallel))
+    with enough_memory("the model's weights do"):
+        runner = load_runner(settings, device.torch_device, through_host(parallel))
     runner.face = device
     return device_rank(settings, runner, device), runner
 

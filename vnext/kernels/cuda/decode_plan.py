@@ -7,6 +7,8 @@ of rows with several splits do in `plan.py`: the same operations in the same ord
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -73,9 +75,9 @@ def view_plan(flat: torch.Tensor, row_count: int, unit_count: int) -> StepPlan:
 def _parts(flat: Any, rows: int, units: int) -> list[Any]:
     """Units [U, 6], tiles [R, 2], tokens, limits, partials [R], merges [R, 3] of an array or a tensor, as views."""
     shapes = ((units, UNIT_FIELDS), (rows, TILE_FIELDS), (rows,), (rows,), (rows,), (rows, MERGE_FIELDS))
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    ends = np.cumsum(sizes).tolist()
-    return [flat[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes)]
+    sizes = [math.prod(shape) for shape in shapes]
+    ends = accumulate(sizes)
+    return [flat[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
 
 
 class DecodeAttention:
