@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch._dynamo as dynamo
 from attention_steps import Shape, make_sequences
 from device_twin import TwinDevice
 from host_shim import HostBackend
 from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 
 from vnext.kernels import contracts
+from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, checked, plain_operations
 from vnext.models.layers import describe_attention
-from vnext.runtime.batch_fed import HostStep
+from vnext.runtime.batch_fed import FedBatch, HostStep
 from vnext.runtime.buckets import Shapes
 from vnext.runtime.cascade import Costs
+from vnext.runtime.device_loading import compiler
 from vnext.runtime.device_steps import DeviceForms
 from vnext.runtime.graph_decode import DecodeGraphs
 from vnext.runtime.sampling import choose_by_kernel
@@ -142,3 +147,27 @@ def test_a_prefix_that_is_read_once_changes_no_token(
         assert (max(shared) == 16) == (costs is not None), "sixteen whole blocks of the common beginning"
         assert rank.steps.forms_run["graph"] > 0
     assert found[0] == found[1]
+
+
+def test_a_compiler_takes_the_forward_as_one_graph(kernels: Operations, tmp_path: Path) -> None:
+    """Breaks in it would be errors. What is traced is run as it is: code for a GPU needs one."""
+    dynamo.reset()
+    runner, device = runner_of(tiny_checkpoint(tmp_path / "tiny")), TwinDevice()
+    config = started_with(runner).config
+    model = runner.device_model(config.block_count, config.block_size)
+    batch = FedBatch(config, runner.config.vocab_size, device, plain_batch_operations())
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        traced.append(module)
+        return module.forward
+
+    found = []
+    for wrap in (None, partial(compiler(), backend=backend)):
+        graphs = DecodeGraphs(device, model, batch, choose_by_kernel, wrap)
+        fields = graphs.layout(4, 4).tensors(torch.from_numpy(graphs.block_of(None, 4, 4)))
+        fields["tokens"].copy_(torch.tensor([3, 50, 7, 120]))
+        with torch.inference_mode():
+            found.append([tensor.clone() for tensor in graphs.body(fields, 4, 4)])
+    assert len(traced) == 1 and sum("vnext_cuda" in str(node.target) for node in traced[0].graph.nodes) >= 10
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

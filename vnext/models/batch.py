@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ class PreparedAttention(NamedTuple):
     paged_attention, with its arguments; None for the table's.
     """
 
-    metadata: tuple[Any, ...]
+    metadata: Sequence[Any]
     attend: Callable[..., torch.Tensor] | None = None
 
 

@@ -100,15 +100,15 @@ def layer_steps(
 
 def describe_attention(
     kv: KvCache, batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
-) -> tuple[Any, ...]:
+) -> list[Any]:
     """The attention's metadata of each group of layers. `shared`: with how many common blocks all rows begin, for an
     attention that reads them once."""
     host, (_, kv_heads, block_size, _) = host_batch(batch), kv[0][0].shape
-    tables = (batch.block_table, *(group.block_table for group in batch.groups))
-    return tuple(
+    tables = [batch.block_table, *[group.block_table for group in batch.groups]]
+    return [
         chosen.attention_metadata(*host, table, block_size, kv_heads, (window,), *shared)
         for window, table in zip(windows, tables, strict=True)
-    )
+    ]
 
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -33,6 +33,9 @@ from vnext.state.state import State
 PIECE_TOKENS_MAX = 512
 """Larger steps take longer on the device than their launches do here."""
 
+PROGRAMS_MAX = 1024
+"""Sizes that one engine may compile its forward for."""
+
 
 def resolved_device(name: str) -> str:
     """ "cpu" or "cuda" for an option's value."""
@@ -82,8 +85,16 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
         choose=chooser("cuda"),
         shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype)),
         cascade=costs,
-        wrap=partial(torch.compile, dynamic=False) if gpu.compile else None,
+        wrap=compiler() if gpu.compile else None,
     )
+
+
+def compiler() -> Callable[..., Callable]:
+    """torch's compiler for forwards that are captured, with room for a program of each size."""
+    import torch._dynamo.config as limits  # a second to import
+
+    limits.recompile_limit = limits.accumulated_recompile_limit = PROGRAMS_MAX
+    return partial(torch.compile, dynamic=False, fullgraph=True)
 
 
 def compile_batch_kernels() -> None:

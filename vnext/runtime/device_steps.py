@@ -136,7 +136,7 @@ class DeviceSteps:
         inputs, _ = self._batch.columns.inputs(step.places[step.sampled], ends)
         return sample_by(self._forms.choose, logits, inputs)
 
-    def _metadata(self, batch: ForwardBatch, shared: int) -> tuple[Any, ...]:
+    def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
         extra = (shared,) if shared else ()
         return describe_attention(self._model.kv, batch, self._forms.operations, self._model.windows, *extra)
 

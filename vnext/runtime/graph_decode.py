@@ -101,15 +101,15 @@ class DecodeGraphs:
         layout = self.layout(rows, units)
         block = self._device.upload(torch.from_numpy(self.block_of(None, rows, units)))
         fields = layout.tensors(block)
-        self._body(fields, rows, units)
+        self.body(fields, rows, units)
         graph = self._device.graph()
         graph.begin()
-        hidden, tokens = self._body(fields, rows, units)
+        hidden, tokens = self.body(fields, rows, units)
         graph.end()
         return Captured(graph, block, hidden, tokens)
 
-    def _body(self, fields: dict[str, torch.Tensor], rows: int, units: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole step over static memory."""
+    def body(self, fields: dict[str, torch.Tensor], rows: int, units: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The whole step over the fields of a block: what is captured. Hidden states [rows, hidden] and tokens [rows]."""
         last, places = self._batch.last, fields["places"]
         token_ids = torch.where(fields["tokens"] == TAKE_LAST, last.index_select(0, places), fields["tokens"])
         hidden, logits = self._compute(self._inputs(token_ids, fields, rows, units))

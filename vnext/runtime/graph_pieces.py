@@ -7,7 +7,7 @@ rows by its own metadata. Padded tokens write to a slot that nobody holds, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +86,7 @@ class PieceGraphs:
         self._device, self._model, self._row_max, self._attend = device, model, row_max, attend
         self._pieces: dict[int, Pieces] = {}
 
-    def run(self, batch: ForwardBatch, metadata: tuple[Any, ...], size: int) -> torch.Tensor:
+    def run(self, batch: ForwardBatch, metadata: Sequence[Any], size: int) -> torch.Tensor:
         """Hidden states [S, hidden] of a step padded to `size` tokens, good until the next run. `metadata`: of each group."""
         if size not in self._pieces:
             self._pieces[size] = self._capture(size)
