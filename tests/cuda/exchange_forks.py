@@ -60,7 +60,7 @@ def run_rank(
 
     try:
         os.write(pipe, json.dumps(work(rank, join_with)).encode())
-    except BaseException:
+    except BaseException:  # the fork's end: its parent sees the status
         sys.excepthook(*sys.exc_info())
         return 1
     return 0

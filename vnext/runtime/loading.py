@@ -26,7 +26,7 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load in a blink: no bar
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights. Raises ModelError, SettingsError."""
     start_threads(settings.threads)
-    parallel = join_group(settings.rank, settings.world_size, rendezvous)
+    parallel = join_group(settings.rank, settings.world_size, rendezvous, settings.device, settings.ipc_bytes_max)
     progress = _Bar() if settings.rank == 0 else None
     path = Path(settings.model_path)
     runner = ModelRunner(

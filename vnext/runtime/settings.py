@@ -24,7 +24,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound.
     `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
     not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
-    those of each rank.
+    those of each rank. `ipc_bytes_max`: up to here ranks on GPUs exchange tensors through memory that they map of each
+    other, above over NCCL; the default has not been measured yet.
     """
 
     model: str = ""
@@ -52,6 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_max_age_s: float = 0.0
     digest_interval: int = 64
     check_laws: bool = False
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +83,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     block_size: int
     kv_cache_bytes: int
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class SettingsError(Exception):
