@@ -22,7 +22,7 @@ SIZE_UNITS = {
     "": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
-SIZES = ("kv_cache_memory", "log_max_bytes")
+SIZES = ("kv_cache_memory", "log_max_bytes", "ipc_bytes_max")
 """Fields in bytes, which may be given with a unit."""
 LOG_BYTES_MIN = 2**20
 COUNT_MAX = 2**31 - 1
@@ -36,6 +36,7 @@ BOUNDS = {
     "num_blocks_override": (1, COUNT_MAX),
     "kv_cache_memory": (1, 2**50),
     "log_max_bytes": (0, 2**50),
+    "ipc_bytes_max": (0, 2**40),
     "log_max_age_s": (0, 10**9),
     "tensor_parallel_size": (1, 2**10),
     "gpu_memory_utilization": (0.01, 1.0),

@@ -21,6 +21,7 @@ from vnext.options import DoctorCommand
 from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
 from vnext.runtime.device_loading import describe as describe_cuda
+from vnext.runtime.device_choice import describe as describe_device_collectives
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.state import columns, log_forms, tails
 from vnext.version import __version__
@@ -55,6 +56,7 @@ def examine() -> dict[str, Any]:
         "ring": ring_implementation(),
         "collectives": describe_collectives(),
         "cuda": describe_cuda(),
+        "gpu_collectives": describe_device_collectives(),
         "cpu_kernels": cpu_kernels(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
@@ -154,6 +156,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("log", f"{report['log']} writer, {report['tails']} tails"),
         ("ring", f"{report['ring']} operations"),
         ("several ranks", report["collectives"]),
+        ("several GPUs", report["gpu_collectives"]),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

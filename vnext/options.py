@@ -52,6 +52,7 @@ ENGINE_HELP = {
     "log_max_age_s": "seconds after which parts of the log go, 0 for no such bound",
     "digest_interval": "steps between two comparisons of all ranks' states",
     "check_laws": "check every law of the state after every event; for debugging, slow",
+    "ipc_bytes_max": "largest tensor that ranks on GPUs exchange through mapped memory, NCCL takes larger ones; as 2M",
 }
 SERVER_HELP = {
     "host": "address to listen on; 0.0.0.0 for every interface",

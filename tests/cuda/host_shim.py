@@ -22,8 +22,8 @@ SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
 EXPORTED = re.compile(r'extern "C" __global__ (?:void )?(?:__launch_bounds__\([^)]*\)\s*)?(?:void )?(\w+)\(')
 
-REVERSE_THREADS, REVERSE_BLOCKS, EARLY_COPIES, SHUFFLED, SEED_SHIFT = 1, 2, 4, 8, 4
-"""Bits of an order, as shim/block.h has them; the rest of it is the seed of SHUFFLED."""
+REVERSE_THREADS, REVERSE_BLOCKS, EARLY_COPIES, SHUFFLED, STRAGGLING, SEED_SHIFT = 1, 2, 4, 8, 16, 5
+"""Bits of an order, as shim/block.h has them; the rest of it is the seed of SHUFFLED and STRAGGLING."""
 ORDERS = (0, REVERSE_THREADS, REVERSE_BLOCKS | EARLY_COPIES, SHUFFLED | 7 << SEED_SHIFT | EARLY_COPIES)
 """Four ways of carrying out a launch in which no correct kernel may differ."""
 MOST = (2**31 - 1, 65535, 65535, 1024, 1024, 64)

@@ -54,9 +54,17 @@ ATTENTION = [
     attention(BF16, 128, 200, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(BF16, 256, 255, "__nv_fp8_e4m3"),
     attention(FLOAT, 128, 255),
 ]  # fmt: skip
+EXCHANGE = {"sum_one_shot": 64, "sum_two_shot": 64, "join_ranks": 48}
+
+
+def exchange(scalar: str, world_size: int) -> Form:
+    return Form("all_reduce.cu", (("SCALAR", scalar), ("WORLD", str(world_size))), EXCHANGE)
+
+
 SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "penalise": 32})
-FORMS = [*ATTENTION, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
-TYPICAL = [*ATTENTION[3:], SAMPLING, rows(BF16)]
+EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
+FORMS = [*ATTENTION, *EXCHANGES, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
+TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16)]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
 
 

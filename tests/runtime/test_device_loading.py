@@ -94,12 +94,3 @@ def test_an_exhausted_gpu_is_one_sentence() -> None:
     with pytest.raises(SettingsError, match="^the weights do not fit into the GPU's memory: use"):
         with device_loading.enough_memory("the weights do"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB. And much more.")
-
-
-def test_sums_through_the_host_are_the_group_s() -> None:
-    """Of tensors on any device; here the group is a doubling."""
-    doubled = {"all_reduce": lambda x: x * 2, "all_gather": lambda x, dim: torch.cat((x, x), dim)}
-    group, single = replace(alone(), world_size=2, **doubled), alone()
-    wrapped, x = device_loading.through_host(group), torch.ones(2, 3)
-    assert torch.equal(wrapped.all_reduce(x), x * 2) and wrapped.all_gather(x, 1).shape == (2, 6)
-    assert device_loading.through_host(single) is single

@@ -94,6 +94,7 @@ def make_executor(settings: CoreSettings) -> Executor:
         return RankSettings(
             rank=rank,
             world_size=engine.tensor_parallel_size,
+            ipc_bytes_max=engine.ipc_bytes_max,
             ring=ring,
             results_address=results_address,
             rendezvous=rendezvous,

@@ -1,6 +1,6 @@
 """Loading a rank on a GPU: its device, what serves there, how much cache fits, and its steps.
 
-Owns the choices that `vnext doctor` prints: which steps are captured, why not, how the ranks exchange tensors.
+Owns the choices that `vnext doctor` prints: which steps are captured, and why not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from msgspec.structs import replace
 
 from vnext.kernels import batch_index
 from vnext.kernels.cuda import attention, backends
@@ -42,20 +41,6 @@ def resolved_device(name: str) -> str:
     if name == "auto":
         return "cuda" if has_gpu() else "cpu"
     return name
-
-
-def through_host(parallel: Parallel) -> Parallel:
-    """Collectives of tensors on a GPU by those of the host: the plain form, which waits for the device at each."""
-
-    def all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-        return parallel.all_reduce(tensor.cpu()).to(tensor.device)
-
-    def all_gather(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return parallel.all_gather(tensor.cpu(), dim).to(tensor.device)
-
-    if parallel.world_size == 1:
-        return parallel
-    return replace(parallel, all_reduce=all_reduce, all_gather=all_gather)
 
 
 def captured_shapes(gpu: GpuSettings, why_not: str) -> Shapes:
@@ -145,7 +130,6 @@ def describe() -> dict[str, str]:
         "sampling": "cuda/sampling.cu" if backends.is_usable() else "plain torch",
         "graphs": graphs,
         "cascade": "where it pays (runtime/cascade.py)" if backends.is_usable() else "none",
-        "several ranks": "one GPU each, sums through the host",
     }
 
 

@@ -16,14 +16,7 @@ from vnext.models.kv_cache import kv_groups
 from vnext.models.sharding import Parallel
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
-from vnext.runtime.device_loading import (
-    device_rank,
-    enough_memory,
-    fitting_cache_bytes,
-    open_device,
-    resolved_device,
-    through_host,
-)
+from vnext.runtime.device_loading import device_rank, enough_memory, fitting_cache_bytes, open_device, resolved_device
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
@@ -38,12 +31,13 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     """This rank with its weights. Raises ModelError, SettingsError."""
     start_threads(settings.threads)
     device = open_device(settings.rank) if resolved_device(settings.device) == "cuda" else None
-    parallel = join_group(settings.rank, settings.world_size, rendezvous)
+    where = "cpu" if device is None else device.torch_device
+    parallel = join_group(settings.rank, settings.world_size, rendezvous, where, settings.ipc_bytes_max)
     if device is None:
         runner = load_runner(settings, "cpu", parallel)
         return Rank(settings.rank, runner), runner
     with enough_memory("the model's weights do"):
-        runner = load_runner(settings, device.torch_device, through_host(parallel))
+        runner = load_runner(settings, device.torch_device, parallel)
     runner.face = device
     return device_rank(settings, runner, device), runner
 

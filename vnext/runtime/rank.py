@@ -13,6 +13,7 @@ import msgspec
 
 from vnext.runtime.batch import PersistentBatch
 from vnext.runtime.broadcast import decode_events
+from vnext.runtime.collectives import require_whole_group
 from vnext.runtime.messages import StepResult, TokenLogprobs
 from vnext.runtime.runner import ModelRunner
 from vnext.state.digest import details, digest
@@ -75,6 +76,7 @@ class Rank:
         began = time.perf_counter()
         flight = self._state.flights[-1]
         outputs = self._runner.run(self._batch.step_inputs(self._state))
+        require_whole_group()
         self._batch.take_sampled(flight, outputs.tokens)
         tokens = self._own_tokens[flight.step] = pack_tokens(outputs.tokens)
         return self._result(flight.step, tokens, outputs.logprobs, time.perf_counter() - began)

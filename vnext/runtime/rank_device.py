@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from vnext.runtime.collectives import require_whole_group
 from vnext.runtime.device_steps import DeviceSteps, Flying
 from vnext.runtime.messages import StepResult
 from vnext.runtime.rank import Rank
@@ -62,6 +63,7 @@ class DeviceRank(Rank):
         """Wait for the oldest step; its tokens are known from now on, and its result is to be sent."""
         flying, result = self._flying.popleft()
         outputs = flying.outputs()
+        require_whole_group()
         self._own_tokens[flying.step] = tokens = pack_tokens(outputs.tokens)
         told = {"tokens": tokens, "logprobs": outputs.logprobs} if self._rank == 0 else {}
         self._landed.append(replace(result, seconds=time.perf_counter() - flying.asked_s, **told))

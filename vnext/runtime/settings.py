@@ -28,6 +28,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     those of each rank. `device` "auto" is a GPU where torch can use one. On a GPU: `gpu_memory_utilization` is the share of its
     memory that all of this may take, `enforce_eager` captures no graphs, `graph_sizes` are the numbers of rows they are
     captured for (() decides), `compile` fuses what they capture by torch's compiler.
+    `ipc_bytes_max`: up to here ranks on GPUs exchange tensors through memory that they map of each
+    other, above over NCCL; the default has not been measured yet.
     """
 
     model: str = ""
@@ -60,6 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_max_age_s: float = 0.0
     digest_interval: int = 64
     check_laws: bool = False
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +103,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_cache_bytes: int
     gpu: GpuSettings = GpuSettings()
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class SettingsError(Exception):
