@@ -2,7 +2,8 @@
 
 Owns the method. Work is timed twice over: as it is called (`eager_us`, launches included where the GPU waits for them) and
 as a captured graph (`graph_us`, the GPU alone). The graph is timed in two halves; what they differ by is `spread_us`. A
-round begins with a write over more memory than the L2 cache holds, which also gives the host time to launch ahead.
+round begins by reading more memory than the L2 cache holds (not by writing: lines to be written back would cost the work
+their bandwidth), which also gives the host time to launch ahead.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class GpuClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         cache = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flushed = torch.empty(max(FLUSH_BYTES_MIN, 4 * cache), dtype=torch.uint8, device=device)
+        self._other = torch.zeros(max(FLUSH_BYTES_MIN, 4 * cache) // 4, device=device)
 
     def times(self, work: Work) -> Times:
         for _ in range(WARM_UPS):
@@ -85,7 +86,7 @@ class GpuClock:
         pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
         work()
         for begin, end in pairs:
-            self._flushed.fill_(0)
+            self._other.amax()
             begin.record()
             work()
             end.record()
