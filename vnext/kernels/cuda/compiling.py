@@ -63,13 +63,18 @@ def toolkit_headers() -> str:
 
 def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:
     """As compile_source, kept in a folder between processes; a folder that cannot be written keeps nothing."""
-    path = cache.expanduser() / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
+    path = cubin_path(source, defines, arch, cache)
     if path.is_file():
         return path.read_bytes()
     cubin = compile_source(source, defines, arch).cubin
     with suppress(OSError):
         keep(path, cubin)
     return cubin
+
+
+def cubin_path(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> Path:
+    """Where it is kept."""
+    return cache.expanduser() / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
 
 
 def keep(path: Path, cubin: bytes) -> None:
