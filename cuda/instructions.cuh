@@ -1,4 +1,5 @@
-/* Instructions by name: tensor cores, tiles out of shared memory, copies that go on in the background (sm_80 and later).
+/* Instructions by name: tensor cores, tiles out of shared memory, copies that go on in the background, words between GPUs
+   (sm_80 and later).
 
    The tests' host shim has the same functions in tests/cuda/shim/instructions.h. */
 #pragma once
@@ -58,6 +59,39 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- memory that several GPUs map ---- */
+
+/* A word by which another GPU learns that what was published before it is there: by this thread, or by others of its
+   block before a barrier. */
+__device__ __forceinline__ void store_release_system(unsigned *at, unsigned value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+/* What was published before the value that is found may be taken, by the block's other threads after a barrier. */
+__device__ __forceinline__ unsigned load_acquire_system(const unsigned *at) {
+    unsigned value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+/* Up to 16 bytes, aligned to their size, for others to take: ordinary accesses, ordered by the two above alone. */
+template <typename V>
+__device__ __forceinline__ void publish(V *to, const V &value) {
+    *to = value;
+}
+
+template <typename V>
+__device__ __forceinline__ V take(const V *from) {
+    return *from;
+}
+
+/* A clock that goes on while other work has the GPU. */
+__device__ __forceinline__ long long clock_ns() {
+    long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
 }
 
 #endif

@@ -68,11 +68,24 @@ __device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, 
     }
 }
 
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+    T at[4];
+};
+
 /* fp8 keys and values as the products take them. */
 __device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage) {
-    for (int at = threadIdx.x; at < 2 * KEYS * HEAD_DIM; at += blockDim.x)
-        to[at / HEAD_DIM * WIDE_PITCH + at % HEAD_DIM] =
-            narrow(to_float(stage[at / HEAD_DIM * STAGE_PITCH + at % HEAD_DIM]), SCALAR{});
+    constexpr int FOURS = HEAD_DIM / 4;
+#pragma unroll 1
+    for (int at = forgotten(threadIdx.x); at < 2 * KEYS * FOURS; at += blockDim.x) {
+        const int key = at / FOURS, place = at % FOURS * 4;
+        const Four<CACHE> from = *reinterpret_cast<const Four<CACHE> *>(stage + key * STAGE_PITCH + place);
+        Four<SCALAR> wide;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            wide.at[i] = narrow(to_float(from.at[i]), SCALAR{});
+        *reinterpret_cast<Four<SCALAR> *>(to + key * WIDE_PITCH + place) = wide;
+    }
 }
 
 /* ---- the online softmax ---- */
@@ -187,6 +200,7 @@ __device__ __forceinline__ void store_partial(const Sums &sums, float *values, f
     for (int half = 0; half < 2; ++half) {
         int head;
         const int token = token_of(tile, step, own_row(half * 2), head);
+        keep_order();  // with heads of 256 both halves at once spill on sm_100
         if (token < 0) continue;
         const long long row = (long long)(step.partials[token] + split) * heads.heads + head;
 #pragma unroll

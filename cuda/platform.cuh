@@ -16,6 +16,15 @@
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr float NOTHING = -3.402823466e38f;  // the least float: below every score, and no infinity
 
+/* The compiler moves no access to memory across it, and so needs no registers for both sides at once. No instruction. */
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
+/* x, of which the compiler forgets where it came from: what a loop makes of it is made there, not held in registers. */
+__device__ __forceinline__ int forgotten(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(int(0xff800000u)); }
 
 /* ---- numbers ---- */

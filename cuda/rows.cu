@@ -74,19 +74,20 @@ __device__ __forceinline__ float gated(float x, int gate) {
     return x / (expf(-inner) + 1.0f);
 }
 
-/* x [rows, 2 * width] -> out [rows, width]: gate(first half) * second half. Grid (blocks of a row, rows). */
+/* x [rows, 2 * width] -> out [rows, width]: gate(first half) * second half. Grid (rows, blocks of a row): of the second
+   there are 65,535 at most. */
 extern "C" __global__ void __launch_bounds__(256)
 gate_and_mul(SCALAR *out, const SCALAR *x, int width, long long x_stride, int gate, int whole) {
-    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * CHUNK;
+    const int first = (blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
     if (first >= width) return;
-    x += (long long)blockIdx.y * x_stride;
+    x += (long long)blockIdx.x * x_stride;
     float values[CHUNK], up[CHUNK];
     load_chunk(values, x + first, width - first, whole);
     load_chunk(up, x + width + first, width - first, whole);
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i)
         values[i] = gated(values[i], gate) * up[i];
-    store_chunk(out + (long long)blockIdx.y * width + first, values, width - first, whole);
+    store_chunk(out + (long long)blockIdx.x * width + first, values, width - first, whole);
 }
 
 /* ---- rotary embedding and the write to the caches ---- */

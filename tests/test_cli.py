@@ -47,6 +47,7 @@ def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) ->
     assert report["machine"]["memory_bytes"] > report["machine"]["memory_available_bytes"] > 0
     assert {"operation", "device_type", "implementation", "summary"} == set(report["kernels"][0])
     assert report["log"] in ("compiled", "plain") and report["tails"] in ("compiled", "plain")
+    assert {"device", "kernels", "graphs"} <= set(report["cuda"])
     assert set(report["batch_invariant"]) == {"float32", "bfloat16", "float16"}
     assert main(["doctor"]) == 0
     assert report["machine"]["cpu_model"].split()[0] in capsys.readouterr().out
@@ -62,7 +63,7 @@ def test_doctor_warns_of_what_will_go_wrong() -> None:
     (memory,) = warnings(msgspec.structs.replace(well, memory_available_bytes=2**30), gpu_count=0)
     assert "1.0 GiB of memory" in memory
     (gpu,) = warnings(well, gpu_count=1)
-    assert "stay unused" in gpu
+    assert "--device cuda" in gpu
 
 
 @pytest.mark.parametrize(("has_template", "path"), [(True, "/v1/chat/completions"), (False, "/v1/completions")])

@@ -229,4 +229,4 @@ def test_test_files_have_names_of_their_own() -> None:
 
 def test_test_folders_mirror_the_rooms() -> None:
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("test_*.py"))}
-    assert folders <= set(ROOMS) | {"sim", "golden", "e2e", "cuda"}
+    assert folders <= set(ROOMS) | {"sim", "golden", "e2e", "cuda", "gpu"}

@@ -22,7 +22,7 @@ SIZE_UNITS = {
     "": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
-SIZES = ("kv_cache_memory", "log_max_bytes")
+SIZES = ("kv_cache_memory", "log_max_bytes", "ipc_bytes_max")
 """Fields in bytes, which may be given with a unit."""
 LOG_BYTES_MIN = 2**20
 COUNT_MAX = 2**31 - 1
@@ -36,8 +36,11 @@ BOUNDS = {
     "num_blocks_override": (1, COUNT_MAX),
     "kv_cache_memory": (1, 2**50),
     "log_max_bytes": (0, 2**50),
+    "ipc_bytes_max": (0, 2**40),
     "log_max_age_s": (0, 10**9),
     "tensor_parallel_size": (1, 2**10),
+    "gpu_memory_utilization": (0.01, 1.0),
+    "graph_sizes": (1, 2**20),
     "digest_interval": (1, COUNT_MAX),
     "threads": (1, 2**12),
     "port": (0, 2**16 - 1),
@@ -99,8 +102,9 @@ def _check_policy(name: str) -> None:
 
 def _check_bounds(name: str, value: Any) -> None:
     low, high = BOUNDS.get(name, (None, None))
-    if low is not None and value is not None and not low <= value <= high:
-        raise SettingsError(f"{name} is {value}: it must lie between {low} and {high}.")
+    for each in value if isinstance(value, tuple) else (value,):
+        if low is not None and each is not None and not low <= each <= high:
+            raise SettingsError(f"{name} is {each}: it must lie between {low} and {high}.")
 
 
 def _expected(hint: Any) -> str:
@@ -135,7 +139,15 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
         )
+    if settings.device == "cpu" and (given := gpu_settings_given(settings)):
+        raise SettingsError(f"{given} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
         raise SettingsError(
             f"tensor_parallel_size is {settings.tensor_parallel_size} and the executor inproc has one rank: use mp."
         )
+
+
+def gpu_settings_given(settings: EngineSettings) -> str:
+    """The first setting for GPUs that is not at its default; "" for none."""
+    names = ("gpu_memory_utilization", "enforce_eager", "graph_sizes", "compile")
+    return next((name for name in names if getattr(settings, name) != getattr(EngineSettings(), name)), "")

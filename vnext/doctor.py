@@ -20,6 +20,8 @@ from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
 from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
+from vnext.runtime.device_loading import describe as describe_cuda
+from vnext.runtime.device_choice import describe as describe_device_collectives
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.state import columns, log_forms, names, tails
 from vnext.version import __version__
@@ -54,6 +56,8 @@ def examine() -> dict[str, Any]:
         "tails": tails.implementation(),
         "ring": ring_implementation(),
         "collectives": describe_collectives(),
+        "cuda": describe_cuda(),
+        "gpu_collectives": describe_device_collectives(),
         "cpu_kernels": cpu_kernels(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
@@ -100,7 +104,7 @@ def warnings(here: Machine, gpu_count: int) -> list[str]:
     """What is likely to go wrong on this machine, one sentence each, with its remedy where there is one."""
     found = []
     if gpu_count > 0:
-        found.append(f"vnext {__version__} computes on the CPU: the {gpu_count} GPU(s) of this machine stay unused.")
+        found.append(f"vnext computes on the CPU unless it is told --device cuda: this machine has {gpu_count} GPU(s).")
     if here.shm_available_bytes < SHM_FREE_BYTES_MIN:
         free = f"Shared memory has {here.shm_available_bytes / 2**20:.0f} MiB free"
         found.append(f"{free} and the ranks' channel lives there: enlarge /dev/shm (in a container: --shm-size).")
@@ -130,7 +134,10 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and value of each fact, memory in GiB."""
     here, built = report["machine"], report["torch"]
     libraries = ", ".join(f"{name} {version or 'missing'}" for name, version in here["libraries"].items())
-    gpu_names = [f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in report["gpus"]]
+    gpu_names = [
+        f"{gpu['name']} (sm_{gpu['compute_capability'].replace('.', '')}, {gpu['memory_bytes'] / GIB:.0f} GiB)"
+        for gpu in report["gpus"]
+    ]
     return [
         ("vnext", report["vnext"]),
         ("python", f"{here['python']} on {here['system']}"),
@@ -142,6 +149,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU kernels", report["cpu_kernels"]),
         *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
+        *((f"CUDA: {name}", said) for name, said in report["cuda"].items()),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
@@ -149,6 +157,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("log", f"{report['log']} writer, {report['tails']} tails"),
         ("ring", f"{report['ring']} operations"),
         ("several ranks", report["collectives"]),
+        ("several GPUs", report["gpu_collectives"]),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
 

@@ -24,6 +24,7 @@ from vnext.version import __version__
 API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
     "generation_config": "auto takes usual sampling and ending tokens from the model's generation_config.json",
+    "device": "where the model is computed; auto is a GPU where torch can use one",
     "dtype": "number type of weights and cache; auto takes the checkpoint's",
     "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
     "deterministic": "a request's tokens do not depend on its batch (default: where that is free, and in float32)",
@@ -41,6 +42,10 @@ ENGINE_HELP = {
     "scheduling_policy": "who goes first: fcfs, priority (lowest number first) or your own package.module:function",
     "tensor_parallel_size": "ranks that share each layer",
     "threads": "threads of each rank (default: by the machine)",
+    "gpu_memory_utilization": "share of a GPU's memory that weights, work and cache may take",
+    "enforce_eager": "on a GPU: capture no graphs",
+    "graph_sizes": "on a GPU: numbers of rows that steps of decodes are captured for (default: up to --max-num-seqs)",
+    "compile": "on a GPU: fuse what is captured by torch's compiler; takes minutes at the start",
     "executor": "ranks as processes of their own, or one rank inside the engine core",
     "log_dir": "where each start makes its own log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, nothing",
@@ -48,6 +53,7 @@ ENGINE_HELP = {
     "log_max_age_s": "seconds after which parts of the log go, 0 for no such bound",
     "digest_interval": "steps between two comparisons of all ranks' states",
     "check_laws": "check every law of the state after every event; for debugging, slow",
+    "ipc_bytes_max": "largest tensor that ranks on GPUs exchange through mapped memory, NCCL takes larger ones; as 2M",
 }
 SERVER_HELP = {
     "host": "address to listen on; 0.0.0.0 for every interface",
@@ -59,6 +65,7 @@ SERVER_HELP = {
     "log_level": "info adds one line for each HTTP request",
 }
 FLAGS = {
+    "graph_sizes": ("--graph-sizes", "--cuda-graph-sizes"),
     "served_model_names": ("--served-model-name",),
     "chat_template_path": ("--chat-template",),
     "drain_s": ("--drain-timeout",),
@@ -177,7 +184,7 @@ def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], nam
     elif get_origin(hint) is Literal:
         form = {"metavar": "|".join(get_args(hint))}
     elif get_origin(hint) is tuple:
-        form = {"nargs": "+", "metavar": "NAME"}
+        form = {"nargs": "+", "metavar": "N", "type": int} if int in get_args(hint) else {"nargs": "+", "metavar": "NAME"}
     elif name not in SIZES and (hint in (int, float) or int in get_args(hint)):
         form = {"type": float if hint is float else int, "metavar": "N"}
     group.add_argument(*_flags_of(name), dest=name, default=argparse.SUPPRESS, help=words, **form)

@@ -1,14 +1,21 @@
-"""The host shim as the backend of CPU tensors, for every test of the CUDA kernels."""
+"""The backend of CPU tensors for every test of the CUDA kernels: the host shim.
+
+With VNEXT_KERNELS_ON=gpu the same tests run on a GPU: their tensors are carried there for each launch (see carried.py).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from carried import CarriedBackend, gpu_backend
 from host_shim import HostBackend, compiler
 
 from vnext.kernels.cuda import backends
+
+ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
 
 
 @pytest.fixture(scope="session")
@@ -20,16 +27,16 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def session_shim(libraries: Path) -> Iterator[HostBackend]:
-    """The sources as they are, at -O2."""
-    backend = HostBackend(libraries, precompile=True)
+def session_shim(request: pytest.FixtureRequest) -> Iterator[HostBackend | CarriedBackend]:
+    """The sources as they are, at -O2, or on the GPU."""
+    backend = gpu_backend() if ON_GPU else HostBackend(request.getfixturevalue("libraries"), precompile=True)
     backends.use("cpu", lambda: backend)
     yield backend
     backends.leave("cpu")
 
 
 @pytest.fixture
-def shim(session_shim: HostBackend) -> HostBackend:
+def shim(session_shim: HostBackend | CarriedBackend) -> HostBackend | CarriedBackend:
     """The backend with its plain order and one worker."""
     session_shim.order, session_shim.workers = 0, 1
     return session_shim

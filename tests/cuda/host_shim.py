@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -21,10 +22,14 @@ SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
 EXPORTED = re.compile(r'extern "C" __global__ (?:void )?(?:__launch_bounds__\([^)]*\)\s*)?(?:void )?(\w+)\(')
 
-REVERSE_THREADS, REVERSE_BLOCKS, EARLY_COPIES, SHUFFLED, SEED_SHIFT = 1, 2, 4, 8, 4
-"""Bits of an order, as shim/block.h has them; the rest of it is the seed of SHUFFLED."""
+REVERSE_THREADS, REVERSE_BLOCKS, EARLY_COPIES, SHUFFLED, STRAGGLING, SEED_SHIFT = 1, 2, 4, 8, 16, 5
+"""Bits of an order, as shim/block.h has them; the rest of it is the seed of SHUFFLED and STRAGGLING."""
 ORDERS = (0, REVERSE_THREADS, REVERSE_BLOCKS | EARLY_COPIES, SHUFFLED | 7 << SEED_SHIFT | EARLY_COPIES)
 """Four ways of carrying out a launch in which no correct kernel may differ."""
+MOST = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
+"""Blocks of a grid and threads of a block, in each direction; threads in all as in the first."""
+SHARED_BYTES_MOST = 227 * 1024
+"""Of a block on sm_90 and sm_100; sm_80 has 163 KiB."""
 
 
 class KernelError(RuntimeError):
@@ -34,6 +39,14 @@ class KernelError(RuntimeError):
 def compiler() -> str | None:
     """The C++ compiler, if there is one."""
     return shutil.which("g++") or shutil.which("c++")
+
+
+def expect_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_mem: int) -> None:
+    """Raise KernelError for a launch that a GPU refuses: of no blocks, of too many, or with too much shared memory."""
+    if not all(1 <= size <= most for size, most in zip((*grid, *block), MOST, strict=True)) or math.prod(block) > MOST[3]:
+        raise KernelError(f"{name}: no GPU takes a grid of {tuple(grid)} blocks of {tuple(block)} threads")
+    if shared_mem > SHARED_BYTES_MOST:
+        raise KernelError(f"{name}: no GPU gives a block {shared_mem} bytes of shared memory")
 
 
 class HostKernel:
@@ -49,6 +62,7 @@ class HostKernel:
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
     ) -> None:
         shape = (ctypes.c_uint * 6)(*three(grid), *three(block))
+        expect_limits(self._name, three(grid), three(block), shared_mem)
         values = Arguments(arguments)
         order, workers = self._backend.order, self._backend.workers
         error = self._launch(ctypes.addressof(shape), shared_mem, workers, order, values.address)

@@ -49,6 +49,20 @@ SAMPLING_BUGS = [
     Bug("the higher id among equals", "sampling.cu", "a.token < b.token", "a.token > b.token"),
 ]  # fmt: skip
 
+EXCHANGE = "all_reduce.cu"
+EXCHANGE_BUGS = [
+    Bug("a flag that releases nothing", EXCHANGE, "store_release_system(&theirs->told[phase][turn->turn][group.rank], operation);", "*const_cast<volatile unsigned *>(&theirs->told[phase][turn->turn][group.rank]) = operation;"),
+    Bug("a look that acquires nothing", EXCHANGE, "is_before(load_acquire_system(told), operation); ++looks", "is_before(*const_cast<const volatile unsigned *>(told), operation); ++looks"),
+    Bug("told before the whole block has published", EXCHANGE, "    __syncthreads();\n    const int other", "    const int other"),
+    Bug("no barrier behind the wait", EXCHANGE, "    __syncthreads();\n    return turn->is_whole;", "    return turn->is_whole;"),
+    Bug("the flag of the operation before", EXCHANGE, "int(told - operation) < 0", "int(told - operation) < -1"),
+    Bug("one set of slots, written while others read", EXCHANGE, "operation % SETS * capacity_bytes", "0 * capacity_bytes"),
+    Bug("the second meeting waits for the first", EXCHANGE, "&own->told[phase]", "&own->told[ENTERED]"),
+    Bug("the own part first", EXCHANGE, "(group.slot<Chunk<SCALAR>>(rank, operation) + at)", "(group.slot<Chunk<SCALAR>>((group.rank + rank) % WORLD, operation) + at)"),
+    Bug("blocks by their index, not by their start", EXCHANGE, "*turn = {unsigned(before),", "*turn = {blockIdx.x,"),
+    Bug("a missing rank that nobody hears of", EXCHANGE, "if (coming == MISSING) ", "if (false) "),
+]  # fmt: skip
+
 
 def plant(bug: Bug, folder: Path) -> Path:
     """A copy of the sources with the bug, in a new folder."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from attention_steps import Options, Range, Shape, attend, check, make_sequences
+from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
 from rows_cases import draw
 from sampling_cases import Draws, sampled
@@ -48,6 +49,14 @@ def sample() -> None:
     sampled(draws.logits(6, 77), draws.inputs(6), 64)
 
 
+def exchange(backend: RankBackend) -> None:
+    """Sums and joins of two ranks, slots exactly as large as they must be."""
+    told = run_threads(
+        backend, ORDERS[1:3], lambda rank, group: wrong_sums(group, rank, 2, (torch.float32,)) + wrong_joins(group, rank, 2)
+    )
+    assert told == [[], []], told
+
+
 def overrun(backend: HostBackend) -> None:
     """One element more than there is."""
     x = torch.zeros(1, 256)
@@ -56,7 +65,7 @@ def overrun(backend: HostBackend) -> None:
 
 
 def main(folder: str, *wish: str) -> None:
-    backend = HostBackend(Path(folder), FLAGS)
+    backend = RankBackend(Path(folder), FLAGS)
     backends.use("cpu", lambda: backend)
     if wish:
         overrun(backend)
@@ -64,6 +73,7 @@ def main(folder: str, *wish: str) -> None:
         attention()
         row_wise()
         sample()
+    exchange(backend)
     print("clean")
 
 

@@ -51,14 +51,21 @@ def attention(scalar: str, head_dim: int, registers: int, cache: str = "") -> Fo
 
 ATTENTION = [
     attention(BF16, 64, 128), attention(HALF, 80, 128), attention(BF16, 96, 168), attention(BF16, 128, 200),
-    attention(BF16, 128, 200, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(FLOAT, 128, 255),
+    attention(BF16, 128, 200, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(BF16, 256, 255, "__nv_fp8_e4m3"),
+    attention(FLOAT, 128, 255),
 ]  # fmt: skip
+EXCHANGE = {"sum_one_shot": 64, "sum_two_shot": 64, "join_ranks": 48}
+
+
+def exchange(scalar: str, world_size: int) -> Form:
+    return Form("all_reduce.cu", (("SCALAR", scalar), ("WORLD", str(world_size))), EXCHANGE)
+
+
 SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "penalise": 32})
-FORMS = [*ATTENTION, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
-TYPICAL = [attention(BF16, 128, 200), attention(BF16, 256, 255), attention(FLOAT, 128, 255), SAMPLING, rows(BF16)]
+EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
+FORMS = [*ATTENTION, *EXCHANGES, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
+TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16)]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
-SPILLED_BYTES_MAX = {("256", "sm_100"): 768}
-"""Where none is not reached: 128 sums a thread leave little, and this architecture's code asks for pairs of registers."""
 
 
 def name_of(form: Form) -> str:
@@ -95,11 +102,11 @@ def uses(log: str) -> dict[str, Use]:
 def test_a_source_compiles_within_its_budget(form: Form, arch: str) -> None:
     compiled = compiling.compile_source(form.source, form.defines, arch)
     assert compiled.cubin.startswith(b"\x7fELF")
-    found, head_dim = uses(compiled.log), dict(form.defines).get("HEAD_DIM")
+    found = uses(compiled.log)
     assert set(found) == set(form.budget)
     for name, use in found.items():
         assert use.registers <= form.budget[name], (name, use)
-        assert use.spilled_bytes + use.stack_bytes <= SPILLED_BYTES_MAX.get((head_dim, arch), 0), (name, use)
+        assert (use.spilled_bytes, use.stack_bytes) == (0, 0), (name, use)
 
 
 def test_every_source_passes_the_gate() -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from attention_steps import Options, Range, Shape, attend, check, make_sequences
-from host_shim import ORDERS, HostBackend, KernelError
-from planted_bugs import ATTENTION_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
+from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
+from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
+from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
 from rows_cases import draw
 from sampling_cases import Draws, sampled
 
 from vnext.kernels import references
 from vnext.kernels.cuda import backends, rows
+from vnext.runtime.device_group import DeviceGroup
 from vnext.runtime.sampling import choose
 from vnext.runtime.sampling_draw import draw_by_inversion
+from vnext.runtime.shared_group import RankLost
 
 SHAPE = Shape(4, 2, 64, 16)
 SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)
@@ -26,7 +30,7 @@ SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)
 def backend(shim: HostBackend, request: pytest.FixtureRequest, libraries: Path, tmp_path: Path) -> Iterator[HostBackend]:
     """The sources with a bug, or as they are (None), at -O0."""
     folder = None if request.param is None else plant(request.param, tmp_path)
-    made = HostBackend(libraries, ("-O0",), folder, precompile=True)
+    made = RankBackend(libraries, ("-O0",), folder, precompile=True)
     backends.use("cpu", lambda: made)
     yield made
     backends.use("cpu", lambda: shim)
@@ -76,6 +80,30 @@ def tokens_are_right(backend: HostBackend) -> bool:
     return True
 
 
+def sums_are_right(backend: HostBackend) -> bool:
+    """Three ranks, whose sums know an order of adding: in any order of theirs, some late, and one that leaves."""
+
+    def work(rank: int, group: DeviceGroup) -> bool:
+        return not wrong_sums(group, rank, 3, (torch.float32,), (9, 5003, 3001, *[257] * 25))
+
+    def leave(rank: int, group: DeviceGroup) -> bool:
+        if rank == 2:
+            return True
+        group.all_reduce(torch.ones(5))
+        with pytest.raises(RankLost):
+            group.require_whole()
+        return True
+
+    hasty = msgspec.structs.replace(LIMITS, patience_ms=400)
+    try:
+        for orders in ((0, *ORDERS[1:3]), (STRAGGLING, ORDERS[3], 0)):
+            if not all(run_threads(backend, orders, work, hasty)):
+                return False
+        return all(run_threads(backend, (0, 0, 0), leave, hasty))
+    except (RankLost, ValueError, KernelError, pytest.fail.Exception):
+        return False
+
+
 def name_of(bug: Bug | None) -> str:
     return bug.name if bug else "as they are"
 
@@ -93,3 +121,8 @@ def test_rows(backend: HostBackend, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("backend", [None, *SAMPLING_BUGS], ids=name_of, indirect=True)
 def test_sampling(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert tokens_are_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *EXCHANGE_BUGS], ids=name_of, indirect=True)
+def test_sums_over_ranks(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert sums_are_right(backend) == (request.node.callspec.params["backend"] is None)

@@ -1,6 +1,7 @@
-"""Runs the Numba kernels where there is no GPU, as JSON: `python batch_kernels.py simulate SEED|ptx MAJOR MINOR`.
+"""Runs the Numba kernels, as JSON: `python batch_kernels.py simulate SEED [cpu|cuda]` or `ptx MAJOR MINOR`.
 
-A program of its own: Numba's simulator is chosen by the environment, for a whole process, before Numba is imported.
+A program of its own: Numba's simulator is chosen by the environment, for a whole process, before Numba is imported. With
+"cuda" the same life of a batch goes on on a GPU, without a simulator.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ ROWS, WIDTH, BLOCK_SIZE = 12, 40, 4  # 12 blocks of 128 threads at most: a simul
 
 
 class Twins:
-    """The same operations on two sets of tensors: Numba's kernels on one, plain torch on the other."""
+    """The same operations on two sets of tensors of a device: Numba's kernels on one, plain torch on the other."""
 
-    def __init__(self, numba: Any) -> None:
+    def __init__(self, numba: Any, device: str) -> None:
         self._forms = (numba, plain_batch_operations())
+        self._device = torch.device(device)
 
     def run(self, name: str, *arguments: torch.Tensor | int) -> None:
         """AssertionError where they differ in any argument afterwards; then the arguments hold the result."""
-        pair = [[each.clone() if isinstance(each, torch.Tensor) else each for each in arguments] for _ in self._forms]
+        pair = [[self._copied(each) for each in arguments] for _ in self._forms]
         for form, copies in zip(self._forms, pair):
             getattr(form, name)(*copies)
         for given, fast, plain in zip(arguments, *pair):
             if isinstance(given, torch.Tensor):
                 assert torch.equal(fast, plain), name
                 given.copy_(fast)
+
+    def _copied(self, argument: torch.Tensor | int) -> torch.Tensor | int:
+        return argument.to(self._device, copy=True) if isinstance(argument, torch.Tensor) else argument
 
 
 def integers(values: list[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -42,11 +47,11 @@ def starts_of(counts: list[int]) -> list[int]:
     return [sum(counts[:end]) for end in range(len(counts) + 1)]
 
 
-def simulate(seed: int) -> dict[str, int]:
+def simulate(seed: int, device: str = "cpu") -> dict[str, int]:
     """A batch that lives: rows join, grow, leave and move; after every change a step is indexed. Counts what happened."""
     from vnext.kernels import batch_numba
 
-    rng, twins = random.Random(seed), Twins(batch_numba)
+    rng, twins = random.Random(seed), Twins(batch_numba, device)
     table, last = torch.full((ROWS, WIDTH), -1, dtype=torch.int32), torch.arange(100, 100 + ROWS)
     model: dict[int, list[int]] = {}  # row -> its blocks, by plain Python
     seen = {"joined": 0, "grown": 0, "left": 0, "moved": 0, "steps": 0, "chunks": 0}
@@ -130,4 +135,4 @@ def ptx(major: int, minor: int) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]](*map(int, sys.argv[2:]))))
+    print(json.dumps(globals()[sys.argv[1]](*(int(each) if each.isdecimal() else each for each in sys.argv[2:]))))

@@ -96,6 +96,10 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, -1.0), "softcap not below it"),
     ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 5), r"made for the windows \(0,\) but .* is 5"),
     ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, ()), "windows must be at least one number"),
+    ("attention_metadata", (integers(0, 1), integers(1), TABLE[:1], 16, 2, (0,), 4), "4 shared blocks do not stand in"),
+    ("paged_attention", (zeros(3, 4, 8), CACHE, CACHE, METADATA, 1.0, 0, 0.0, 2.0), "float32 has no scales but they are 2.0"),
+    ("rotary_kv_write", (*turned(), 1.0, 0.0), "scales of keys and values must be above 0"),
+    ("write_spans", (TABLE.t(), zeros(1), zeros(1), zeros(2), zeros(1)), "target must be contiguous"),
 ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from vnext.replay.cli import main as replay
 from vnext.runtime.client_sync import SyncEngineClient
@@ -69,14 +70,20 @@ def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> No
     assert replay(["verify", "--laws", engine.log_dir]) == 0
 
 
-def test_a_killed_rank_ends_the_engine_with_a_sentence(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, client):
+def test_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, tensor_parallel_size=2) as (engine, client):
         outputs = client.run(requests(2, 900))
         next(outputs)
-        os.kill(psutil.Process(engine.child.pid).children()[0].pid, signal.SIGKILL)
-        with pytest.raises(EngineDead, match=r"rank 0 was killed by SIGKILL[\s\S]*log"):
+        ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match=r"rank (1 was killed by SIGKILL|0 .*rank 1 has ended)[\s\S]*log"):
             list(outputs)
         assert engine.child.wait(GONE_TIMEOUT_S) == 1
+    said = capfd.readouterr().err
+    assert "rank 0 stops: rank 1 has ended or left the group before all ranks had met\n" in said
+    assert "RankLost" not in said
 
 
 def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path) -> None:
@@ -112,6 +119,14 @@ def test_a_start_that_cannot_work_is_one_sentence(tmp_path: Path, settings: dict
     with pytest.raises(StartFailed, match=words) as failure:
         launch_engine(EngineSettings(**{"log_dir": str(tmp_path), "threads": 1, **settings}))
     assert "Traceback" not in str(failure.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="--device is cuda, but .* use --device cpu$"):
+        launch_engine(EngineSettings(device="cuda", log_dir=str(tmp_path), threads=1))
+    with running(tmp_path, device="auto") as (engine, _):
+        assert engine.ready.environment["device"] == "cpu"
 
 
 def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path) -> None:

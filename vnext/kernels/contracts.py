@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vnext.kernels.paged_attention import AttentionMetadata
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
+"""What a cache may also be: its keys and values are kept divided by a scale each."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
 FORMS = ("plain", "int8", "wide")
@@ -199,9 +201,17 @@ def check_experts(
 
 
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
-    """Both [block_count, kv_heads, block_size, D], contiguous, of one float dtype."""
-    expect("key_cache", key_cache, (None, None, None, None), FLOATS, contiguous=True)
+    """Both [block_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn."""
+    expect("key_cache", key_cache, (None, None, None, None), (*FLOATS, FP8), contiguous=True)
     expect("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), contiguous=True)
+
+
+def expect_scales(cache: torch.Tensor, key_scale: float, value_scale: float) -> None:
+    """Raise ContractError unless both are above 0, and 1 where the cache keeps keys and values as they are."""
+    if not (key_scale > 0 and value_scale > 0):
+        raise ContractError(f"the scales of keys and values must be above 0 but are {key_scale} and {value_scale}")
+    if cache.dtype != FP8 and (key_scale, value_scale) != (1.0, 1.0):
+        raise ContractError(f"a cache of {cache.dtype} has no scales but they are {key_scale} and {value_scale}")
 
 
 def check_rotary_kv_write(
@@ -214,13 +224,16 @@ def check_rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
-    """qkv [T, (heads + 2 * kv_heads) * D] float, slots int64 [T], caches as in `check_caches`.
+    """qkv [T, (heads + 2 * kv_heads) * D] float, slots int64 [T], caches as in `check_caches`, scales above 0.
 
     q_norm and k_norm [D] of qkv's dtype or float32, or None; cosine and sine float32 [T, R / 2] with R <= D, or both
     None.
     """
     check_caches(key_cache, value_cache)
+    expect_scales(key_cache, key_scale, value_scale)
     expect("qkv", qkv, (None, None), FLOATS)
     tokens, width = qkv.shape
     _, kv_heads, _, head_dim = key_cache.shape
@@ -255,8 +268,12 @@ def check_attention_metadata(
     block_size: int,
     kv_head_count: int,
     windows: tuple[int, ...] = (0,),
+    shared_blocks: int = 0,
 ) -> None:
-    """Host arrays query_starts [R + 1] and context_lengths [R]; block_table int32 [R, W] wide enough for them."""
+    """Host arrays query_starts [R + 1] and context_lengths [R]; block_table int32 [R, W] wide enough for them.
+
+    `shared_blocks`, at most W: every row with a query begins with the same so many blocks.
+    """
     if not windows or min(windows) < 0:
         raise ContractError(f"windows must be at least one number that is not negative but are {windows}")
     rows = context_lengths.shape[0]
@@ -265,6 +282,8 @@ def check_attention_metadata(
         raise ContractError(f"query_starts must have {rows + 1} entries but has the shape {query_starts.shape}")
     if block_size < 1 or kv_head_count < 1:
         raise ContractError(f"block size {block_size} and key-value heads {kv_head_count} must be at least 1")
+    if not 0 <= shared_blocks <= block_table.shape[1]:
+        raise ContractError(f"{shared_blocks} shared blocks do not stand in a table of {block_table.shape[1]}")
     query_lengths = query_starts[1:] - query_starts[:-1]
     if rows and (query_lengths < 0).any():
         raise ContractError("query_starts must not fall")
@@ -286,9 +305,12 @@ def check_paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window."""
     check_caches(key_cache, value_cache)
+    expect_scales(key_cache, key_scale, value_scale)
     _, kv_heads, block_size, head_dim = key_cache.shape
     expect("query", query, (None, None, head_dim), FLOATS)
     expect_together(query, key_cache=key_cache, value_cache=value_cache)

@@ -86,12 +86,14 @@ def attention_metadata(
     block_size: int,
     kv_head_count: int,
     windows: tuple[int, ...] = (0,),
+    shared_blocks: int = 0,
 ) -> AttentionMetadata:
     """Describe one step: R rows whose queries are query_starts[r]:query_starts[r + 1] and end their contexts.
 
     query_starts [R + 1] and context_lengths [R] are host arrays, so nothing waits for the device; block_table int32
     [R, W] is on it, and what it holds beyond a row's context is never looked at. Rows without queries are idle.
-    `windows`: those of the model's layers, in tokens; 0 stands for the whole context.
+    `windows`: those of the model's layers, in tokens; 0 stands for the whole context. `shared_blocks`: with how many
+    common blocks all rows begin; a form may read them once for all of them, this one reads each row's.
     """
     lengths = query_starts[1:] - query_starts[:-1]
     groups: list[list[TileGroup]] = [[] for _ in windows]
@@ -214,18 +216,23 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Causal attention of query [T, heads, D] to its rows' contexts in the paged caches -> [T, heads, D].
 
     Caches are [block_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
     key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros.
     A query sees the last `window` tokens, itself included (0: all), and blocks before them are not read. With a
-    softcap c above 0 a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
+    softcap c above 0 a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118). Caches of float8_e4m3fn keep keys and
+    values divided by the scales.
     """
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    wide = query.float() * scale
+    wide = query.float() * (scale * key_scale)
     for group in metadata.groups[metadata.windows.index(window)]:
         result = attend(wide.index_select(0, group.query_index), key_cache, value_cache, group, softcap)
+        if value_scale != 1.0:
+            result.mul_(value_scale)
         output.index_copy_(0, group.output_index, result.index_select(0, group.result_index).to(output.dtype))
     return output
 
@@ -283,7 +290,11 @@ def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     block_count, kv_heads, block_size, head_dim = cache.shape
     piece_size = blocks_per_piece(block_size) * block_size
     flat = cache.view(block_count * kv_heads, block_size * head_dim)
-    return flat.index_select(0, pages).view(-1, piece_size, head_dim).float()
+    if cache.dtype.itemsize == 1:  # torch indexes bytes everywhere, fp8 not
+        found = flat.view(torch.uint8).index_select(0, pages).view(cache.dtype)
+    else:
+        found = flat.index_select(0, pages)
+    return found.view(-1, piece_size, head_dim).float()
 
 
 def apply_hidden(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:

@@ -12,9 +12,12 @@ import math
 import torch
 
 from vnext.kernels import forms
+from vnext.kernels.contracts import FP8
 
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
+FP8_MAX = 448.0
+"""The largest number of float8_e4m3fn; torch makes a NaN of more, a GPU this."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -83,13 +86,15 @@ def rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """Split qkv [T, (heads + 2 * kv_heads) * D], norm and turn queries and keys, store keys and values.
 
     Returns the query [T, heads, D] in qkv's dtype, which may be a view of qkv or of new memory; qkv itself may be
     changed and is not to be used after. q_norm, k_norm [D]: weights of an rms_norm over each head (None: none). cosine,
     sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [block_count, kv_heads,
-    block_size, D] give the number of heads; slots int64 [T] as in `kv_write`.
+    block_size, D] give the number of heads; slots int64 [T] and scales as in `kv_write`.
     """
     _, kv_heads, _, head_dim = key_cache.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -101,7 +106,7 @@ def rotary_kv_write(
         key = rms_norm(key, k_norm, eps)
     if cosine is not None and sine is not None:
         query, key = rotary(query, key, cosine, sine)
-    kv_write(key, value, key_cache, value_cache, slots)
+    kv_write(key, value, key_cache, value_cache, slots, key_scale, value_scale)
     return query
 
 
@@ -131,16 +136,23 @@ def kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> None:
     """Put key and value [T, kv_heads, D] at slots int64 [T] of both [block_count, kv_heads, block_size, D] caches.
 
-    A slot is block * block_size + offset. In place; slots must be distinct.
+    A slot is block * block_size + offset. In place; slots must be distinct. Caches of float8_e4m3fn keep keys and values
+    divided by the scales, what is then too large as their largest number.
     """
     block_size = key_cache.shape[2]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
-    key_cache[blocks, :, offsets] = key.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = value.to(value_cache.dtype)
+    for cache, given, scale in ((key_cache, key, key_scale), (value_cache, value, value_scale)):
+        if cache.dtype is FP8:
+            narrow = (given.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+            cache.view(torch.uint8)[blocks, :, offsets] = narrow.view(torch.uint8)
+        else:
+            cache[blocks, :, offsets] = given.to(cache.dtype)
 
 
 def embedding_rows(table: forms.Weight, ids: torch.Tensor, first: int) -> torch.Tensor:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.kernels import contracts, paged_attention, products, references
+from vnext.kernels import batch_index, contracts, paged_attention, products, references
 from vnext.kernels.cpu import native, operations as cpu_operations
 from vnext.kernels.cuda import backends, operations as cuda_operations
 
@@ -53,6 +54,10 @@ class Operations(NamedTuple):
     route: Callable[..., Any]
     experts: Callable[..., Any]
     embedding_rows: Callable[..., Any]
+    write_spans: Callable[..., Any]
+    move_rows: Callable[..., Any]
+    index_tokens: Callable[..., Any]
+    place_tokens: Callable[..., Any]
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,9 +91,11 @@ def reference_entries() -> list[Entry]:
         (contracts.check_experts, products.experts),
         (contracts.check_embedding_rows, references.embedding_rows),
     )
+    looked_at = [(function.__name__, checked(check, function)) for check, function in pairs]
+    looked_at += batch_index.plain_batch_operations()._asdict().items()  # these have their contracts inside
     return [
-        Entry(Row(function.__name__, device_type, "reference", "plain torch"), checked(check, function))
-        for check, function in pairs
+        Entry(Row(name, device_type, "reference", "plain torch"), function)
+        for name, function in looked_at
         for device_type in DEVICE_TYPES
     ]
 
@@ -123,10 +130,25 @@ def cuda_entries() -> list[Entry]:
     ]
 
 
+def numba_entries() -> list[Entry]:
+    """The batch's index work on a GPU, where Numba is installed; its kernels are loaded when one is asked for."""
+    if find_spec("numba") is None:
+        return []
+
+    def later(name: str) -> Callable[..., None]:
+        @wraps(getattr(batch_index, name))
+        def door(*arguments: Any) -> None:
+            getattr(batch_index.batch_operations("cuda"), name)(*arguments)
+
+        return door
+
+    return [Entry(Row(name, "cuda", "numba", "batch_numba.py"), later(name)) for name in batch_index.BatchOperations._fields]
+
+
 TABLE = MappingProxyType(
     {
         (entry.row.operation, entry.row.device_type): entry
-        for entry in (*reference_entries(), *compiled_entries(), *cuda_entries())
+        for entry in (*reference_entries(), *compiled_entries(), *cuda_entries(), *numba_entries())
     }
 )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +26,24 @@ class GroupPlaces(NamedTuple):
     block_table: torch.Tensor
 
 
+class PreparedAttention(NamedTuple):
+    """Attention that was described beforehand, so that a forward reads nothing of the host's: for steps that are captured.
+
+    `metadata`: one for each group of layers, in their order. `attend`: who attends in the place of the table's
+    paged_attention, with its arguments; None for the table's.
+    """
+
+    metadata: Sequence[Any]
+    attend: Callable[..., torch.Tensor] | None = None
+
+
 class ForwardBatch(NamedTuple):
     """R rows, T tokens, S samples, all on one device. A row's tokens are neighbours, in order.
 
     token_ids int64 [T], positions int64 [T], slots int64 [T] (block * block_size + offset where the token's key and
     value go), query_starts int32 [R + 1], context_lengths int32 [R] (tokens in the cache after this step's writes),
     block_table int32 [R, W], sample_at int64 [S] (places in T whose hidden state gives logits). `host` may be None:
-    the two arrays are then copied from the device, which waits for it.
+    the two arrays are then copied from the device, which waits for it. With `attention` neither is looked at.
 
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
     group with a window, entries of the table before the window's first block are never read.
@@ -46,6 +58,7 @@ class ForwardBatch(NamedTuple):
     sample_at: torch.Tensor
     host: HostBatch | None = None
     groups: tuple[GroupPlaces, ...] = ()
+    attention: PreparedAttention | None = None
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

@@ -79,8 +79,9 @@ def layer_steps(
 ) -> tuple[Step, ...]:
     """Each layer's step, made once for all layers. `local_frequencies`: those of layers with a window, if others."""
     chosen = operations(batch.token_ids.device.type)
-    groups, host = kv_groups(config), host_batch(batch)
-    _, kv_heads, block_size, _ = kv[0][0].shape
+    groups, prepared = kv_groups(config), batch.attention
+    if prepared is not None and prepared.attend is not None:
+        chosen = chosen._replace(paged_attention=prepared.attend)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0)
@@ -88,13 +89,26 @@ def layer_steps(
         cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
     local = plain._replace(cosine=cosine, sine=sine)
 
-    def step_of(window: int, slots: torch.Tensor, block_table: torch.Tensor) -> Step:
-        metadata = chosen.attention_metadata(*host, block_table, block_size, kv_heads, (window,))
+    def step_of(window: int, slots: torch.Tensor, metadata: Any) -> Step:
         return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
 
     places = ((batch.slots, batch.block_table), *batch.groups)
-    steps = [step_of(window, *place) for window, place in zip(groups.windows, places, strict=True)]
+    metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
+    steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     return tuple(steps[group] for group in groups.group_of)
+
+
+def describe_attention(
+    kv: KvCache, batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
+) -> list[Any]:
+    """The attention's metadata of each group of layers. `shared`: with how many common blocks all rows begin, for an
+    attention that reads them once."""
+    host, (_, kv_heads, block_size, _) = host_batch(batch), kv[0][0].shape
+    tables = [batch.block_table, *[group.block_table for group in batch.groups]]
+    return [
+        chosen.attention_metadata(*host, table, block_size, kv_heads, (window,), *shared)
+        for window, table in zip(windows, tables, strict=True)
+    ]
 
 
 def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:

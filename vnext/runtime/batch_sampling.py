@@ -111,7 +111,7 @@ class SamplingColumns:
         standing = self._standing
         if standing is None or standing.places != places.tobytes():
             standing = self._standing = self._stand(places)
-        position, special = torch.from_numpy(positions).to(self._device), standing.special
+        position, special = self._send(positions), standing.special
         if not special:
             return SamplingInputs(**standing.fields, position=position), standing.logprobs
         early = positions < self._columns["min_known"][places]
@@ -129,13 +129,16 @@ class SamplingColumns:
         random = arrays["temperature"] > 0
         filtered = (arrays["top_k"] > 0) | (arrays["top_p"] < 1) | (arrays["min_p"] > 0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        fields = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()} | {
+        fields = {name: self._send(array) for name, array in arrays.items()} | {
             "bias": logit_bias(special, self._device),
             "logprobs": int(logprobs.max()),
             "any_random": bool(random.any()),
             "any_filter": bool((random & filtered).any()),
         }
         return Standing(places.tobytes(), fields, logprobs, special)
+
+    def _send(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
 
     def _penalties(self, places: np.ndarray, special: list[tuple[int, Sampling]]) -> Penalties | None:
         rows = [(at, sampling) for at, sampling in special if is_penalised(sampling)]

@@ -1,8 +1,9 @@
 """Collectives: how the ranks of one engine add and join their tensors.
 
-Owns this rank's group and the choice between two forms, the same on every rank: shared memory (shared_group.py), and
-gloo where any rank cannot have that. A sum is taken in rank order in float32 and rounded once: the same bits on every
-rank and in both forms, because every rank decides by itself what it sampled. Knows no models.
+Owns this rank's group and the choice between the forms, the same on every rank. On a CPU: shared memory
+(shared_group.py), gloo where any rank cannot have that. On GPUs: memory that they map of each other (device_group.py) and
+NCCL (spread_group.py), of which device_choice.py takes what there is. A sum is taken in rank order in float32 and rounded
+once: the same bits on every rank and in every form, because every rank decides by itself what it sampled. Knows no models.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Group(Protocol):
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The ranks' tensors joined along `dim` in rank order."""
 
+    def require_whole(self) -> None:
+        """Raise RankLost or ValueError where a rank did not come to what was asked for so far, whose results then mean
+        nothing. To be called once a device has done its work; on a CPU the collectives themselves have raised."""
+
     def close(self) -> None:
         """Leave the group. Idempotent."""
 
@@ -54,6 +59,9 @@ class GlooGroup:
         """See Group."""
         return torch.cat(_gathered(tensor), dim=dim)
 
+    def require_whole(self) -> None:
+        """See Group."""
+
     def close(self) -> None:
         """See Group."""
         if dist.is_initialized():
@@ -63,15 +71,31 @@ class GlooGroup:
 _joined: list[Group] = []  # this process's group, as torch.distributed has one
 
 
-def join_group(rank: int, world_size: int, rendezvous: Path) -> Parallel:
-    """Meet the other ranks at the file `rendezvous` (fresh for each start) and return this rank's collectives."""
+def join_group(
+    rank: int, world_size: int, rendezvous: Path, device: torch.device | str = "cpu", ipc_bytes_max: int | None = None
+) -> Parallel:
+    """Meet the other ranks at the file `rendezvous` (fresh for each start) and return this rank's collectives for tensors
+    on `device`, which is the current one where it is a GPU. `ipc_bytes_max`: see device_group.Limits; None for its default.
+    """
     if world_size == 1:
         return alone()
     store = dist.FileStore(str(rendezvous), world_size)
     store.set_timeout(TIMEOUT)
-    group = choose_group(store, rank, world_size)
+    group: Group = choose_group(store, rank, world_size)
+    if torch.device(device).type != "cpu":
+        from vnext.runtime.device_choice import choose_device_group
+        from vnext.runtime.device_group import default_limits
+
+        limits = default_limits(world_size, ipc_bytes_max)
+        group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
     _joined.append(group)
     return Parallel(rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather)
+
+
+def require_whole_group() -> None:
+    """Raise RankLost where this process's group lost a rank on its GPU: before a result of the device is used."""
+    for group in _joined:
+        group.require_whole()
 
 
 def leave_group() -> None:
@@ -86,8 +110,7 @@ def choose_group(store: dist.Store, rank: int, world_size: int) -> Group:
     if rank == 0:
         store.set("exchange", name)
     exchange, reason = _map_exchange(store.get("exchange").decode(), rank)
-    store.set(f"exchange of rank {rank}", reason)
-    reasons = [store.get(f"exchange of rank {each}").decode() for each in range(world_size)]
+    reasons = tell_all(store, "exchange", rank, world_size, reason)
     if file is not None:
         file.unlink()  # everybody has it mapped, or nobody will
     if not any(reasons):
@@ -99,8 +122,14 @@ def choose_group(store: dist.Store, rank: int, world_size: int) -> Group:
     return GlooGroup(dist.PrefixStore("gloo", store), rank, world_size)
 
 
+def tell_all(store: dist.Store, topic: str, rank: int, world_size: int, word: str) -> list[str]:
+    """What every rank says of a topic, in rank order, once all of them have said it."""
+    store.set(f"{topic} of rank {rank}", word)
+    return [store.get(f"{topic} of rank {each}").decode() for each in range(world_size)]
+
+
 def describe() -> str:
-    """What serves several ranks on this machine, for people."""
+    """What serves several ranks on this machine's CPU, for people; device_choice.describe says it of GPUs."""
     form = exchange_memory.implementation()
     sizes = f"one-shot to {default_one_shot_bytes_max(2) // 1024} KiB, two-shot above"
     return f"shared memory, {form}: {sizes}; sums in rank order in float32; gloo where it cannot be had"

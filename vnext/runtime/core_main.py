@@ -30,7 +30,7 @@ from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.ring import RingClosed
 from vnext.runtime.segments import Bounds, LogUnwritable
-from vnext.runtime.settings import CoreSettings, RankSettings, SettingsError
+from vnext.runtime.settings import CoreSettings, EngineSettings, GpuSettings, RankSettings, SettingsError
 from vnext.runtime.sizing import require_policy, scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
@@ -94,6 +94,7 @@ def make_executor(settings: CoreSettings) -> Executor:
         return RankSettings(
             rank=rank,
             world_size=engine.tensor_parallel_size,
+            ipc_bytes_max=engine.ipc_bytes_max,
             ring=ring,
             results_address=results_address,
             rendezvous=rendezvous,
@@ -101,17 +102,30 @@ def make_executor(settings: CoreSettings) -> Executor:
             dtype=engine.dtype,
             quantization=engine.quantization,
             deterministic=engine.deterministic,
-            device=settings.device,
+            device=engine.device,
             threads=threads,
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config=engine.generation_config,
+            gpu=gpu_settings(engine),
         )
 
     if engine.executor == "inproc":
         prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
     return MpExecutor(engine.tensor_parallel_size, Path(settings.run_dir), settings_of)
+
+
+def gpu_settings(engine: EngineSettings) -> GpuSettings:
+    """The engine's settings for ranks on GPUs."""
+    return GpuSettings(
+        memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        graph_sizes=engine.graph_sizes,
+        compile=engine.compile,
+        tokens_max=engine.max_num_batched_tokens,
+        rows_max=engine.max_num_seqs,
+    )
 
 
 def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:

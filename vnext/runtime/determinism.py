@@ -55,6 +55,14 @@ def invariance(asked: bool | None, dtype: str, *, compiled: bool, strict_mkl: bo
     return Invariance(holds=False, why=why)
 
 
+def gpu_invariance(asked: bool | None) -> Invariance:
+    """What holds on a GPU. Raises SettingsError where it is asked for."""
+    why = "cuBLAS chooses the order of a product's sums by its shape, and a step's shape is that of its batch"
+    if asked:
+        raise SettingsError(f"--deterministic cannot be had on a GPU: {why}; leave it out, or use --device cpu")
+    return Invariance(holds=False, why=f"{why}; the same steps give the same tokens")
+
+
 def prepare_process(threads: int, prescribe: bool = True) -> None:
     """Set the environment for torch in this process. Call it before the first import of torch.
 

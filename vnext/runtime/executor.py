@@ -157,7 +157,7 @@ class InprocExecutor:
             self._done.append(result)
 
     def receive(self) -> list[RankMessage]:
-        done = list(self._done)
+        done = [*self._done, *self._rank.collect()]
         self._done.clear()
         return done
 
@@ -169,7 +169,7 @@ class InprocExecutor:
 
     @property
     def has_results(self) -> bool:
-        return bool(self._done)
+        return bool(self._done) or self._rank.patience_s is not None
 
     @property
     def stall_count(self) -> int:

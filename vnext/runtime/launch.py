@@ -89,7 +89,6 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     core = CoreSettings(
         engine=settings,
         model_path=str(model_path),
-        device="cpu",
         address=f"ipc://{run_dir}/engine",
         run_dir=str(run_dir),
         log_dir="" if settings.log == "off" else str(log_directory(settings)),

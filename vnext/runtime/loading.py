@@ -9,11 +9,15 @@ import torch
 from tqdm import tqdm
 
 from vnext.kernels.cpu import native
+from vnext.kernels.cuda import backends
+from vnext.kernels.cuda.operations import SUMMARY as CUDA_KERNELS
 from vnext.models.checkpoint import fingerprint
 from vnext.models.config import load_config
 from vnext.models.kv_cache import kv_groups
+from vnext.models.sharding import Parallel
 from vnext.runtime.collectives import join_group
 from vnext.runtime.determinism import describe_process
+from vnext.runtime.device_loading import device_rank, enough_memory, fitting_cache_bytes, open_device, resolved_device
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner
@@ -27,14 +31,25 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load in a blink: no bar
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights. Raises ModelError, SettingsError."""
     start_threads(settings.threads)
-    parallel = join_group(settings.rank, settings.world_size, rendezvous)
-    progress = _Bar() if settings.rank == 0 else None
-    path = Path(settings.model_path)
+    device = open_device(settings.rank) if resolved_device(settings.device) == "cuda" else None
+    where = "cpu" if device is None else device.torch_device
+    parallel = join_group(settings.rank, settings.world_size, rendezvous, where, settings.ipc_bytes_max)
+    if device is None:
+        runner = load_runner(settings, "cpu", parallel)
+        return Rank(settings.rank, runner), runner
+    with enough_memory("the model's weights do"):
+        runner = load_runner(settings, device.torch_device, parallel)
+    runner.face = device
+    return device_rank(settings, runner, device), runner
+
+
+def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
+    """The weights, with a bar for the first rank."""
+    progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto")
-    runner = ModelRunner(
-        path, settings.dtype, settings.device, parallel, progress, settings.quantization, settings.deterministic, config
+    return ModelRunner(
+        path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config
     )
-    return Rank(settings.rank, runner), runner
 
 
 def start_threads(threads: int) -> None:
@@ -46,7 +61,7 @@ def start_threads(threads: int) -> None:
 
 def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
     """What the engine core needs to size the cache."""
-    budget = settings.kv_cache_bytes or default_cache_bytes(settings)
+    budget = settings.kv_cache_bytes or default_cache_bytes(settings, runner)
     return RankReady(
         model=ModelFacts(
             vocab_size=runner.config.vocab_size,
@@ -58,23 +73,30 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
-        environment=describe_process(settings.device) | describe_numbers(settings, runner),
+        environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
     )
 
 
 def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
     """How this rank holds and multiplies its numbers: with the checkpoint's digest, what a replay must have alike."""
-    kernels = native.level().name if native.is_built() and settings.device == "cpu" else "plain torch"
+    kernels = kernels_of(runner.device.type)
     dtype = str(runner.dtype).removeprefix("torch.")
     numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
     return numbers | {"batch_invariant": str(runner.invariance)}
 
 
-def default_cache_bytes(settings: RankSettings) -> int:
-    """A quarter of what memory is left, 4 GiB at most, shared by the ranks of this machine."""
-    if settings.device != "cpu":
-        free, _ = torch.cuda.mem_get_info(settings.device)
-        return int(free * 0.9)
+def kernels_of(device_type: str) -> str:
+    """Whose kernels compute on a kind of device."""
+    if device_type == "cpu":
+        return native.level().name if native.is_built() else "plain torch"
+    return CUDA_KERNELS if backends.is_usable() else "plain torch"
+
+
+def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
+    """On the CPU a quarter of what memory is left, 4 GiB at most, shared by the ranks of this machine; on a GPU what its share
+    leaves beside the largest step."""
+    if runner.face is not None:
+        return fitting_cache_bytes(settings, runner, runner.face)
     return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.world_size
 
 

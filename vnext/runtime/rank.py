@@ -7,21 +7,30 @@ from its own sampling, so no token is broadcast. Owns its replica; decides nothi
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from vnext.runtime.batch import PersistentBatch
 from vnext.runtime.broadcast import decode_events
-from vnext.runtime.messages import StepResult
-from vnext.runtime.runner import ModelRunner, StepOutputs
+from vnext.runtime.collectives import require_whole_group
+from vnext.runtime.messages import StepResult, TokenLogprobs
+from vnext.runtime.runner import ModelRunner
 from vnext.state.digest import details, digest
 from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
+Logprobs = tuple[TokenLogprobs | None, ...]
+
 
 class Rank:
-    """One rank. `handle` takes one message of the ring and returns the result of the step it planned, if any."""
+    """One rank. `handle` takes one message of the ring and returns the result of the step it planned, if it has it already.
+
+    Others come from `collect`; while there are some to come, `patience_s` says how long to wait for the next message.
+    """
+
+    patience_s: float | None = None
 
     def __init__(self, rank: int, runner: ModelRunner) -> None:
         self._rank = rank
@@ -37,6 +46,14 @@ class Rank:
             result = self._apply(event)
         return result
 
+    def collect(self) -> Sequence[StepResult]:
+        """Results that have come since, without waiting. Here every step is done when it was handled."""
+        return ()
+
+    def _own(self, step: int) -> bytes:
+        """What this rank sampled in a step that is committed now."""
+        return self._own_tokens.pop(step)
+
     def _apply(self, event: AnyEvent) -> StepResult | None:
         if isinstance(event, EngineStarted):
             self._start(event)
@@ -44,7 +61,7 @@ class Rank:
             self._state = reduce(self._state, event)
             return self._run_step()
         elif isinstance(event, StepCommitted):
-            own = self._own_tokens.pop(event.step)
+            own = self._own(event.step)
             self._state = reduce(self._state, msgspec.structs.replace(event, tokens=own))
         else:
             self._state = reduce(self._state, event)
@@ -59,11 +76,12 @@ class Rank:
         began = time.perf_counter()
         flight = self._state.flights[-1]
         outputs = self._runner.run(self._batch.step_inputs(self._state))
+        require_whole_group()
         self._batch.take_sampled(flight, outputs.tokens)
         tokens = self._own_tokens[flight.step] = pack_tokens(outputs.tokens)
-        return self._result(flight.step, tokens, outputs, time.perf_counter() - began)
+        return self._result(flight.step, tokens, outputs.logprobs, time.perf_counter() - began)
 
-    def _result(self, step: int, tokens: bytes, outputs: StepOutputs, seconds: float) -> StepResult:
+    def _result(self, step: int, tokens: bytes, logprobs: Logprobs, seconds: float) -> StepResult:
         speaks = self._rank == 0
         due = step % self._state.config.digest_interval == 0
         return StepResult(
@@ -73,6 +91,6 @@ class Rank:
             token_digest=self._state.token_digest if due else 0,
             seconds=seconds,
             tokens=tokens if speaks else b"",
-            logprobs=outputs.logprobs if speaks else (),
+            logprobs=logprobs if speaks else (),
             details=details(self._state) if due else (),
         )

@@ -1,7 +1,8 @@
 """The rank process: `python -m vnext.runtime.rank_main`, started by the engine core.
 
 Owns start-up and end of one rank: environment before torch, the ring it reads, the socket it answers on. A failure is
-told to the engine core in one sentence; a closed ring is the orderly end.
+told to the engine core in one sentence, and so is another rank's end, without which this one cannot go on; a closed ring
+is the orderly end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from vnext.runtime.children import enter_child
 from vnext.runtime.determinism import prepare_process
 from vnext.runtime.settings import RankSettings, SettingsError
 
+FAREWELL_MS = 1000
+
 
 def main() -> int:
     gc.disable()  # what is imported and loaded stays: looking for garbage in it took a quarter of torch's import
@@ -26,13 +29,25 @@ def main() -> int:
     from vnext.runtime.messages import RankFailed, encoder
 
     with zmq.Context() as context, context.socket(zmq.PUSH) as results:
+        results.set(zmq.LINGER, FAREWELL_MS)
         results.connect(settings.results_address)
         try:
             serve(settings, results)
         except start_errors() as error:
             results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
             return 2
+        except rank_lost() as error:  # the engine core, if it lives, is about to notice by itself
+            print(f"rank {settings.rank} stops: {error}", file=sys.stderr)
+            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
+            return 3
     return 0
+
+
+def rank_lost() -> type[Exception]:
+    """Another rank has ended in the middle of a step."""
+    from vnext.runtime.shared_group import RankLost
+
+    return RankLost
 
 
 def start_errors() -> tuple[type[Exception], ...]:
@@ -55,10 +70,12 @@ def serve(settings: RankSettings, results) -> None:
     results.send(encoder.encode(ready_message(settings, runner)))
     while True:
         try:
-            message = ring.read()
+            message = ring.read(rank.patience_s)
         except RingClosed:
             break
-        if (result := rank.handle(message)) is not None:
+        if message is not None and (result := rank.handle(message)) is not None:
+            results.send(encoder.encode(result))
+        for result in rank.collect():
             results.send(encoder.encode(result))
     ring.close()
     from vnext.runtime.collectives import leave_group

@@ -13,12 +13,14 @@ import torch
 
 from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config import ModelConfig, load_config
-from vnext.models.kv_cache import kv_bytes_per_page, make_kv_cache
+from vnext.models.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
 from vnext.runtime.batch import StepInputs
-from vnext.runtime.determinism import cpu_flags, has_strict_path, invariance
+from vnext.runtime.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.runtime.device import Device
+from vnext.runtime.device_model import DeviceModel
 from vnext.runtime.messages import TokenLogprobs
 from vnext.runtime.sampling import sample
 from vnext.runtime.sampling_inputs import Sampled
@@ -52,40 +54,51 @@ class ModelRunner:
         self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization)
-        self._parallel = parallel
+        self.parallel = parallel
         self._family = family(self.config.architecture)
-        self.invariance = invariance(
-            deterministic,
-            str(self.dtype).removeprefix("torch."),
-            compiled=self.device.type == "cpu" and serves_all(self.config.head_dim),
-            strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
-        )
+        self.invariance = self._invariance(deterministic)
         self._params = load_params(
             path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.wide
         )
         self._kv = None
+        self.face: Device | None = None  # what `device_steps.py` asks of a device that is not the CPU
+
+    def _invariance(self, asked: bool | None) -> Invariance:
+        if self.device.type != "cpu":
+            return gpu_invariance(asked)
+        return invariance(
+            asked,
+            str(self.dtype).removeprefix("torch."),
+            compiled=serves_all(self.config.head_dim),
+            strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
+        )
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank."""
-        return kv_bytes_per_page(self.config, block_size, self.dtype, self._parallel)
+        return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
         """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough.
 
         Each layer's first page is written to: the system clears a huge page then, which no request is to wait for.
         """
-        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self._parallel)
+        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self.parallel)
         for keys, values in self._kv:
             keys[0].zero_()
             values[0].zero_()
 
+    def device_model(self, block_count: int, block_size: int) -> DeviceModel:
+        """The model with a cache of its own, for steps on a device: `block_count` pages and one that is nobody's."""
+        kv: KvCache = make_kv_cache(self.config, block_count + 1, block_size, self.dtype, self.device, self.parallel)
+        return DeviceModel(self._family, self._params, kv, self.config, self.parallel)
+
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: the cache takes its keys and values, sampled rows give their tokens."""
-        hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self._parallel)
+        hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self.parallel)
         if inputs.sampling is None:
             return NOTHING_SAMPLED
-        logits = self._family.logits(self._params, hidden, self.config, self._parallel)
+        logits = self._family.logits(self._params, hidden, self.config, self.parallel)
         sampled = sample(logits, inputs.sampling)
         return StepOutputs(sampled.tokens.cpu().numpy(), reported(sampled, inputs.logprobs))
 

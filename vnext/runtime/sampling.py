@@ -6,7 +6,8 @@ its own logits, parameters, seed and position, so it is the same in any batch, o
     logits -> bias, bans, penalties -> greedy token
                                     -> temperature, min-p, top-k, top-p -> draw
 
-Both arrows are one compiled function on a CPU (`kernels/cpu/sampling.py`) and torch elsewhere, with the same tokens.
+Both arrows are one compiled function on a CPU (`kernels/cpu/sampling.py`), a kernel on a GPU (`cuda/sampling.cu`) and torch
+where neither was built, with the same tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from vnext.kernels.cpu import native
 from vnext.kernels.cpu.sampling import sample_rows
+from vnext.kernels.cuda import backends, operations as cuda_operations
 from vnext.runtime.logits import adjust
 from vnext.runtime.sampling_draw import draw_by_inversion
 from vnext.runtime.sampling_inputs import Banned, LogitBias, Penalties, Sampled, SamplingInputs, check_inputs
@@ -25,6 +27,7 @@ from vnext.runtime.sampling_weights import check_vocabulary, weigh
 __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
@@ -43,8 +46,21 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = Non
     return report(logits, tokens, inputs.logprobs)
 
 
-def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw) -> torch.Tensor:
-    """int64[S] tokens of adjusted logits: the simple form, and the only one on a device."""
+def chooser(device_type: str) -> Choose:
+    """The form that serves a kind of device: from adjusted logits and inputs to tokens int64[S]."""
+    if device_type == "cpu" and native.is_built():
+        return choose_compiled
+    return choose_by_kernel if device_type == "cuda" and backends.is_usable() else choose
+
+
+def sample_by(chosen: Choose, logits: torch.Tensor, inputs: SamplingInputs) -> Sampled:
+    """As `sample`, the tokens chosen by a form of one's own; all work is asked for and nothing waits."""
+    check_inputs(logits, inputs)
+    return report(logits, chosen(adjust(logits, inputs), inputs), inputs.logprobs)
+
+
+def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> torch.Tensor:
+    """int64[S] tokens of adjusted logits: the simple form, on any device."""
     tokens = logits.argmax(dim=-1)
     if not inputs.any_random:
         return tokens
@@ -57,6 +73,14 @@ def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tenso
     """int64[S]: what `choose` gives with `draw_by_inversion`."""
     check_vocabulary(logits.shape[1])
     return sample_rows(
+        logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position
+    )
+
+
+def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """int64[S]: what `choose` gives, by one launch, whatever the parameters."""
+    check_vocabulary(logits.shape[1])
+    return cuda_operations.sample_rows(
         logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position
     )
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
@@ -26,10 +27,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
     not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
     those of each rank. `generation_config` "none" looks away from the checkpoint's generation_config.json.
+    `device` "auto" is a GPU where torch can use one. On a GPU: `gpu_memory_utilization` is the share of its
+    memory that all of this may take, `enforce_eager` captures no graphs, `graph_sizes` are the numbers of rows they are
+    captured for (() decides), `compile` fuses what they capture by torch's compiler.
+    `ipc_bytes_max`: up to here ranks on GPUs exchange tensors through memory that they map of each
+    other, above over NCCL; the default has not been measured yet.
     """
 
     model: str = ""
     generation_config: GenerationConfig = "auto"
+    device: DeviceName = "cpu"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     deterministic: bool | None = None
@@ -47,6 +54,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     threads: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    compile: bool = False
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"
@@ -54,6 +65,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_max_age_s: float = 0.0
     digest_interval: int = 64
     check_laws: bool = False
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +73,20 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineSettings
     model_path: str
-    device: str
     address: str
     run_dir: str
     log_dir: str
+
+
+class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank on a GPU needs beside; `tokens_max` and `rows_max` are those of a step."""
+
+    memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    compile: bool = False
+    tokens_max: int = 2048
+    rows_max: int = 256
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +106,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_cache_bytes: int
     generation_config: GenerationConfig = "auto"
+    gpu: GpuSettings = GpuSettings()
+    ipc_bytes_max: int = 2 * 2**20
 
 
 class SettingsError(Exception):

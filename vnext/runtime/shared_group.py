@@ -86,6 +86,14 @@ class SharedGroup:
             self._gather_piece(part.data_ptr(), joined.data_ptr(), done, here_bytes, row_bytes)
         return joined
 
+    def require_whole(self) -> None:
+        """Nothing to ask for: what went wrong has been raised."""
+
+    def ended(self) -> list[int]:
+        """Other ranks that have ended or left the group."""
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
+        return [rank for rank in others if not self._exchange.lives.has_owner(rank)]
+
     def close(self) -> None:
         """Leave the group: ranks that wait for this one get RankLost. Idempotent."""
         self._exchange.close()
@@ -139,8 +147,6 @@ class SharedGroup:
 
     def _require_lives(self) -> None:
         """Raise RankLost for the ranks that ended before they ticked: first their end, then their last tick is read."""
-        others = [rank for rank in range(self._world_size) if rank != self._rank]
-        ended = [rank for rank in others if not self._exchange.lives.has_owner(rank)]
-        lost = [rank for rank in ended if is_before(self._memory.ticks(rank), self._ticks)]
+        lost = [rank for rank in self.ended() if is_before(self._memory.ticks(rank), self._ticks)]
         if lost:
             raise RankLost(f"rank {lost[0]} has ended or left the group before all ranks had met")

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -25,8 +26,16 @@ namespace shim {
 
 constexpr unsigned WARP = 32;
 
-/* How a launch is carried out: bits of the caller's `order`; the rest of it is the seed of SHUFFLED. */
-enum Order : unsigned { REVERSE_THREADS = 1, REVERSE_BLOCKS = 2, EARLY_COPIES = 4, SHUFFLED = 8, SEED_SHIFT = 4 };
+/* How a launch is carried out: bits of the caller's `order`; the rest of it is the seed of SHUFFLED and STRAGGLING. */
+enum Order : unsigned {
+    REVERSE_THREADS = 1,
+    REVERSE_BLOCKS = 2,
+    EARLY_COPIES = 4,
+    SHUFFLED = 8,
+    STRAGGLING = 16,  // sleeps behind barriers, now and then: other processes go on meanwhile
+    SEED_SHIFT = 5
+};
+constexpr unsigned STRAGGLES_ONE_IN = 4, STRAGGLE_US = 5000;
 
 enum class State : unsigned char { READY, AT_COLLECTIVE, AT_BARRIER, DONE };
 
@@ -35,6 +44,13 @@ struct Copy {
     void *to;
     const void *from;
     unsigned bytes, valid;
+};
+
+/* Bytes on their way to memory that other processes map. */
+struct Published {
+    void *to;
+    unsigned bytes;
+    alignas(16) char value[16];
 };
 
 struct Thread {
@@ -46,6 +62,8 @@ struct Thread {
     int line;
     void *offer;
     std::vector<std::vector<Copy>> copies;  // groups, oldest first; the last is still open
+    std::vector<Published> published;       // since the last barrier
+    bool has_acquired;                      // or was behind a barrier with one who had
 };
 
 struct Block {
@@ -55,6 +73,7 @@ struct Block {
     unsigned order, running, live, waiting;
     uint64_t random;
     char *stacks, *shared;
+    std::vector<Published> settled;  // published before a barrier
     void (*entry)(void *);
     void *argument;
     std::string error;
@@ -109,10 +128,35 @@ inline void wait() { run_next(self().fiber); }
 
 /* ---- barriers ---- */
 
+inline void arrive(std::vector<Published> &published) {
+    for (const Published &each : published)
+        std::memcpy(each.to, each.value, each.bytes);
+    published.clear();
+}
+
+/* What any thread has published or acquired holds for all of them behind a barrier. */
+inline void share_order(Block &b) {
+    bool has_acquired = false;
+    for (Thread &thread : b.threads) {
+        has_acquired |= thread.has_acquired;
+        b.settled.insert(b.settled.end(), thread.published.begin(), thread.published.end());
+        thread.published.clear();
+    }
+    for (Thread &thread : b.threads)
+        thread.has_acquired = has_acquired;
+}
+
+inline void straggle(Block &b) {
+    const uint64_t drawn = next_random(b.random) >> 33;
+    if (drawn % STRAGGLES_ONE_IN == 0) std::this_thread::sleep_for(std::chrono::microseconds(STRAGGLE_US));
+}
+
 inline void release_barrier() {
     block->waiting = 0;
     for (Thread &thread : block->threads)
         if (thread.state == State::AT_BARRIER) thread.state = State::READY;
+    share_order(*block);
+    if (block->order & STRAGGLING) straggle(*block);
 }
 
 inline void barrier(const char *file, int line) {
@@ -193,11 +237,15 @@ inline void run_block(Block &b) {
         thread.warp = i / WARP;
         thread.state = State::READY;
         thread.copies.assign(1, {});
+        thread.published.clear();
+        thread.has_acquired = false;
         prepare_stack(b.stacks + i * STACK_BYTES);
         start_fiber(thread.fiber, b.stacks + i * STACK_BYTES, thread_main);
     }
     b.running = b.order & REVERSE_THREADS ? 0 : count - 1;
     run_next(b.driver);
+    share_order(b);
+    arrive(b.settled);  // the end of a kernel releases
     if (b.live && b.error.empty()) b.error = deadlock_report(b);
     for (unsigned i = 0; i < count && b.error.empty(); ++i)
         if (is_overrun(b.stacks + i * STACK_BYTES)) b.error = "a thread needs a larger stack";

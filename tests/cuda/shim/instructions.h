@@ -1,4 +1,5 @@
-/* Instructions that the kernels use by name, as cuda/instructions.cuh has them for a GPU: mma, ldmatrix, cp.async. */
+/* Instructions that the kernels use by name, as cuda/instructions.cuh has them for a GPU: mma, ldmatrix, cp.async, words
+   between GPUs. */
 #pragma once
 
 #include "builtins.h"
@@ -112,4 +113,37 @@ void copy_async_wait() {
             shim::carry_out(copy);
         groups.erase(groups.begin());
     }
+}
+
+/* ---- memory that several processes map: what is published arrives at a release behind it, or at once (EARLY_COPIES), and
+   what is taken without an acquire before it is poison: both are allowed to a GPU ---- */
+
+inline void store_release_system(unsigned *at, unsigned value) {
+    shim::arrive(shim::block->settled);
+    shim::arrive(shim::self().published);
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+inline unsigned load_acquire_system(const unsigned *at) {
+    shim::self().has_acquired = true;
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+template <typename V>
+void publish(V *to, const V &value) {
+    if (reinterpret_cast<uintptr_t>(to) % sizeof(V)) shim::fail("publish to an address that is not aligned to %u bytes", unsigned(sizeof(V)));
+    shim::Published published{to, sizeof(V), {}};
+    std::memcpy(published.value, &value, sizeof(V));
+    shim::self().published.push_back(published);
+    if (shim::block->order & shim::EARLY_COPIES) shim::arrive(shim::self().published);
+}
+template <typename V>
+V take(const V *from) {
+    V value;
+    std::memset(&value, 0xff, sizeof(V));
+    if (shim::self().has_acquired) value = *from;
+    return value;
+}
+
+inline long long clock_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

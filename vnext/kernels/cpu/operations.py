@@ -168,6 +168,8 @@ def rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As references.rotary_kv_write; caches or norms of another dtype are the reference's."""
     arguments = (qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots)
@@ -176,11 +178,11 @@ def rotary_kv_write(
     fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
     fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
     caches = _alike(qkv, key_cache) and key_cache.shape == value_cache.shape and value_cache.dtype is qkv.dtype
-    caches = caches and key_cache.is_contiguous() and value_cache.is_contiguous()
+    caches = caches and key_cache.is_contiguous() and value_cache.is_contiguous() and key_scale == value_scale == 1.0
     if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv.dtype, head_dim, eps):
         return rows.rotary_kv_write(*arguments)
-    contracts.check_rotary_kv_write(*arguments)
-    return references.rotary_kv_write(*arguments)
+    contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
+    return references.rotary_kv_write(*arguments, key_scale, value_scale)
 
 
 def _turns(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens: int, head_dim: int) -> bool:
@@ -235,8 +237,10 @@ def attention_metadata(
     block_size: int,
     kv_head_count: int,
     windows: tuple[int, ...] = (0,),
+    shared_blocks: int = 0,
 ) -> StepAttention:
-    """As paged_attention.attention_metadata; the arrays are kept until the step is over."""
+    """As paged_attention.attention_metadata; the arrays are kept until the step is over. The kernel sees by itself what
+    rows share."""
     return StepAttention((query_starts, context_lengths, block_table, block_size, kv_head_count, windows))
 
 
@@ -248,16 +252,20 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
     fits = key_cache.shape[1:] == wanted and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
+    sized = sized and key_scale == value_scale == 1.0
     if fits and sized and _alike(query, key_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
         plan = metadata.kernel(query.shape[1])
         return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)
-    contracts.check_paged_attention(query, key_cache, value_cache, metadata, scale, window, softcap)
-    return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), scale, window, softcap)
+    arguments = (scale, window, softcap, key_scale, value_scale)
+    contracts.check_paged_attention(query, key_cache, value_cache, metadata, *arguments)
+    return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), *arguments)
 
 
 FUNCTIONS = (

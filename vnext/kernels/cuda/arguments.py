@@ -14,6 +14,11 @@ import torch
 
 Argument = torch.Tensor | np.generic | None
 
+TYPES = {
+    np.int32: ctypes.c_int32, np.uint32: ctypes.c_uint32, np.int64: ctypes.c_int64, np.uint64: ctypes.c_uint64,
+    np.float32: ctypes.c_float, np.float64: ctypes.c_double,
+}  # fmt: skip
+
 
 class Arguments:
     """Values and the array of their addresses, alive together. `address` is what a launch gets."""
@@ -38,9 +43,10 @@ def value_of(argument: Argument) -> Any:
         return ctypes.c_uint64(0)
     if isinstance(argument, torch.Tensor):
         return ctypes.c_uint64(argument.data_ptr())
-    if isinstance(argument, np.generic):
-        return np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item())
-    raise TypeError(f"a kernel takes tensors, numpy scalars and None, not {type(argument).__name__}")
+    made = TYPES.get(type(argument))
+    if made is None:
+        raise TypeError(f"a kernel takes tensors, None and numpy's numbers of 4 or 8 bytes, not {type(argument).__name__}")
+    return made(argument.item())
 
 
 def three(shape: Sequence[int]) -> tuple[int, int, int]:

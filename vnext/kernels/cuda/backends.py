@@ -78,9 +78,14 @@ def has_backend(device_type: str) -> bool:
 
 
 def kernel_for(device: torch.device, source: str, name: str, defines: Defines) -> Kernel:
-    """The kernel, made when it is asked for the first time. Raises KeyError where a kind of device has no backend."""
+    """The kernel, made when it is asked for the first time.
+
+    Raises KeyError where a kind of device has no backend, ValueError for a GPU that is not the current one.
+    """
     key = (device, source, name, defines)
     kernel = _kernels.get(key)
     if kernel is None:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            raise ValueError(f"tensors are on {device} but kernels run on the current device, {torch.cuda.current_device()}")
         kernel = _kernels[key] = _makers[device.type]().kernel(source, name, defines)
     return kernel

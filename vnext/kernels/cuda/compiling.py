@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,16 +62,32 @@ def toolkit_headers() -> str:
 
 
 def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:
-    """As compile_source, kept in a folder between processes."""
-    cache = cache.expanduser()
-    path = cache / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
-    if not path.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=cache)
+    """As compile_source, kept in a folder between processes; a folder that cannot be written keeps nothing."""
+    path = cubin_path(source, defines, arch, cache)
+    if path.is_file():
+        return path.read_bytes()
+    cubin = compile_source(source, defines, arch).cubin
+    with suppress(OSError):
+        keep(path, cubin)
+    return cubin
+
+
+def cubin_path(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> Path:
+    """Where it is kept."""
+    return cache.expanduser() / f"{Path(source).stem}-{arch}-{digest(source, defines, arch)}.cubin"
+
+
+def keep(path: Path, cubin: bytes) -> None:
+    """The file appears whole or not at all, whoever else writes it at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
         with os.fdopen(handle, "wb") as file:
-            file.write(compile_source(source, defines, arch).cubin)
+            file.write(cubin)
         os.replace(name, path)
-    return path.read_bytes()
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def digest(source: str, defines: Defines, arch: str) -> str:

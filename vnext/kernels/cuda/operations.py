@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import paged_attention as plain_attention, products, references
-from vnext.kernels.cuda import attention, rows, sampling
+from vnext.kernels.cuda import attention, exchange, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 
@@ -73,6 +73,16 @@ def _fake_sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
     return logits.new_empty((logits.shape[0],), dtype=torch.int64)
 
 
+def _fake_sum(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_join(x: torch.Tensor, dim: int, memories: torch.Tensor, *others: Any) -> torch.Tensor:
+    shape = list(x.shape)
+    shape[dim] *= memories.shape[0] - 1
+    return x.new_empty(shape)
+
+
 def _fake_attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
     return query.new_empty(query.shape)
 
@@ -111,6 +121,18 @@ _penalise = register(
     sampling.penalise,
     lambda *arguments: None,
 )
+# What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
+_sum_over_ranks = register(
+    "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int patience_ms) "
+    "-> Tensor",
+    exchange.sum_over_ranks,
+    _fake_sum,
+)
+_join_over_ranks = register(
+    "join_over_ranks(Tensor x, int dim, Tensor(a!) memories, int rank, int capacity_bytes, int patience_ms) -> Tensor",
+    exchange.join_over_ranks,
+    _fake_join,
+)
 
 
 # ---- the table's functions ---------------------------------------------------------------------------------------
@@ -143,9 +165,13 @@ def rotary_kv_write(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As references.rotary_kv_write."""
-    return _rotary_kv_write(qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous())
+    return _rotary_kv_write(
+        qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots.contiguous(), key_scale, value_scale
+    )
 
 
 def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -163,6 +189,16 @@ def sample_rows(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
 def penalise(logits: torch.Tensor, *penalties: torch.Tensor) -> None:
     """As sampling.penalise."""
     _penalise(logits, *penalties)
+
+
+def sum_over_ranks(x: torch.Tensor, memories: torch.Tensor, *group: int) -> torch.Tensor:
+    """As exchange.sum_over_ranks."""
+    return _sum_over_ranks(x, memories, *group)
+
+
+def join_over_ranks(x: torch.Tensor, dim: int, memories: torch.Tensor, *group: int) -> torch.Tensor:
+    """As exchange.join_over_ranks."""
+    return _join_over_ranks(x, dim, memories, *group)
 
 
 class StepAttention:
@@ -221,14 +257,18 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As paged_attention.paged_attention; other types and sizes of heads are the reference's."""
     if not attention.serves(query, key_cache):
-        return plain_attention.paged_attention(query, key_cache, value_cache, metadata.plain(), scale, window, softcap)
+        return plain_attention.paged_attention(
+            query, key_cache, value_cache, metadata.plain(), scale, window, softcap, key_scale, value_scale
+        )
     plan = metadata.plan(query.shape[1], query.shape[2], window)
     return _paged_attention(
         query, key_cache, value_cache, metadata.block_table, list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale,
-        window, softcap,
+        window, softcap, key_scale, value_scale,
     )  # fmt: skip
 
 

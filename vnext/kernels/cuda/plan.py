@@ -107,7 +107,10 @@ def make_plan(
 def on_device(parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:
     """All arrays in one int32 tensor, by one copy, as views of their shapes."""
     ends = np.cumsum([part.size for part in parts])
-    flat = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32)).to(device)
+    flat = torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]).astype(np.int32))
+    if device.type == "cuda":
+        flat = flat.pin_memory()  # else the copy would wait for all that the device has yet to do
+    flat = flat.to(device, non_blocking=True)
     return [flat[end - part.size : end].view(part.shape) for part, end in zip(parts, ends, strict=True)]
 
 

@@ -57,7 +57,7 @@ def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     if rows and width:
         kernel = kernel_for(x.device, "rows.cu", "gate_and_mul", macros(x))
         kernel(
-            (blocks, rows),
+            (rows, blocks),
             (ROW_THREADS,),
             (result, x, np.int32(width), np.int64(x.stride(0)), np.int32(GATES[gate]), whole(width, x, result)),
         )

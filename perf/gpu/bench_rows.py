@@ -1,0 +1,95 @@
+"""Sampling and the batch's index work on a GPU, at the sizes of a large decode step.
+
+Owns their inputs and the check before each time: tokens against torch's form of the same arithmetic, indices against plain
+torch on the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from perf.gpu.place import Place
+from perf.gpu.report import Figure, figure
+from vnext.kernels.cuda.operations import sample_rows
+from vnext.runtime.sampling import choose
+from vnext.runtime.sampling_draw import draw_by_inversion
+from vnext.runtime.sampling_inputs import SamplingInputs
+
+VOCABULARY, ROWS, CHECKED_ROWS = 128_256, 256, 8
+TOY_VOCABULARY, TOY_ROWS = 300, 4
+BLOCK_SIZE, WIDTH, BLOCK_ROUNDS = 16, 512, 16
+SAMPLING_US_MAX, BATCH_US_MAX = 250.0, 20.0
+CASES = {"top-k 50, top-p 0.95": (50, 0.95), "no filter": (0, 1.0)}
+INDEX_OPERATIONS = ("write_spans", "index_tokens", "place_tokens")
+
+
+def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, ...], dict[str, Any]]]:
+    """Figures and details of each measurement."""
+    rows, vocabulary = (TOY_ROWS, TOY_VOCABULARY) if place.is_dry else (ROWS, VOCABULARY)
+    logits = torch.randn(rows, vocabulary, generator=torch.Generator(place.device).manual_seed(1), device=place.device) * 3
+    for name, (top_k, top_p) in CASES.items():
+        yield sampling(place, name, logits, inputs_of(rows, top_k, top_p, place.device))
+    yield batch(place, rows)
+
+
+def inputs_of(rows: int, top_k: int, top_p: float, device: torch.device) -> SamplingInputs:
+    """The same wish for every row, seeds and positions of its own."""
+    places = torch.arange(rows, device=device)
+    return SamplingInputs(
+        temperature=torch.full((rows,), 0.8, device=device),
+        top_k=torch.full((rows,), top_k, device=device),
+        top_p=torch.full((rows,), top_p, device=device),
+        min_p=torch.zeros(rows, device=device),
+        seed=places * 7919,
+        position=places + 100,
+    )
+
+
+def sampling(
+    place: Place, name: str, logits: torch.Tensor, inputs: SamplingInputs
+) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    columns = inputs[:6]
+
+    def ours() -> torch.Tensor:
+        return sample_rows(logits, *columns)
+
+    few = SamplingInputs(*(column[:CHECKED_ROWS].cpu() for column in columns))
+    expected = choose(logits[:CHECKED_ROWS].cpu(), few, draw_by_inversion)
+    assert torch.equal(ours()[:CHECKED_ROWS].cpu(), expected), "tokens are not those of torch's form"
+    times = place.clock.times(ours)
+    title = f"sampling {VOCABULARY // 1000}k x {ROWS}, {name}"
+    return (figure(title, times.best_us, "us", at_most=SAMPLING_US_MAX),), {title: times._asdict()}
+
+
+def batch(place: Place, rows: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """A decode step of all rows: one in BLOCK_ROUNDS of them gets a block, every token its place, every row its token."""
+    device, generator = place.device, torch.Generator().manual_seed(3)
+    table = torch.randint(0, 10_000, (rows, WIDTH), generator=generator, dtype=torch.int32).to(device)
+    grown = torch.arange(0, rows, BLOCK_ROUNDS, device=device)
+    spans = (grown, grown % WIDTH, torch.arange(len(grown) + 1, device=device), torch.arange(len(grown), device=device).int())
+    begins = torch.randint(0, WIDTH * BLOCK_SIZE, (rows,), generator=generator).to(device)
+    starts, every = torch.arange(rows + 1, device=device).int(), torch.arange(rows, device=device)
+    last = torch.arange(rows, device=device) + 7
+
+    def work(operations: Any, to: tuple[torch.Tensor, ...]) -> None:
+        own, positions, slots, contexts, tokens = to
+        operations.write_spans(own, *spans)
+        operations.index_tokens(begins, starts, every, own, BLOCK_SIZE, positions, slots, contexts)
+        operations.place_tokens(last, every, every, tokens)
+
+    def outputs() -> tuple[torch.Tensor, ...]:
+        longs = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
+        return (table.clone(), longs[0], longs[1], torch.zeros(rows, dtype=torch.int32, device=device), longs[2])
+
+    mine, expected = outputs(), outputs()
+    work(place.operations, mine)
+    work(place.plain, expected)
+    for name, found, wanted in zip(("table", "positions", "slots", "contexts", "tokens"), mine, expected, strict=True):
+        assert torch.equal(found, wanted), f"{name} are not those of plain torch"
+    times = place.clock.times(lambda: work(place.operations, mine))
+    title = f"batch update and slot mapping, {ROWS} rows"
+    details = {title: times._asdict() | {"operations": INDEX_OPERATIONS}}
+    return (figure(title, times.best_us, "us", at_most=BATCH_US_MAX),), details

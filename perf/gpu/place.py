@@ -1,0 +1,62 @@
+"""Where the check runs: a GPU and its table of operations, or the host shim of tests/cuda behind the same signatures.
+
+Owns that choice and nothing else: whoever holds a Place makes the same calls in either. In a dry run tensors are the
+CPU's, the CUDA kernels run on it by the shim, and no time is taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from perf.gpu.report import ROOT
+from perf.gpu.timing import Clock, DryClock, GpuClock
+from vnext.kernels.table import Operations, operations, plain_operations
+
+CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels")
+"""Folders of the tests' case files, which the check shares."""
+
+
+class Place(NamedTuple):
+    """`operations`: those that a runtime would find for the device; `plain`: their references, on the same tensors."""
+
+    device: torch.device
+    is_dry: bool
+    operations: Operations
+    plain: Operations
+    clock: Clock
+
+
+def use_cases() -> None:
+    """Let the tests' case files be imported by their names."""
+    for folder in CASES:
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+
+
+def place(dry: bool, libraries: Path) -> Place:
+    """The place; `libraries`: a folder for what a dry run compiles. Raises RuntimeError where there is no compiler for it."""
+    if not dry:
+        device = torch.device("cuda", torch.cuda.current_device())
+        return Place(device, False, operations("cuda"), plain_operations(), GpuClock(device))
+    use_shim(libraries)
+    from vnext.kernels.cuda.operations import FUNCTIONS
+
+    shimmed = plain_operations()._replace(**{function.__name__: function for function in FUNCTIONS})
+    return Place(torch.device("cpu"), True, shimmed, plain_operations(), DryClock())
+
+
+def use_shim(libraries: Path) -> None:
+    """CPU tensors by the host shim, compiled quickly."""
+    use_cases()
+    from host_shim import HostBackend, compiler
+
+    from vnext.kernels.cuda import backends
+
+    if compiler() is None:
+        raise RuntimeError("a dry run compiles the kernels for the CPU: install g++")
+    backend = HostBackend(libraries, ("-O0",), precompile=True)
+    backends.use("cpu", lambda: backend)

@@ -1,0 +1,173 @@
+"""Steps of decodes as graphs, by the CUDA kernels' own sources on the CPU: padding and replays change no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo as dynamo
+from attention_steps import Shape, make_sequences
+from device_twin import TwinDevice
+from host_shim import HostBackend
+from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
+
+from vnext.kernels import contracts
+from vnext.kernels.batch_index import plain_batch_operations
+from vnext.kernels.contracts import ContractError
+from vnext.kernels.cuda import attention, operations
+from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
+from vnext.kernels.cuda.plan import make_plan
+from vnext.kernels.table import Operations, checked, plain_operations
+from vnext.models.layers import describe_attention
+from vnext.runtime.batch_fed import FedBatch, HostStep
+from vnext.runtime.buckets import Shapes
+from vnext.runtime.cascade import Costs
+from vnext.runtime.device_loading import compiler
+from vnext.runtime.device_steps import DeviceForms
+from vnext.runtime.graph_decode import DecodeGraphs
+from vnext.runtime.sampling import choose_by_kernel
+from vnext.state.events import RequestArrived, pack_tokens
+from vnext.state.params import Sampling
+
+CONTEXTS = [700, 1, 256, 257, 33]
+
+
+def plan_of(contexts: list[int], units: int, window: int, rows: list[int]) -> torch.Tensor:
+    flat = np.full(word_count(len(contexts), units), 12345, dtype=np.int32)
+    write_plan(flat, units, np.array(contexts), np.array(rows), window)
+    return torch.from_numpy(flat)
+
+
+@pytest.mark.parametrize("window", [0, 40, 300])
+@pytest.mark.parametrize("room", [0, 7])
+def test_a_plan_of_fixed_shape_gives_the_bits_of_the_step_s_own(shim: HostBackend, window: int, room: int) -> None:
+    """Rows of a table in another order, too; units without tiles do nothing."""
+    sequences = make_sequences(CONTEXTS, Shape(4, 2, 16, 16), torch.float32)
+    table = torch.zeros(len(CONTEXTS), 44, dtype=torch.int32)
+    for row, blocks in enumerate(sequences.blocks):
+        table[row, : len(blocks)] = torch.tensor(blocks)
+    query = torch.cat([each[-1:] for each in sequences.query])
+    starts, contexts = np.arange(len(CONTEXTS) + 1), np.array(CONTEXTS)
+    own = make_plan(starts, contexts, 2, window, 0, attention.warps_of(16), torch.device("cpu"))
+    expected = attention.paged_attention(query, *sequences.caches, table, own, 0.25, window)
+    units = int(splits_of(contexts, window).sum()) + room
+    order = [3, 1, 4, 0, 2]
+    moved = torch.empty_like(table)
+    moved[order] = table
+    fixed = view_plan(plan_of(CONTEXTS, units, window, order), len(CONTEXTS), units)
+    assert torch.equal(attention.paged_attention(query, *sequences.caches, moved, fixed, 0.25, window), expected)
+
+
+def test_splits_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ContractError, match="4 splits do not fit a plan with room for 3"):
+        plan_of([700, 5], 3, 0, [0, 1])
+    metadata = DecodeAttention(plan_of([5], 1, 0, [0]), 1, 1, torch.zeros(1, 1, dtype=torch.int32), 4, 2, 0)
+    with pytest.raises(ContractError, match="needs attention by the kernels"):
+        metadata.plain()
+
+
+@pytest.fixture
+def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """The GPU's row of the table, on the CPU."""
+    functions = {
+        function.__name__: checked(getattr(contracts, f"check_{function.__name__}"), function)
+        for function in operations.FUNCTIONS
+    }
+    chosen = plain_operations()._replace(**functions)
+    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: chosen)
+    return chosen
+
+
+def answers(kernels: Operations, folder: Path, shapes: Shapes, count: int = 9, **changes: object) -> tuple[dict, dict]:
+    """Tokens of each request, and how often each form was run."""
+    forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=shapes)
+    rank = device_rank(runner_of(folder), TwinDevice(), forms)
+    found = drive(rank, started_with(runner_of(folder), **changes), some_arrivals(count, seed=8))
+    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups"])
+def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
+    kernels: Operations, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", **changes)
+    expected, ran = answers(kernels, folder, Shapes((), ()))
+    assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 20
+    found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
+    assert found == expected
+    assert ran["graph"] > 10 and ran["pieces"] > 0 and ran["eager"] == 0
+
+
+def test_a_graph_that_is_given_an_old_block_gives_other_tokens(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: positions of the step before."""
+    folder, block_of, old = tiny_checkpoint(tmp_path / "tiny"), DecodeGraphs.block_of, []
+    expected, _ = answers(kernels, folder, Shapes((8,), ()), count=3)
+
+    def stale(self: DecodeGraphs, step: HostStep | None, rows: int, units: int) -> np.ndarray:
+        old.append(step)
+        before = old[-2] if len(old) > 1 and old[-2] is not None and step is not None else step
+        return block_of(self, before if before is None or len(before.begins) == len(step.begins) else step, rows, units)
+
+    monkeypatch.setattr(DecodeGraphs, "block_of", stale)
+    assert answers(kernels, folder, Shapes((8,), ()), count=3)[0] != expected
+
+
+def test_a_prefix_that_is_read_once_changes_no_token(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it always pays: decodes leave their graphs for it, and come back when one row alone is left."""
+    folder, shared = tiny_checkpoint(tmp_path / "tiny"), []
+
+    def described(*arguments: object) -> object:
+        shared.append(arguments[4] if len(arguments) > 4 else 0)
+        return describe_attention(*arguments)
+
+    monkeypatch.setattr("vnext.runtime.device_steps.describe_attention", described)
+    common = [5 + place * 7 % 200 for place in range(260)]
+    sampling = [Sampling(seed=index, max_tokens=3 + index, temperature=0.9) for index in range(3)]
+    arrivals = [
+        RequestArrived(
+            id=id_, name="", prompt=pack_tokens([*common, 9 + id_, 11]), sampling=each, priority=0, arrival_ns=0
+        )
+        for id_, each in enumerate(sampling)
+    ]  # fmt: skip
+    bounds = {"block_size": 16, "block_count": 70, "batch_tokens_max": 270, "model_len_max": 300}
+    found = []
+    for costs in (None, Costs(token_bytes=10**12, layer_count=2)):
+        forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=Shapes((4,), ()), cascade=costs)
+        rank = device_rank(runner_of(folder), TwinDevice(), forms)
+        found.append(drive(rank, started_with(runner_of(folder), **bounds), arrivals))
+        assert (max(shared) == 16) == (costs is not None), "sixteen whole blocks of the common beginning"
+        assert rank.steps.forms_run["graph"] > 0
+    assert found[0] == found[1]
+
+
+def test_a_compiler_takes_the_forward_as_one_graph(kernels: Operations, tmp_path: Path) -> None:
+    """Breaks in it would be errors. What is traced is run as it is: code for a GPU needs one."""
+    dynamo.reset()
+    runner, device = runner_of(tiny_checkpoint(tmp_path / "tiny")), TwinDevice()
+    config = started_with(runner).config
+    model = runner.device_model(config.block_count, config.block_size)
+    batch = FedBatch(config, runner.config.vocab_size, device, plain_batch_operations())
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        traced.append(module)
+        return module.forward
+
+    found = []
+    for wrap in (None, partial(compiler(), backend=backend)):
+        graphs = DecodeGraphs(device, model, batch, choose_by_kernel, wrap)
+        fields = graphs.layout(4, 4).tensors(torch.from_numpy(graphs.block_of(None, 4, 4)))
+        fields["tokens"].copy_(torch.tensor([3, 50, 7, 120]))
+        with torch.inference_mode():
+            found.append([tensor.clone() for tensor in graphs.body(fields, 4, 4)])
+    assert len(traced) == 1 and sum("vnext_cuda" in str(node.target) for node in traced[0].graph.nodes) >= 10
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -1,0 +1,49 @@
+"""The GPU's face keeps the promises that the twin in tests/ makes more strictly: order, late copies, graphs, figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vnext.runtime.device_cuda import CudaDevice
+from vnext.runtime.staging import Staging
+
+
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    return CudaDevice(0)
+
+
+def test_blocks_arrive_in_order_while_the_device_is_busy(device: CudaDevice) -> None:
+    staging, total = Staging(device, 2), torch.zeros(1000, dtype=torch.int64, device=device.torch_device)
+    matrix = torch.randn(2048, 2048, device=device.torch_device)
+    for value in range(50):
+        matrix = (matrix @ matrix).clamp(-1, 1)
+        total += staging.send({"numbers": np.full(1000, value)})["numbers"]
+        staging.release()
+    (found,), mark = device.fetch([total])
+    mark.wait()
+    assert mark.is_reached() and (found == 49 * 50 // 2).all()
+
+
+def test_a_graph_reads_what_lies_in_its_memory(device: CudaDevice) -> None:
+    source = torch.ones(4, device=device.torch_device)
+    source * 2 + 1
+    graph = device.graph()
+    graph.begin()
+    result = source * 2 + 1
+    graph.end()
+    source.fill_(5)
+    graph.replay()
+    (found,), mark = device.fetch([result])
+    mark.wait()
+    assert found.tolist() == [11.0] * 4
+
+
+def test_the_figures_of_memory_add_up(device: CudaDevice) -> None:
+    device.begin_peak()
+    before = device.memory()
+    held = torch.zeros(2**28, dtype=torch.uint8, device=device.torch_device)
+    after = device.memory()
+    assert after.peak - before.peak >= 2**28 and after.cached >= held.numel() and after.free + after.cached <= after.total

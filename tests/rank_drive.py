@@ -1,0 +1,160 @@
+"""Drives ranks of one engine in this process, as the engine core does: plans as far ahead as the pipeline allows, commits.
+
+For comparing ranks of different kinds: the same requests through each, token for token.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vnext.models.kv_cache import kv_groups
+from vnext.models.sharding import alone
+from vnext.runtime.broadcast import encode_events
+from vnext.runtime.device import Device
+from vnext.runtime.device_loading import step_maker
+from vnext.runtime.device_steps import DeviceForms
+from vnext.runtime.launch import DEMO_MODEL
+from vnext.runtime.messages import StepResult, TokenLogprobs
+from vnext.runtime.rank import Rank
+from vnext.runtime.rank_device import DeviceRank
+from vnext.runtime.runner import ModelRunner
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.digest import digest
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.outputs import outputs
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+
+TURNS_MAX = 5000
+Answers = dict[int, list[tuple[int, TokenLogprobs | None]]]
+
+
+def started_with(runner: ModelRunner, **changes: Any) -> EngineStarted:
+    """An engine of a runner's model: 8 rows, 24 tokens a step, blocks of 4, two steps ahead, a digest at every step."""
+    fields = dict(
+        block_size=4, block_count=120, batch_tokens_max=24, running_max=8, model_len_max=96, pipeline_depth=2,
+        eos_token_ids=(0,), vocab_size=runner.config.vocab_size, digest_interval=1,
+    )  # fmt: skip
+    if any(windows := kv_groups(runner.config).windows):
+        fields |= {"windows": windows, "block_count": 120 * len(windows)}
+    config = SchedulerConfig(**(fields | changes))
+    return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
+
+
+def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu") -> ModelRunner:
+    return ModelRunner(path, dtype, device, alone())
+
+
+def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms) -> DeviceRank:
+    return DeviceRank(0, step_maker(runner, device, forms))
+
+
+def some_arrivals(count: int, seed: int, plain: bool = False) -> list[RequestArrived]:
+    """Prompts of 1 to 40 tokens, every third with a common beginning; all kinds of parameters unless `plain`."""
+    rng, common, arrivals = random.Random(seed), list(range(20, 36)), []
+    for id_ in range(count):
+        own = [rng.randrange(5, 200) for _ in range(rng.randint(1, 24))]
+        arrivals.append(
+            RequestArrived(
+                id=id_, name=f"r{id_}", prompt=pack_tokens(common + own if id_ % 3 == 0 else own), priority=0, arrival_ns=0,
+                sampling=sampling_of(rng, id_, plain),
+            )
+        )  # fmt: skip
+    return arrivals
+
+
+def sampling_of(rng: random.Random, index: int, plain: bool) -> Sampling:
+    special = {} if plain else [
+        {}, {"logprobs": 3}, {"repetition_penalty": 1.3, "frequency_penalty": 0.4}, {"logit_bias": ((7, 4.0),)},
+        {"min_tokens": 6},
+    ][index % 5]  # fmt: skip
+    temperature, count = rng.choice([0.0, 0.8, 1.1]), rng.randint(1, 20)
+    return Sampling(
+        seed=rng.getrandbits(64), max_tokens=count, temperature=temperature, top_k=rng.choice([0, 9]),
+        top_p=rng.choice([1.0, 0.9]), min_p=rng.choice([0.0, 0.05]), **special,
+    )  # fmt: skip
+
+
+def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1) -> Answers:
+    """Every request's tokens and log-probabilities. Requests come three at a time; request `abort` is aborted on its way.
+
+    Raises AssertionError where a rank's digest is not that of the state in which its step was planned.
+    """
+    state, waiting = start(started), deque(arrivals)
+    rank.handle(encode_events([started]))
+    answers, digests, results = defaultdict(list), {}, deque()
+    for turn in range(TURNS_MAX):
+        events: list[AnyEvent] = []
+        if turn % 4 == 0:
+            events += [waiting.popleft() for _ in range(min(3, len(waiting)))]
+        if turn == 9 and abort >= 0:
+            events.append(RequestAborted(ids=(abort,), reason="client"))
+        commits: dict[int, tuple[TokenLogprobs | None, ...]] = {}
+        if results:
+            result: StepResult = results.popleft()
+            assert result.digest == digests.pop(result.step), f"step {result.step}"
+            events.append(StepCommitted(step=result.step, tokens=result.tokens))
+            commits[result.step] = result.logprobs
+        for event in events:
+            before, state = state, reduce(state, event)
+            logprobs = commits.get(event.step, ()) if isinstance(event, StepCommitted) else ()
+            for told in outputs(before, event, state):
+                if told.token >= 0:
+                    answers[told.id].append((told.token, logprobs[told.sample] if logprobs else None))
+        if (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+            events.append(plan)
+            digests[plan.step] = digest(state)
+        if events and (done := rank.handle(encode_events(events))) is not None:
+            results.append(done)
+        results.extend(rank.collect())
+        if not (waiting or state.requests or state.flights):
+            return dict(answers)
+    raise AssertionError("the requests do not come to an end")
+
+
+WINDOWS = {
+    "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1
+}  # fmt: skip
+"""Of a tiny checkpoint whose upper layer has a window: two groups of layers in the cache."""
+
+
+def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
+    """A random Llama with heads of 16 in `folder`, small enough to be computed by kernels that run on a simulated GPU."""
+    raw = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 211, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 640, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "float32",
+    } | changes  # fmt: skip
+    hidden, wide, heads = raw["hidden_size"], raw["intermediate_size"], raw["num_attention_heads"] * raw["head_dim"]
+    kv_heads = raw["num_key_value_heads"] * raw["head_dim"]
+    shapes = {"model.embed_tokens.weight": (raw["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer in range(raw["num_hidden_layers"]):
+        here = f"model.layers.{layer}."
+        shapes |= {
+            here + "self_attn.q_proj.weight": (heads, hidden), here + "self_attn.k_proj.weight": (kv_heads, hidden),
+            here + "self_attn.v_proj.weight": (kv_heads, hidden), here + "self_attn.o_proj.weight": (hidden, heads),
+            here + "mlp.gate_proj.weight": (wide, hidden), here + "mlp.up_proj.weight": (wide, hidden),
+            here + "mlp.down_proj.weight": (hidden, wide), here + "input_layernorm.weight": (hidden,),
+            here + "post_attention_layernorm.weight": (hidden,),
+        }  # fmt: skip
+        if raw["architectures"] == ["Qwen2ForCausalLM"]:
+            widths = {"q": heads, "k": kv_heads, "v": kv_heads}
+            shapes |= {f"{here}self_attn.{name}_proj.bias": (width,) for name, width in widths.items()}
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.25
+        for name, shape in shapes.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(tensors, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,96 @@
+"""A rank is loaded for a device: who serves, what is captured and why not, how much cache fits. On the device's twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from device_twin import TwinDevice
+from msgspec.structs import replace
+from rank_drive import drive, runner_of, some_arrivals, started_with
+
+from vnext.kernels.table import operations
+from vnext.models.sharding import alone
+from vnext.runtime import device_loading, loading
+from vnext.runtime.buckets import Shapes
+from vnext.runtime.device import Memory
+from vnext.runtime.launch import DEMO_MODEL
+from vnext.runtime.memory import GRAPH_BYTES, trial_batch, try_largest_step
+from vnext.runtime.rank import Rank
+from vnext.runtime.rank_device import DeviceRank
+from vnext.runtime.sampling import chooser
+from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
+
+GPU = GpuSettings(tokens_max=50, rows_max=8)
+
+
+def settings_of(**changes: object) -> RankSettings:
+    fields = dict(
+        rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path=str(DEMO_MODEL), dtype="float32",
+        quantization="none", deterministic=None, device="cuda", threads=1, block_size=4, kv_cache_bytes=0, gpu=GPU,
+    )  # fmt: skip
+    return RankSettings(**(fields | changes))
+
+
+class Roomy(TwinDevice):
+    """4 GiB, of which others hold one and this process half of one."""
+
+    def memory(self) -> Memory:
+        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
+
+
+def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's kernels stand in for the GPU's row of the table."""
+    monkeypatch.setattr(loading, "open_device", lambda rank: Roomy())
+    monkeypatch.setattr(device_loading, "operations", lambda device_type: operations("cpu"))
+    monkeypatch.setattr(device_loading, "chooser", lambda device_type: chooser("cpu"))
+    settings = settings_of()
+    rank, runner = loading.load_rank(settings, Path())
+    ready = loading.ready_message(settings, runner)
+    page = runner.block_bytes(4)
+    trial_pages = 8 * 2 + 1
+    left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES
+    assert isinstance(rank, DeviceRank) and ready.block_count_max == left // page
+    started, arrivals = started_with(runner), some_arrivals(6, seed=2)
+    assert drive(rank, started, arrivals) == drive(Rank(0, runner_of()), started, arrivals)
+
+
+def test_the_largest_step_fits_its_own_pages() -> None:
+    batch, pages = trial_batch(50, 8, 4, 2, torch.device("cpu"))
+    assert pages == 8 * 2 * 2 and batch.query_starts.tolist() == [0, 7, 14, 20, 26, 32, 38, 44, 50]
+    slots = torch.cat((batch.slots, batch.groups[0].slots))
+    assert len(slots.unique()) == 100 and int(slots.max()) < pages * 4
+    assert batch.context_lengths.sum() == 50 and batch.positions[7:14].tolist() == list(range(7))
+    runner = runner_of()
+    _, trial_bytes = try_largest_step(runner, TwinDevice(), chooser("cpu"), 5, 8, 4)
+    assert trial_bytes == (5 + 1) * runner.block_bytes(4), "no more rows than tokens"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why_not", "shapes"),
+    [
+        (GPU, "", Shapes((1, 2, 4, 8), (16, 24, 32, 48, 50))),
+        (GpuSettings(rows_max=8, graph_sizes=(8, 3), tokens_max=16), "", Shapes((3, 8), (16,))),
+        (GpuSettings(enforce_eager=True), "", Shapes((), ())),
+        (GPU, "a reason", Shapes((), ())),
+    ],
+)
+def test_what_is_captured(gpu: GpuSettings, why_not: str, shapes: Shapes) -> None:
+    assert device_loading.captured_shapes(gpu, why_not) == shapes
+
+
+def test_why_a_model_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = runner_of().config
+    if torch.version.cuda is None:
+        assert "without CuPy" in device_loading.why_eager(config, alone(), torch.float32)
+    monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda: True)
+    assert device_loading.why_eager(config, alone(), torch.bfloat16) == ""
+    assert "ranks' sums" in device_loading.why_eager(config, replace(alone(), world_size=2), torch.bfloat16)
+    assert "heads of 32" in device_loading.why_eager(config, alone(), torch.float64)
+
+
+def test_an_exhausted_gpu_is_one_sentence() -> None:
+    with pytest.raises(SettingsError, match="^the weights do not fit into the GPU's memory: use"):
+        with device_loading.enough_memory("the weights do"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB. And much more.")

@@ -1,0 +1,115 @@
+"""Steps on a device's twin: asked for ahead of their tokens, in any form, they give the tokens of the plain rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from device_twin import CaptureError, TwinDevice
+from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
+
+from vnext.kernels.table import Operations, operations, plain_operations
+from vnext.runtime.buckets import Shapes
+from vnext.runtime.device_steps import DeviceForms
+from vnext.runtime.graph_pieces import PieceGraphs, Static
+from vnext.runtime.rank import Rank
+from vnext.runtime.sampling import chooser
+
+NOTHING = Shapes((), ())
+PIECES = Shapes((), (4, 10, 24))
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """The references compute, in which the twin's graphs see every operation."""
+    chosen = plain_operations()
+    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: chosen)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        ("float32", {}),
+        ("float32", {"pipeline_depth": 1, "prefix_caching": False}),
+        ("bfloat16", {"pipeline_depth": 3, "block_count": 40}),
+    ],
+    ids=["two steps ahead", "in step", "three steps ahead, preempted"],
+)
+def test_tokens_fed_on_the_device_are_those_of_the_plain_rank(dtype: str, changes: dict[str, object]) -> None:
+    """By the CPU's own kernels where they were built; penalised rows count tokens that the host has not seen."""
+    arrivals, expected_runner = some_arrivals(14, seed=3), runner_of(dtype=dtype)
+    started = started_with(expected_runner, **changes)
+    expected = drive(Rank(0, expected_runner), started, arrivals, abort=4)
+    forms = DeviceForms(operations=operations("cpu"), choose=chooser("cpu"), shapes=NOTHING)
+    rank = device_rank(runner_of(dtype=dtype), TwinDevice(), forms)
+    found = drive(rank, started, arrivals, abort=4)
+    for answers in (found, expected):
+        answers.pop(4, None)  # aborted, sooner or later
+    assert found == expected and len(found) == 13
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups"])
+def test_pieces_of_padded_steps_give_the_tokens_of_whole_ones(
+    plain: Operations, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", **changes)
+    started, arrivals = started_with(runner_of(folder)), some_arrivals(14, seed=5)
+    expected = drive(Rank(0, runner_of(folder)), started, arrivals)
+    device = TwinDevice()
+    rank = device_rank(runner_of(folder), device, DeviceForms(operations=plain, choose=chooser("cpu"), shapes=PIECES))
+    assert tokens_of(drive(rank, started, arrivals)) == tokens_of(expected)
+    assert rank.steps.forms_run["pieces"] > 10 and rank.steps.forms_run["graph"] == 0
+    assert device.replays == 3 * rank.steps.forms_run["pieces"], "two layers have three pieces"
+
+
+def forget_positions(static: Static) -> Static:
+    return static._replace(positions=static.positions.clone())
+
+
+def forget_samples(static: Static) -> Static:
+    return static._replace(sample_at=static.sample_at.clone())
+
+
+def forget_padding(static: Static) -> Static:
+    return static._replace(slots=tuple(slots.clone() for slots in static.slots))
+
+
+@pytest.mark.parametrize("bug", [forget_positions, forget_samples, forget_padding])
+def test_the_twin_finds_what_was_not_copied_to_static_memory(
+    plain: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[[Static], Static]
+) -> None:
+    """Each bug writes a step's input beside the memory that the graphs read."""
+    folder, fill = tiny_checkpoint(tmp_path / "tiny"), PieceGraphs._fill
+    started, arrivals = started_with(runner_of(folder)), some_arrivals(6, seed=5)
+    forms = DeviceForms(operations=plain, choose=chooser("cpu"), shapes=PIECES)
+    right = drive(device_rank(runner_of(folder), TwinDevice(), forms), started, arrivals)
+    monkeypatch.setattr(PieceGraphs, "_fill", lambda self, static, batch: fill(self, bug(static), batch))
+    wrong = drive(device_rank(runner_of(folder), TwinDevice(), forms), started, arrivals)
+    assert tokens_of(wrong) != tokens_of(right)
+
+
+def test_a_recorded_step_knows_addresses_and_no_python() -> None:
+    device, source, scale = TwinDevice(), torch.tensor([1.0, 2.0]), 3.0
+    graph = device.graph()
+    graph.begin()
+    result = (source * scale).cumsum(0)
+    graph.end()
+    assert not result.isfinite().any(), "what recording computed is not what a replay gives"
+    scale = 5.0
+    source.fill_(2.0)
+    graph.replay()
+    assert result.tolist() == [6.0, 12.0]
+    graph = device.graph()
+    graph.begin()
+    with pytest.raises(CaptureError, match="waits for the device"):
+        source.sum().item()
+    graph.end()
+
+
+def tokens_of(answers: dict[int, list[tuple[int, object]]]) -> dict[int, list[int]]:
+    """Log-probabilities aside: products of another number of rows differ in their last bits."""
+    return {id_: [token for token, _ in each] for id_, each in answers.items()}

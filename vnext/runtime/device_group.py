@@ -1,0 +1,145 @@
+"""Collectives of GPUs: memory that they map of each other for what is small, another group for what is large.
+
+Owns the choice by size, which is the same on every rank, and the watch over the ranks: kernels wait for each other on the
+GPU, where no exception can be raised, so a thread calls the waiting off when a rank has ended, and `require_whole` raises
+what came of it. The kernels are cuda/all_reduce.cu; a sum has the bits of rank order in every form, here as on a CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+
+from vnext.kernels.cuda import operations
+from vnext.kernels.cuda.exchange import SUMMED
+from vnext.runtime.device_memory import DeviceMemory, Watch
+from vnext.runtime.shared_group import LIVES_POLL_S, TIMEOUT_S, RankLost, SharedGroup
+
+CAPACITY_BYTES = 2 * 2**20
+IPC_BYTES_MAX = 2 * 2**20  # not measured yet: from where on another group takes over, if there is one
+ONE_SHOT_BYTES_MAX = {2: 512 * 1024, 4: 256 * 1024, 8: 128 * 1024}  # not measured yet
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes at which a form gives way to the next. Rank 0's are everybody's."""
+
+    capacity_bytes: int = CAPACITY_BYTES
+    one_shot_bytes_max: int
+    ipc_bytes_max: int = IPC_BYTES_MAX
+    patience_ms: int = int(TIMEOUT_S * 1000)
+
+
+def default_limits(world_size: int, ipc_bytes_max: int | None = None) -> Limits:
+    """What nobody has measured on a GPU yet, so that something is there to be measured."""
+    fitting = [size for ranks, size in ONE_SHOT_BYTES_MAX.items() if world_size <= ranks]
+    most = IPC_BYTES_MAX if ipc_bytes_max is None else ipc_bytes_max
+    return Limits(one_shot_bytes_max=fitting[0] if fitting else 0, ipc_bytes_max=most)
+
+
+class Above(Protocol):
+    """Takes what is too large for mapped memory."""
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor: ...
+
+    def close(self) -> None: ...
+
+
+class DeviceGroup:
+    """One rank's collectives (see collectives.Group) over mapped memory: every size in pieces where there is no `above`.
+
+    All of them go to one stream of the device. A result means nothing before `require_whole` has passed after it.
+    """
+
+    def __init__(
+        self, memory: DeviceMemory, addresses: Sequence[int], device: torch.device, rank: int, host: SharedGroup,
+        limits: Limits, above: Above | None = None,
+    ) -> None:  # fmt: skip
+        """`addresses`: of every rank's memory for this device, in rank order. Takes over memory, host and above."""
+        self._memory, self._host, self._above = memory, host, above
+        self._watch = Watch(memory.watch_address)
+        self._memories = torch.tensor([*addresses, memory.watch_address], dtype=torch.int64, device=device)
+        self._rank = rank
+        self.limits = limits  # to be changed between operations only, and on every rank alike: how forms are measured
+        self._life_watch = LifeWatch(host.ended, self._watch.call_off)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See collectives.Group; float32, bfloat16, float16."""
+        if tensor.dtype not in SUMMED:
+            raise TypeError(f"{tensor.dtype} is not added over ranks; there are: {', '.join(map(str, SUMMED))}")
+        if self._above is not None and tensor.nbytes > self.limits.ipc_bytes_max:
+            return self._above.all_reduce(tensor)
+        limits = self.limits
+        sizes = (limits.capacity_bytes, limits.one_shot_bytes_max, limits.patience_ms)
+        return operations.sum_over_ranks(tensor, self._memories, self._rank, *sizes)
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """See collectives.Group."""
+        if self._above is not None and tensor.nbytes > self.limits.ipc_bytes_max:
+            return self._above.all_gather(tensor, dim)
+        sizes = (self.limits.capacity_bytes, self.limits.patience_ms)
+        return operations.join_over_ranks(tensor, dim % tensor.dim(), self._memories, self._rank, *sizes)
+
+    def require_whole(self) -> None:
+        """See collectives.Group: after the device has done the work."""
+        if differing := self._watch.differing():
+            raise ValueError(f"the ranks are out of step: rank {differing[0]} came for another operation than rank {self._rank}")
+        if missing := self._watch.missing():
+            if ended := self._host.ended():  # who only gave up because of another may be among them
+                whose = f"rank {ended[0]} has" if len(ended) == 1 else f"ranks {', '.join(map(str, ended))} have"
+                raise RankLost(f"{whose} ended or left the group before all ranks had met")
+            raise RankLost(f"rank {missing[0]} did not come within {self.limits.patience_ms / 1e3:g} s; is it stuck?")
+
+    def describe(self) -> str:
+        """Forms and sizes, for people."""
+        return describe_limits(self.limits, self._above is not None)
+
+    def close(self) -> None:
+        """Leave the group, together with the others where none is lost: what they still read is this rank's memory."""
+        if self._memory.address:
+            self._life_watch.stop()
+            self._memory.settle()
+            if not self._watch.missing() and not self._watch.differing():
+                self._part()
+            self._memory.close()
+        self._host.close()
+        if self._above is not None:
+            self._above.close()
+
+    def _part(self) -> None:
+        try:
+            self._host.all_reduce(torch.zeros(1))
+        except RankLost:  # it has ended, so it reads nothing any more
+            return
+
+
+class LifeWatch:
+    """A thread that calls the waiting off once a rank has ended."""
+
+    def __init__(self, ended: Callable[[], list[int]], call_off: Callable[[], None]) -> None:
+        self._ended, self._call_off = ended, call_off
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lives of ranks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no longer; whoever ends from now on may."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(LIVES_POLL_S):
+            if self._ended():
+                return self._call_off()
+
+
+def describe_limits(limits: Limits, has_above: bool) -> str:
+    """Forms and sizes, for people."""
+    one, most = limits.one_shot_bytes_max // 1024, limits.ipc_bytes_max // 1024
+    last = f"to {most} KiB, NCCL above" if has_above else "above, in pieces"
+    return f"mapped memory, one-shot to {one} KiB, two-shot {last}; sums in rank order in float32; sizes not measured"

@@ -1,0 +1,92 @@
+"""Memory of a GPU: how much of it the cache may take, from a trial of the largest step.
+
+Owns the rule, which is pure, and the trial. What others hold (other programs, the driver, libraries) is what is neither free
+nor in torch's hands.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.models.kv_cache import kv_groups
+from vnext.runtime.device import Device, Memory
+from vnext.runtime.runner import ModelRunner
+from vnext.runtime.sampling import Choose, sample_by
+from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.settings import SettingsError
+
+GRAPH_BYTES = 512 * 2**20
+"""Kept for what graphs hold: their results, and each its nodes on the device."""
+GIB = 2**30
+
+
+def cache_bytes(memory: Memory, utilization: float, trial_bytes: int, reserve: int) -> int:
+    """Bytes for keys and values: the share of the memory, less what others hold, the step's peak and a reserve.
+
+    `trial_bytes`: of the trial's own cache, which is in the peak. Raises SettingsError where nothing is left.
+    """
+    others = memory.total - memory.free - memory.cached
+    left = int(memory.total * utilization) - others - (memory.peak - trial_bytes) - reserve
+    if left <= 0:
+        raise SettingsError(
+            f"--gpu-memory-utilization {utilization:g} of {memory.total / GIB:.1f} GiB leaves no memory for the cache: other "
+            f"programs hold {others / GIB:.1f}, the model and its largest step {(memory.peak - trial_bytes) / GIB:.1f}, graphs "
+            f"{reserve / GIB:.1f}; raise it, lower --max-num-batched-tokens, or use more GPUs"
+        )
+    return left
+
+
+@torch.inference_mode()
+def try_largest_step(
+    runner: ModelRunner, device: Device, choose: Choose, tokens: int, rows: int, block_size: int
+) -> tuple[Memory, int]:
+    """Compute a step of `tokens` tokens in `rows` rows, all sampled: the memory it took, and its own cache's bytes."""
+    rows = min(rows, tokens)
+    device.begin_peak()
+    batch, pages = trial_batch(tokens, rows, block_size, len(kv_groups(runner.config).windows), device.torch_device)
+    model = runner.device_model(pages, block_size)
+    logits = model.logits(model.hidden(batch))
+    sample_by(choose, logits, trial_sampling(rows, device.torch_device))
+    del logits
+    return device.memory(), (pages + 1) * runner.block_bytes(block_size)
+
+
+def trial_batch(tokens: int, rows: int, block_size: int, groups: int, device: torch.device) -> tuple[ForwardBatch, int]:
+    """`tokens` tokens shared among `rows` rows from position 0 on, and the pages they need."""
+    counts = np.full(rows, tokens // rows, dtype=np.int64)
+    counts[: tokens % rows] += 1
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    positions = np.arange(tokens) - np.repeat(starts[:-1], counts)
+    width = -(-int(counts.max()) // block_size)
+    owners = np.repeat(np.arange(rows), counts)
+
+    def places(group: int) -> GroupPlaces:
+        table = (np.arange(rows * width).reshape(rows, width) * groups + group).astype(np.int32)
+        slots = table[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        return GroupPlaces(sent(slots), sent(table))
+
+    def sent(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    first, *others = [places(group) for group in range(groups)]
+    host = HostBatch(starts.astype(np.int32), counts.astype(np.int32))
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    batch = ForwardBatch(
+        ids, sent(positions), first.slots, sent(host.query_starts), sent(host.context_lengths), first.block_table,
+        sent(starts[1:] - 1), host=host, groups=tuple(others),
+    )  # fmt: skip
+    return batch, rows * width * groups
+
+
+def trial_sampling(rows: int, device: torch.device) -> SamplingInputs:
+    """Every row draws by all filters."""
+
+    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=dtype, device=device)
+
+    wide, narrow = torch.int64, torch.float32
+    return SamplingInputs(
+        column(1.0, narrow), column(50, wide), column(0.9, narrow), column(0.05, narrow), column(1, wide), column(1, wide)
+    )

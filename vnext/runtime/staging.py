@@ -1,0 +1,94 @@
+"""Staging: what a step sends to the device, packed into one block and copied beside the work.
+
+Owns the layout of a block and a small ring of buffers, pinned on the host and their counterparts on the device, so that the
+block of the next step is written and copied while the device still computes this one. Two rules, held by marks: the host's
+half of a buffer is written again after its copy, the device's half after the work that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from vnext.runtime.device import Device, Mark
+
+ALIGNMENT_BYTES = 16
+BUFFER_BYTES_MIN = 2**16
+TORCH_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+class Layout:
+    """Named runs of numbers in one block of bytes, each aligned. `fields`: name, numpy dtype, count."""
+
+    def __init__(self, fields: Sequence[tuple[str, np.dtype, int]]) -> None:
+        self._places: dict[str, tuple[int, int, np.dtype]] = {}
+        end = 0
+        for name, dtype, count in fields:
+            size = count * np.dtype(dtype).itemsize
+            self._places[name] = (end, end + size, np.dtype(dtype))
+            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.size_bytes = end
+
+    def arrays(self, block: np.ndarray) -> dict[str, np.ndarray]:
+        """The fields of a block uint8 [size_bytes or more], as views."""
+        return {name: block[begin:end].view(dtype) for name, (begin, end, dtype) in self._places.items()}
+
+    def tensors(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """As `arrays`, of a tensor."""
+        return {
+            name: block[begin:end].view(TORCH_DTYPES[dtype]) for name, (begin, end, dtype) in self._places.items()
+        }
+
+
+class Buffer:
+    """A pair of halves, and how far copying to it and reading from it have come."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.host = self.here = torch.empty(0, dtype=torch.uint8)
+        self.copied: Mark | None = None
+        self.read: Mark | None = None
+
+    def make_room(self, size_bytes: int) -> None:
+        """Both halves hold `size_bytes`, and the host's may be written."""
+        if self.copied is not None:
+            self.copied.wait()
+        if self.host.shape[0] < size_bytes:
+            if self.read is not None:
+                self.read.wait()
+            room = max(BUFFER_BYTES_MIN, 2 * size_bytes)
+            self.host = self._device.host_buffer(room)
+            self.here = torch.empty(room, dtype=torch.uint8, device=self._device.torch_device)
+
+
+class Staging:
+    """Blocks on their way. `send`, use what it gave in the work, then `release`; one thread."""
+
+    def __init__(self, device: Device, buffer_count: int) -> None:
+        """`buffer_count`: steps that may be on their way at once, and one more to be written."""
+        self._device = device
+        self._buffers = [Buffer(device) for _ in range(buffer_count)]
+        self._next = 0
+
+    def send(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """The arrays (one dimension; int64, int32, float32) on the device, to be read by the work until `release`."""
+        layout = Layout([(name, array.dtype, array.size) for name, array in arrays.items()])
+        buffer = self._buffers[self._next]
+        buffer.make_room(layout.size_bytes)
+        for name, place in layout.arrays(buffer.host.numpy()).items():
+            place[:] = arrays[name]
+        size = layout.size_bytes
+        buffer.copied = self._device.copy_in(buffer.here[:size], buffer.host[:size], buffer.read)
+        self._device.join(buffer.copied)
+        return layout.tensors(buffer.here)
+
+    def release(self) -> None:
+        """All work that reads the block sent last was asked for."""
+        self._buffers[self._next].read = self._device.mark()
+        self._next = (self._next + 1) % len(self._buffers)
