@@ -1,0 +1,74 @@
+"""The commands that run the model again: exec and bisect, the only ones that load torch, and only when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress
+
+from vnext.replay import render_exec
+from vnext.replay.commands import DIFFERENT, SAME, command, print_answer, terminal
+from vnext.replay.execution import ModelChoice, execute
+from vnext.replay.recorded import add_range, asked_of
+from vnext.replay.source import UnusableLog
+from vnext.rerun.numerics import prepare
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
+
+
+def add(commands) -> None:
+    """Declare them."""
+    executing = command(
+        commands, "exec", _exec, "run the model again on the recorded batches and compare every token",
+        "LOG must hold texts (recorded with --log full). Everything is as the log says, but for what is given here.",
+    )  # fmt: skip
+    _add_model(executing)
+    add_range(executing)
+    executing.add_argument("--solo", action="store_true", help="each request alone, in an engine of its own")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="PATH", help="the model's folder (default: where the log says it was)")
+    parser.add_argument("--any-model", action="store_true", help="run a model whose weights are not those of the log")
+    parser.add_argument("--dtype", choices=DTYPES, help="number type of weights and cache")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="form of the weights")
+    parser.add_argument("--kernels", metavar="NAME", help="torch, or an instruction set: portable, avx2, avx512, avx512_bf16, amx")
+    parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as the engine's option")
+    parser.add_argument("--tp", metavar="N", type=int, dest="ranks", help="ranks that share each layer, here in turns")
+    parser.add_argument("--threads", type=int, help="threads (default: by the machine)")
+
+
+def _exec(arguments: argparse.Namespace, console: Console) -> int:
+    asked, chosen = asked_of(arguments.steps, arguments.requests), _chosen(arguments)
+    with _progress("requests" if arguments.solo else "steps") as progress:
+        answer = execute(arguments.log, asked, chosen, arguments.solo, progress)
+    print_answer(arguments, console, answer, render_exec.print_executed)
+    return SAME if answer.same else DIFFERENT
+
+
+def _chosen(arguments: argparse.Namespace) -> ModelChoice:
+    """The options of `_add_model`; torch is told of its threads before anybody imports it."""
+    for name in ("ranks", "threads"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise UnusableLog(f"--{'tp' if name == 'ranks' else name} {getattr(arguments, name)}: it must be at least 1")
+    names = ("dtype", "quantization", "kernels", "deterministic", "ranks", "threads")
+    prepare(arguments.threads or 0, arguments.deterministic is not False)
+    return ModelChoice(
+        model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names}
+    )
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Says on a terminal how far it is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=terminal(stderr=True), transient=True) as bar:
+        task = bar.add_task("running", total=None)
+        yield lambda done, compared: bar.update(task, description=f"{done:,} {what}, {compared:,} tokens compared")
