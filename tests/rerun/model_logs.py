@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,18 +21,17 @@ from vnext.state.log_read import read
 from vnext.state.params import Sampling
 from vnext.state.state import State
 
-VOCABULARY = 61
 TURNS_MAX = 2000
 
 
 class Story:
     """Clients as the core sees them: requests come a few a turn, prefixes are shared, some requests are aborted."""
 
-    def __init__(self, seed: int, requests: int, tokens: int) -> None:
+    def __init__(self, seed: int, requests: int, tokens: int, vocabulary: int) -> None:
         self.left = requests
         self._chance = random.Random(seed)
-        self._tokens = tokens
-        self._shared = [self._chance.randrange(VOCABULARY) for _ in range(24)]
+        self._tokens, self._vocabulary = tokens, vocabulary
+        self._shared = [self._chance.randrange(vocabulary) for _ in range(24)]
 
     def arrived(self, state: State) -> Iterator[AnyEvent]:
         next_id = state.next_id
@@ -44,7 +43,7 @@ class Story:
 
     def _arrival(self, id_: int) -> RequestArrived:
         chance = self._chance
-        own = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 20))]
+        own = [chance.randrange(self._vocabulary) for _ in range(chance.randint(1, 20))]
         prompt = self._shared[: chance.choice((0, 0, 8, 24))] + own
         more = chance.choice(({}, {}, {"top_p": 0.9}, {"top_k": 9}, {"repetition_penalty": 1.2, "frequency_penalty": 0.3}))
         sampling = Sampling(
@@ -70,34 +69,30 @@ def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankS
 
 def record(
     path: Path, log_dir: Path, *, seed: int = 1, requests: int = 12, tokens: int = 14, privacy: str = "full",
-    segment_bytes: int = 10**7, settings: dict[str, object] | None = None, **config: object,
+    segment_bytes: int = 10**7, after: Callable[[State], None] = lambda state: None, settings: dict[str, object] | None = None, **config: object,
 ) -> Path:  # fmt: skip
     """The log of an engine that served a story with the checkpoint in `path`; blocks are scarce, so that requests give way."""
     fields = dict(
         block_size=4, block_count=40, batch_tokens_max=24, running_max=6, model_len_max=96, eos_token_ids=(0,),
-        vocab_size=VOCABULARY, digest_interval=3,
+        digest_interval=3,
     )  # fmt: skip
     made = SchedulerConfig(**(fields | config))
     executor = InprocExecutor(settings_of(path, made, **(settings or {})))
     (ready,) = executor.start()
-    windows = ready.model.windows
-    if kv_groups_matter(windows):
-        made = msgspec.structs.replace(made, windows=windows)
+    windows = ready.model.windows if any(ready.model.windows) else ()
+    made = msgspec.structs.replace(made, windows=windows, vocab_size=ready.model.vocab_size)
     started = EngineStarted(
         config=made, model=str(path), model_digest=ready.model_digest, world_size=1, environment=ready.environment, started_ns=0
     )
-    story = Story(seed, requests, tokens)
+    story = Story(seed, requests, tokens, made.vocab_size)
     core = EngineCore(started, executor, Recorder.open(log_dir, started, privacy, Bounds(segment_bytes=segment_bytes)), story)
     for _ in range(TURNS_MAX):
         core.step()
+        after(core.state)
         if not (story.left or core.state.requests or core.state.flights):
             break
     core.shut_down()
     return log_dir
-
-
-def kv_groups_matter(windows: tuple[int, ...]) -> bool:
-    return len(windows) > 1 or any(windows)
 
 
 def with_other_token(log_dir: Path, target: Path, step: int, place: int, token: int) -> Path:

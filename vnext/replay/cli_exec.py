@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from vnext.replay import render_exec
+from vnext.replay.bisection import bisect
 from vnext.replay.commands import DIFFERENT, SAME, command, print_answer, terminal
 from vnext.replay.execution import ModelChoice, execute
 from vnext.replay.recorded import add_range, asked_of
@@ -19,6 +20,8 @@ from vnext.rerun.numerics import prepare
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8")
+OTHERWISE = {"dtype": "dtype", "quantization": "quantization", "kernels": "kernels", "deterministic": "deterministic", "tp": "ranks"}
+"""Options that make another run, and what they change."""
 
 
 def add(commands) -> None:
@@ -30,6 +33,15 @@ def add(commands) -> None:
     _add_model(executing)
     add_range(executing)
     executing.add_argument("--solo", action="store_true", help="each request alone, in an engine of its own")
+    bisecting = command(
+        commands, "bisect", _bisect, "the first step, layer and operation that another way to run the model makes otherwise",
+        "Each operation of each recorded step is made again on the same inputs: each request alone (the default), or as "
+        "the other options say, against the log's own numbers.",
+    )  # fmt: skip
+    _add_model(bisecting)
+    bisecting.add_argument("--steps", metavar="A:B", default="", help="steps from A to before B; a number is one step")
+    bisecting.add_argument("--solo", action="store_true", help="each request alone, by the same kernels")
+    bisecting.add_argument("--tolerance", type=float, help="relative to a row's largest magnitude (default: by dtype, 0 alone)")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +63,19 @@ def _exec(arguments: argparse.Namespace, console: Console) -> int:
     return SAME if answer.same else DIFFERENT
 
 
+def _bisect(arguments: argparse.Namespace, console: Console) -> int:
+    asked, chosen = asked_of(arguments.steps, ""), _chosen(arguments)
+    others = [f"--{name}" for name in OTHERWISE if chosen.changes[OTHERWISE[name]] is not None]
+    if arguments.solo and others:
+        raise UnusableLog(f"--solo compares under the log's own numbers: leave it or {' '.join(others)} out")
+    if arguments.tolerance is not None and not arguments.tolerance >= 0:
+        raise UnusableLog(f"--tolerance {arguments.tolerance}: it must be 0 or more")
+    with _progress("steps", "operations") as progress:
+        answer = bisect(arguments.log, asked, chosen, not others, arguments.tolerance, progress)
+    print_answer(arguments, console, answer, render_exec.print_bisected)
+    return SAME if answer.same else DIFFERENT
+
+
 def _chosen(arguments: argparse.Namespace) -> ModelChoice:
     """The options of `_add_model`; torch is told of its threads before anybody imports it."""
     for name in ("ranks", "threads"):
@@ -64,11 +89,11 @@ def _chosen(arguments: argparse.Namespace) -> ModelChoice:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(what: str, compared: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
     """Says on a terminal how far it is."""
     if not sys.stderr.isatty():
         yield None
         return
     with Progress(console=terminal(stderr=True), transient=True) as bar:
         task = bar.add_task("running", total=None)
-        yield lambda done, compared: bar.update(task, description=f"{done:,} {what}, {compared:,} tokens compared")
+        yield lambda done, count: bar.update(task, description=f"{done:,} {what}, {count:,} {compared} compared")

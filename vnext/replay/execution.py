@@ -150,17 +150,14 @@ class _Comparing:
 
     def step(self, step: RecordedStep, again, logits) -> None:
         """The samples of a step, those of requests that left meanwhile too."""
-        from vnext.rerun.tokens import differing, samples_of
-
-        samples = samples_of(step.state)
-        wanted = {place for place, sample in enumerate(samples) if self.asked.wants(sample.request)}
+        flight = step.state.flights[-1]
+        wanted = [id_ for id_ in flight.ids[flight.samples].tolist() if self.asked.wants(id_)]
         self.steps += 1
         self.tokens += len(wanted)
-        self.requests.update(samples[place].request for place in wanted)
-        for choice in differing(step.tokens, again, logits):
-            if choice.place in wanted:
-                sample = samples[choice.place]
-                self._differs(_difference(step.step, step.event, sample.request, sample.position, choice))
+        self.requests.update(wanted)
+        for found in token_differences(step, again, logits):
+            if self.asked.wants(found.request):
+                self._differs(found)
         self._tell(self.steps)
 
     def request(self, told, alone) -> None:
@@ -193,6 +190,17 @@ class _Comparing:
     def _tell(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done, self.tokens)
+
+
+def token_differences(step: RecordedStep, again, logits) -> list[TokenDifference]:
+    """The samples of a step that came out otherwise: `again` int64[S], from logits float32 [S, V]."""
+    from vnext.rerun.tokens import differing, samples_of
+
+    samples = samples_of(step.state)
+    return [
+        _difference(step.step, step.event, samples[choice.place].request, samples[choice.place].position, choice)
+        for choice in differing(step.tokens, again, logits)
+    ]
 
 
 def _difference(step: int, event: int, request: int, position: int, choice: Choice) -> TokenDifference:

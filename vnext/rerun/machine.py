@@ -138,5 +138,7 @@ def refusing() -> Iterator[None]:
     """What a model raises on numbers that no engine has ever given it, as CannotRun."""
     try:
         yield
-    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
+    except RecursionError:
+        raise
+    except (ValueError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
         raise CannotRun(f"the model refuses what the log tells ({error})") from error

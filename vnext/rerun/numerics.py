@@ -70,6 +70,8 @@ def changed(recorded: Numerics, changes: Mapping[str, object]) -> Numerics:
     given = {name: value for name, value in changes.items() if value is not None}
     if given.get("kernels", recorded.kernels) != recorded.kernels or given.get("dtype", recorded.dtype) != recorded.dtype:
         given = {"deterministic": None, **given}
+    if given.get("quantization", recorded.quantization) != recorded.quantization:
+        given = {"dtype": "auto", **given}
     return msgspec.structs.replace(recorded, **given)
 
 

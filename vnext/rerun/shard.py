@@ -29,11 +29,13 @@ class Shard:
     """Loaded under the kernels of `numerics`; whoever calls `logits` does it under them too (`Kernels.used`)."""
 
     def __init__(self, path: Path, numerics: Numerics, parallel: Parallel) -> None:
-        """Raises ModelError, SettingsError."""
+        """Raises ModelError, SettingsError, CannotRun."""
         self.config = load_config(path)
         self.parallel = parallel
         self.family: Any = family(self.config.architecture)
         self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)
+        if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:
+            raise CannotRun("int8 weights are multiplied in bfloat16: give --dtype bfloat16, or leave it out")
         self.invariance = invariance(
             numerics.deterministic,
             str(self.dtype).removeprefix("torch."),
@@ -59,7 +61,7 @@ class Shard:
 
 
 class Kernels:
-    """Which implementations serve: the process's compiled ones on one level, or plain torch."""
+    """Which implementations serve: the process's compiled ones on one level, or plain torch. `operations` are those."""
 
     def __init__(self, name: str) -> None:
         """CannotRun for a name that is none, or a level that this machine lacks."""
@@ -73,15 +75,12 @@ class Kernels:
             raise CannotRun(f"this machine cannot run the kernels {name!r}, at best {best}: give --kernels {best}")
         self.is_torch = name == TORCH or not native.is_built()
         self._plain = plain_operations() if name == TORCH else None
+        self.operations: Operations = self._plain or operations("cpu")
 
     @property
     def name(self) -> str:
         """As a log has it."""
         return PLAIN if self.is_torch else (native.level() if self._level is None else self._level).name
-
-    def operations(self) -> Operations:
-        """Those that serve while these kernels are in use."""
-        return self._plain or operations("cpu")
 
     @contextmanager
     def used(self) -> Iterator[None]:

@@ -21,10 +21,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Who is sampled: request, epoch, and the position of the token in its request."""
+    """Who is sampled, and the position of the token in its request."""
 
     request: int
-    epoch: int
     position: int
 
 
@@ -48,4 +47,11 @@ def samples_of(state: State) -> list[Sample]:
     flight = state.flights[-1]
     sampled = flight.samples.nonzero()[0]
     ends = (flight.starts + flight.counts)[sampled].tolist()
-    return [Sample(*each) for each in zip(flight.ids[sampled].tolist(), flight.epochs[sampled].tolist(), ends)]
+    return [Sample(*each) for each in zip(flight.ids[sampled].tolist(), ends)]
+
+
+def rows_of(state: State) -> list[tuple[int, int]]:
+    """(request, position) of every token of the newest step in flight."""
+    flight = state.flights[-1]
+    entries = zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist())
+    return [(id_, start + place) for id_, start, count in entries for place in range(count)]
