@@ -1,7 +1,7 @@
 """What running a model again costs, and what it shows: `python -m pytest perf/bench_exec.py`.
 
-The bundled model in an engine whose cache is small, its log then run again: in its batches, each request alone, from the middle,
-and with every operation made again. A third of the requests are greedy, the others drawn; a fourth begin alike; prompts are cut
+The bundled model in an engine whose cache is small, its log then run again: in its batches, each request alone, from the
+middle, and with every operation made again. A third of the requests are greedy, the others drawn; a fourth begin alike; prompts are cut
 into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the tokens compared and
 those that differ, which must be none.
 """
@@ -33,7 +33,8 @@ def prompt(index: int) -> list[int]:
 
 
 def params(index: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0 if index % 3 == 0 else 0.9, top_p=0.95, seed=index, max_tokens=TOKENS, ignore_eos=True)
+    temperature = 0.0 if index % 3 == 0 else 0.9
+    return SamplingParams(temperature=temperature, top_p=0.95, seed=index, max_tokens=TOKENS, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")

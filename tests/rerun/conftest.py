@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+for room in ("models", "replay"):
+    sys.path.append(str(Path(__file__).resolve().parents[1] / room))
 
 from vnext.replay.cli import main  # noqa: E402
 

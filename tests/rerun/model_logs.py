@@ -15,8 +15,9 @@ from vnext.runtime.segments import Bounds
 from vnext.runtime.settings import RankSettings
 from vnext.state import log as logs
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
-from vnext.state.log import LogEnd
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted
+from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.log import SegmentHeader
 from vnext.state.log_read import read
 from vnext.state.params import Sampling
 from vnext.state.state import State
@@ -69,7 +70,8 @@ def settings_of(path: Path, config: SchedulerConfig, **changes: object) -> RankS
 
 def record(
     path: Path, log_dir: Path, *, seed: int = 1, requests: int = 12, tokens: int = 14, privacy: str = "full",
-    segment_bytes: int = 10**7, after: Callable[[State], None] = lambda state: None, settings: dict[str, object] | None = None, **config: object,
+    segment_bytes: int = 10**7, after: Callable[[State], None] = lambda state: None,
+    settings: dict[str, object] | None = None, **config: object,
 ) -> Path:  # fmt: skip
     """The log of an engine that served a story with the checkpoint in `path`; blocks are scarce, so that requests give way."""
     fields = dict(
@@ -95,20 +97,28 @@ def record(
     return log_dir
 
 
-def with_other_token(log_dir: Path, target: Path, step: int, place: int, token: int) -> Path:
-    """The log in which sample `place` of `step` is another token; checksums fit, the digests of states do not."""
+def rewritten(
+    log_dir: Path,
+    target: Path,
+    header: Callable[[SegmentHeader], SegmentHeader] = lambda header: header,
+    event: Callable[[AnyEvent], AnyEvent] = lambda event: event,
+) -> Path:
+    """The log with other headers and events; checksums fit, the digests of states do not."""
     target.mkdir()
     for path in sorted(log_dir.glob("*.vnextlog")):
         first, *frames = read([path.read_bytes()])
-        data = logs.open_segment(first.header)[0]
-        for frame in frames:
-            if isinstance(frame, LogEnd):
-                continue
-            events = [_altered(event, step, place, token) for event in frame.events]
+        data = logs.open_segment(header(first.header))[0]
+        for frame in frames[:-1]:
+            events = [event(each) for each in frame.events]
             body = logs.encode_body(frame.first_event, events, frame.rank_digests, frame.lost, first.header.token_width)
             data += logs.encode_frame(frame.digest, body)
         (target / path.name).write_bytes(data)
     return target
+
+
+def with_other_token(log_dir: Path, target: Path, step: int, place: int, token: int) -> Path:
+    """The log in which sample `place` of `step` is another token."""
+    return rewritten(log_dir, target, event=lambda event: _altered(event, step, place, token))
 
 
 def _altered(event: AnyEvent, step: int, place: int, token: int) -> AnyEvent:

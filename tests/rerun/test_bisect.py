@@ -11,9 +11,9 @@ import torch
 from model_logs import record
 
 from vnext.kernels.table import Operations, chosen_operations, substituted
+from vnext.replay.recorded import Asked, Walk
 from vnext.rerun.gaps import Pair, gap
-
-LAYERS = 2
+from vnext.state.state import Flight
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,18 @@ def test_a_fault_of_one_operation_in_one_layer_is_named(full_log, answer, operat
     assert 1e-3 < first["max_rel"] < 0.2 and first["max_abs"] > 0
 
 
+def flights(log: Path) -> list[Flight]:
+    return [step.state.flights[-1] for step in Walk(log, Asked()).steps()]
+
+
 def test_a_fault_that_depends_on_the_batch_shows_alone_by_every_bit(full_log, answer):
-    """One unit in the last place of one element, in steps of at least three tokens."""
+    """One unit in the last place of one element, in batches of so many tokens as no request ever has."""
+    steps = flights(full_log)
+    own = {count for flight in steps for count in flight.counts.tolist()}
+    bad = next(flight for flight in steps if len(flight.ids) > 2 and flight.tokens not in own)
 
     def nudged(result: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        if x.shape[0] < 3:
+        if x.shape[0] != bad.tokens:
             return result
         result = result.clone()
         result[1, 2] = torch.nextafter(result[1, 2], torch.tensor(torch.inf))
@@ -88,9 +95,13 @@ def test_a_fault_that_depends_on_the_batch_shows_alone_by_every_bit(full_log, an
         code, found = answer("bisect", full_log, "--solo")
     first = found["found"]
     assert (code, first["layer"], first["operation"], first["weight"]) == (1, 1, "linear", "layers.1.mlp.down.weight")
-    assert (first["elements_differ"], [row["row"] for row in first["rows"]]) == (1, [1])
-    assert found["tolerance"] == 0.0 and first["shape"][0] >= 3 and found["steps"] == first["step"] + 1
+    assert (first["step"], first["elements_differ"], [row["row"] for row in first["rows"]]) == (bad.step, 1, [1])
+    assert found["tolerance"] == 0.0 and first["shape"][0] == bad.tokens and found["steps"] == bad.step + 1
     assert answer("bisect", full_log)[0] == 0
+
+
+def first_sampling(log: Path) -> int:
+    return next(flight.step for flight in flights(log) if flight.samples.any())
 
 
 def test_layers_as_one_call_are_held_to_the_layers_one_by_one(full_log, answer, monkeypatch):
@@ -99,7 +110,7 @@ def test_layers_as_one_call_are_held_to_the_layers_one_by_one(full_log, answer, 
     run = fused.run
     monkeypatch.setattr(fused, "run", lambda *arguments: run(*arguments) * 1.001)
     code, found = answer("bisect", full_log)
-    assert (code, found["found"]["operation"], found["found"]["step"]) == (1, "stack", 0)
+    assert (code, found["found"]["operation"], found["found"]["step"]) == (1, "stack", first_sampling(full_log))
 
 
 def test_a_fault_in_one_form_of_sharing_is_named(full_log, answer):
@@ -126,9 +137,9 @@ def test_what_was_recorded_otherwise_and_is_not_made_here_is_said(checkpoint, tm
         patched.setattr(decoder.fused, "describe", lambda *given: None)
         log = record(checkpoint, tmp_path / "log", requests=3)
     code, found = answer("exec", log)
-    assert code == 1 and found["first"]["step"] == 0
+    assert code == 1 and found["first"]["step"] == first_sampling(log)
     code, found = answer("bisect", log)
-    assert code == 1 and found["found"] is None and found["token"]["step"] == 0
+    assert code == 1 and found["found"] is None and found["token"]["step"] == first_sampling(log)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from vnext.rerun.numerics import prepare
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8")
-OTHERWISE = {"dtype": "dtype", "quantization": "quantization", "kernels": "kernels", "deterministic": "deterministic", "tp": "ranks"}
+OTHERWISE = {"dtype": "dtype", "quantization": "quantization", "kernels": "kernels", "deterministic": "deterministic"} | {
+    "tp": "ranks"
+}
 """Options that make another run, and what they change."""
 
 
@@ -41,7 +43,7 @@ def add(commands) -> None:
     _add_model(bisecting)
     bisecting.add_argument("--steps", metavar="A:B", default="", help="steps from A to before B; a number is one step")
     bisecting.add_argument("--solo", action="store_true", help="each request alone, by the same kernels")
-    bisecting.add_argument("--tolerance", type=float, help="relative to a row's largest magnitude (default: by dtype, 0 alone)")
+    bisecting.add_argument("--tolerance", type=float, help="relative to a row's largest magnitude (by dtype, 0 alone)")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

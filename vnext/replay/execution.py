@@ -106,7 +106,9 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
     numerics = numerics_of(walk, chosen.changes if changes is None else changes)
     from vnext.rerun.machine import open_machine
 
-    return open_machine(walk.log.header.started, chosen.model, numerics, chosen.any_model)
+    machine = open_machine(walk.log.header.started, chosen.model, numerics, chosen.any_model)
+    walk.begin(machine.config.vocab_size)
+    return machine
 
 
 def numerics_of(walk: Walk, changes: dict[str, object]) -> Numerics:

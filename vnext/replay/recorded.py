@@ -87,7 +87,11 @@ class Walk:
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
         self.uncommitted = self.unseen = 0
-        self._vocab_size = self.first.config.vocab_size
+        self._vocab_size: int | None = None
+
+    def begin(self, vocab_size: int) -> None:
+        """Before `steps`, for a model of this vocabulary: UnusableLog is raised, now or then, where a token is none of its."""
+        self._vocab_size = vocab_size
         for request, tokens in _living(self.first):
             self._meet(request, tokens)
 
@@ -143,9 +147,13 @@ class Walk:
                 told.first += 1
 
     def _require_tokens(self, tokens: np.ndarray, what: str) -> None:
-        if self._vocab_size and len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
-            found = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
-            raise UnusableLog(f"{what} token {found}, and the model of this log has {self._vocab_size}: it is damaged")
+        if self._vocab_size is None or not len(tokens):
+            return
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= self._vocab_size:
+            found = most if least >= 0 else least
+            why = f"the model knows {self._vocab_size}: the log is damaged, or another model's"
+            raise UnusableLog(f"{what} token {found}, and {why}")
 
     def _note(self, item: Fold) -> None:
         if isinstance(item, LogEnd):
@@ -179,7 +187,7 @@ def asked_of(steps: str, requests: str) -> Asked:
         high = (int(end) if end else None) if colon or not steps else low + 1
         ids = frozenset(int(each) for each in requests.split(",")) if requests else None
     except ValueError as error:
-        raise UnusableLog(f"--steps {steps or 'A:B'} --requests {requests or 'ID,ID'}: write whole numbers ({error})") from error
+        raise UnusableLog(f"--steps {steps or 'A:B'} --requests {requests or 'ID,ID'}: write whole numbers") from error
     if low < 0 or (high is not None and high <= low):
         raise UnusableLog(f"--steps {steps} holds no step: write A:B with A from 0 on and before B")
     return Asked(first=low, end=high, requests=ids)

@@ -82,7 +82,9 @@ def print_bisected(console: Console, answer: Bisected) -> None:
         ("steps", f"{answer.steps:,}"),
         ("end", answer.end),
     ])  # fmt: skip
-    rows = [{"operation": each.operation, "calls": f"{each.calls:,}", "largest": f"{each.max_rel:.2g}"} for each in answer.operations]
+    rows = [
+        {"operation": each.operation, "calls": f"{each.calls:,}", "largest": f"{each.max_rel:.2g}"} for each in answer.operations
+    ]
     records(console, "operations made again, largest relative difference", ("operation", "calls", "largest"), rows)
     if answer.token is not None:
         print_tokens(console, answer.token, [])

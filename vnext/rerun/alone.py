@@ -23,7 +23,9 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import Request, State, blocks_for
 
 replace = msgspec.structs.replace
-NOBODY_ELSE = dict(prefix_caching=False, pipeline_depth=1, running_max=1, policy="fcfs", prefill_threshold=0, chunked_prefill=True)
+NOBODY_ELSE = dict(
+    prefix_caching=False, pipeline_depth=1, running_max=1, policy="fcfs", prefill_threshold=0, chunked_prefill=True
+)  # fmt: skip
 
 
 def engine_of(config: SchedulerConfig, request: Request, tokens: np.ndarray) -> State:

@@ -29,11 +29,11 @@ class Gap(NamedTuple):
 def gap(pair: Pair, tolerance: float) -> Gap:
     """With a tolerance of 0 every bit counts but the sign of zero; a NaN equals a NaN."""
     rows = pair.ours.shape[0]
+    if not pair.ours.numel():
+        return Gap(pair.part, 0.0, 0.0, 0, ())
     ours, theirs = pair.ours.reshape(rows, -1).float(), pair.theirs.reshape(rows, -1).float()
     equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
     apart = torch.where(equal, 0.0, (ours - theirs).abs()).nan_to_num(nan=torch.inf)
-    if not rows or not ours.shape[1]:
-        return Gap(pair.part, 0.0, 0.0, 0, ())
     scale = theirs.abs().nan_to_num(nan=0.0, posinf=0.0).amax(1)
     largest = apart.amax(1)
     relative = torch.where(largest > 0, largest / scale.clamp(min=torch.finfo(torch.float32).tiny), 0.0)

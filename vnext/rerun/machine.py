@@ -17,13 +17,15 @@ import torch
 from vnext.kernels.cpu import native
 from vnext.models.batch import ForwardBatch
 from vnext.models.checkpoint import fingerprint
+from vnext.models.config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.kv_cache import KvCache, kv_groups
+from vnext.models.sharding import check_world_size
 from vnext.rerun.numerics import CannotRun, Numerics
 from vnext.rerun.shard import Kernels, Shard
 from vnext.rerun.turns import Turns
 from vnext.runtime.determinism import default_threads, describe_process
-from vnext.runtime.launch import model_folder
+from vnext.runtime.launch import DEMO_MODEL, model_folder
 from vnext.runtime.settings import SettingsError
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted
@@ -42,15 +44,14 @@ class Machine:
 
     def __init__(self, path: Path, numerics: Numerics) -> None:
         """CannotRun where the model or the numerics cannot be had here."""
-        if numerics.ranks < 1:
-            raise CannotRun(f"{numerics.ranks} ranks cannot share a model: --tp must be at least 1")
         self.path, self.numerics = path, numerics
         self.kernels = Kernels(numerics.kernels)
-        self.turns = Turns(numerics.ranks)
         if native.is_built():
             native.start(numerics.threads)
         torch.set_num_threads(1 if native.is_built() and not self.kernels.is_torch else numerics.threads)
         try:
+            check_world_size(load_config(path), numerics.ranks)
+            self.turns = Turns(numerics.ranks)
             with self.kernels.used():
                 self.shards = [Shard(path, numerics, self.turns.parallel(rank)) for rank in range(numerics.ranks)]
         except (ModelError, SettingsError) as error:
@@ -71,7 +72,7 @@ class Machine:
         """Empty caches for all ranks; memory is taken as pages are used. CannotRun if there is not so much."""
         try:
             return Caches(tuple(shard.cache(pages, block_size) for shard in self.shards), pages, block_size)
-        except (MemoryError, OSError, RuntimeError, OverflowError) as error:
+        except (MemoryError, OSError, RuntimeError, OverflowError, ValueError) as error:
             raise CannotRun(f"there is no memory for a cache of {pages:,} blocks of {block_size} tokens ({error})") from error
 
     def logits(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor | None:
@@ -94,15 +95,15 @@ def tensors_of(cache: KvCache) -> list[torch.Tensor]:
 
 def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool) -> Machine:
     """The log's model, from `model` or where the log says that it was. CannotRun if it is another one, or is not here."""
+    path = _folder(started, model)
     try:
-        path = model_folder(_model_of(started, model))
         found = fingerprint(path)
     except (ModelError, OSError) as error:
-        raise CannotRun(f"{error}{'' if model else ' (the log names it: give the model with --model)'}") from error
+        raise CannotRun(str(error)) from error
     if started.model_digest and found != started.model_digest and not any_model:
         raise CannotRun(
             f"{path} is another model than the log's: its weights and config have the digest {found}, the log's "
-            f"{started.model} had {started.model_digest}; give that one with --model, or --any-model to run this one all the same"
+            f"{started.model} had {started.model_digest}; give that one with --model, or --any-model to run this one nevertheless"
         )
     threads = numerics.threads or default_threads(1)
     machine = Machine(path, msgspec.structs.replace(numerics, threads=threads))
@@ -110,9 +111,17 @@ def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, 
     return machine
 
 
-def _model_of(started: EngineStarted, model: str | None) -> str:
+def _folder(started: EngineStarted, model: str | None) -> Path:
+    """Only what a user names may be downloaded; a name in a log is a folder here, or the bundled model."""
     name = started.model if model is None else model
-    return "" if name == "demo" else name
+    if name in ("", "demo") and not Path(name or "demo").is_dir():
+        return DEMO_MODEL
+    if model is None and not Path(name).expanduser().is_dir():
+        raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
+    try:
+        return model_folder(name)
+    except ModelError as error:
+        raise CannotRun(str(error)) from error
 
 
 def require_fit(machine: Machine, config: SchedulerConfig) -> None:

@@ -34,6 +34,8 @@ class Shard:
         self.parallel = parallel
         self.family: Any = family(self.config.architecture)
         self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)
+        if numerics.quantization not in ("none", "int8"):
+            raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
         if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:
             raise CannotRun("int8 weights are multiplied in bfloat16: give --dtype bfloat16, or leave it out")
         self.invariance = invariance(

@@ -16,8 +16,8 @@ from vnext.kernels.table import Operations
 
 ACTIVATIONS = MappingProxyType(
     {
-        "paged_attention": (0,), "rotary_kv_write": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "layer_norm": (0,),
-        "gelu_tanh": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,), "experts": (0,),
+        "paged_attention": (0,), "rotary_kv_write": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1),
+        "layer_norm": (0,), "gelu_tanh": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,), "experts": (0,),
         "embedding_rows": (),
     }  # fmt: skip
 )
@@ -27,7 +27,9 @@ BESIDE = MappingProxyType({"rotary_kv_write": (4, 5, 8), "experts": (1, 2), "emb
 CACHES = MappingProxyType({"paged_attention": (1, 2), "rotary_kv_write": (6, 7)})
 SLOTS = 8  # the argument of rotary_kv_write
 METADATA = 3  # the argument of paged_attention
-PARTS = MappingProxyType({"add_rms_norm": ("normed", "residual"), "route": ("shares", "experts"), "rotary_kv_write": ("query",)})
+PARTS = MappingProxyType(
+    {"add_rms_norm": ("normed", "residual"), "route": ("shares", "experts"), "rotary_kv_write": ("query",)}
+)
 """Names of results that are not just "output"."""
 
 
