@@ -1,9 +1,9 @@
 """What running a model again costs, and what it shows: `python -m pytest perf/bench_exec.py`.
 
 The bundled model in an engine whose cache is small, its log then run again: in its batches, each request alone, from the
-middle, and with every operation made again. A third of the requests are greedy, the others drawn; a fourth begin alike; prompts are cut
-into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the tokens compared and
-those that differ, which must be none.
+middle, and with every operation made again. A third of the requests are greedy, the others drawn; a fourth begin alike;
+prompts are cut into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the
+tokens compared and those that differ, which must be none.
 """
 
 from __future__ import annotations

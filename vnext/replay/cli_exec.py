@@ -51,7 +51,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-model", action="store_true", help="run a model whose weights are not those of the log")
     parser.add_argument("--dtype", choices=DTYPES, help="number type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="form of the weights")
-    parser.add_argument("--kernels", metavar="NAME", help="torch, or an instruction set: portable, avx2, avx512, avx512_bf16, amx")
+    parser.add_argument("--kernels", metavar="NAME", help="torch, portable, avx2, avx512, avx512_bf16 or amx")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as the engine's option")
     parser.add_argument("--tp", metavar="N", type=int, dest="ranks", help="ranks that share each layer, here in turns")
     parser.add_argument("--threads", type=int, help="threads (default: by the machine)")

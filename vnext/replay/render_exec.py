@@ -8,6 +8,7 @@ from vnext.replay.bisection import Bisected, OperationDifference
 from vnext.replay.execution import Executed, TokenDifference
 from vnext.replay.render import counted, facts, records
 
+SEEN_FIELDS = ("operation", "calls", "largest")
 TOKEN_FIELDS = ("step", "request", "position", "place", "recorded", "again", "margin")
 
 
@@ -82,10 +83,9 @@ def print_bisected(console: Console, answer: Bisected) -> None:
         ("steps", f"{answer.steps:,}"),
         ("end", answer.end),
     ])  # fmt: skip
-    rows = [
-        {"operation": each.operation, "calls": f"{each.calls:,}", "largest": f"{each.max_rel:.2g}"} for each in answer.operations
-    ]
-    records(console, "operations made again, largest relative difference", ("operation", "calls", "largest"), rows)
+    seen = [(each.operation, f"{each.calls:,}", f"{each.max_rel:.2g}") for each in answer.operations]
+    rows = [dict(zip(SEEN_FIELDS, each)) for each in seen]
+    records(console, "operations made again, largest relative difference", SEEN_FIELDS, rows)
     if answer.token is not None:
         print_tokens(console, answer.token, [])
     if answer.found is not None:

@@ -103,7 +103,7 @@ def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, 
     if started.model_digest and found != started.model_digest and not any_model:
         raise CannotRun(
             f"{path} is another model than the log's: its weights and config have the digest {found}, the log's "
-            f"{started.model} had {started.model_digest}; give that one with --model, or --any-model to run this one nevertheless"
+            f"{started.model} had {started.model_digest}; give that one with --model, or --any-model for this one"
         )
     threads = numerics.threads or default_threads(1)
     machine = Machine(path, msgspec.structs.replace(numerics, threads=threads))
