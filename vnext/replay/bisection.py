@@ -72,7 +72,7 @@ class OperationSeen(msgspec.Struct, frozen=True, kw_only=True):
 class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     """`numerics` of the watched run, `against` of what it was compared with, None for each request alone.
 
-    `token` is the first one that was recorded otherwise, in the steps up to the find.
+    `token` is the first one that was recorded otherwise, in the steps up to the find, where the log had one rank too.
     """
 
     same: bool
@@ -90,11 +90,19 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bisect(
-    path: Path, asked: Asked, chosen: ModelChoice, alone: bool, tolerance: float | None = None, progress: Progress | None = None
+    path: Path,
+    asked: Asked,
+    chosen: ModelChoice,
+    alone: bool | None = None,
+    tolerance: float | None = None,
+    progress: Progress | None = None,
 ) -> Bisected:
-    """Compare the log's own numerics with each request alone, or with `chosen.changes`. UnusableLog as `execute`."""
+    """Compare the log's own numerics on one rank with each request alone, or with `chosen.changes`, or, where `alone` is
+    None, with the log's own ranks if they were several. UnusableLog as `execute`."""
     walk = Walk(path, asked)
     threads = {"threads": chosen.changes.get("threads"), "ranks": 1}
+    if alone is None:
+        alone = walk.log.header.started.world_size == 1
     if not alone and numerics_of(walk, chosen.changes) == numerics_of(walk, threads):
         raise UnusableLog("both runs would be the same: give --solo, --kernels, --dtype, --quantization or --tp")
     with sentences():
@@ -111,11 +119,13 @@ def _search(
 
     batched = Batched(machine, walk.first, walk.whole)
     search = Search(machine, other, batched.caches, tolerance)
+    as_recorded = walk.log.header.started.world_size == 1
     steps, token, found = 0, None, None
     for step in walk.steps():
         inputs = batched.inputs(step.state, step.pending)
         tokens, logits = batched.run(inputs)
-        token = token or next(iter(token_differences(step, tokens, logits)), None)
+        if as_recorded:
+            token = token or next(iter(token_differences(step, tokens, logits)), None)
         steps += 1
         if search.step(inputs.forward, logits):
             found = _difference(step, search.found)

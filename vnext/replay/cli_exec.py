@@ -73,7 +73,8 @@ def _bisect(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         raise UnusableLog(f"--tolerance {arguments.tolerance}: it must be 0 or more")
     with _progress("steps", "operations") as progress:
-        answer = bisect(arguments.log, asked, chosen, not others, arguments.tolerance, progress)
+        alone = True if arguments.solo else False if others else None
+        answer = bisect(arguments.log, asked, chosen, alone, arguments.tolerance, progress)
     print_answer(arguments, console, answer, render_exec.print_bisected)
     return SAME if answer.same else DIFFERENT
 
