@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 70
 HEADER_LINES_MAX = 12
 LINE_LENGTH_MAX = 132  # the house writes 120; the tree holds to a little more
 
-ROOMS = ("state", "sched", "kernels", "models", "runtime", "server", "bench", "replay", "chat")
+ROOMS = ("state", "sched", "kernels", "models", "runtime", "server", "bench", "rerun", "replay", "chat")
 # Which rooms a room may import; modules beside the rooms (the commands, `LLM`) are the house's doors and see every room.
 ARROWS = {
     "state": set(),
@@ -28,7 +28,8 @@ ARROWS = {
     "runtime": {"state", "sched", "models", "kernels"},
     "server": {"state", "sched", "runtime"},
     "bench": {"state", "sched", "runtime", "server"},
-    "replay": {"state", "sched"},
+    "rerun": {"state", "sched", "models", "kernels", "runtime"},
+    "replay": {"state", "sched", "rerun"},
     "chat": {"runtime", "server"},
 }
 # Doors that a room may use, with the reason.

@@ -6,7 +6,9 @@ References run on every device torch knows, so each operation has a row for each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -162,10 +164,29 @@ def choose(operation: str, device_type: str) -> Callable[..., Any]:
     return entry.function
 
 
-@cache
+_substitute: ContextVar[Operations | None] = ContextVar("substitute", default=None)
+
+
 def operations(device_type: str) -> Operations:
-    """Every operation for one kind of device."""
+    """Every operation for one kind of device, or what `substituted` put in their place."""
+    return _substitute.get() or chosen_operations(device_type)
+
+
+@cache
+def chosen_operations(device_type: str) -> Operations:
+    """The table's own choice, whatever was substituted."""
     return Operations(*(choose(name, device_type) for name in Operations._fields))
+
+
+@contextmanager
+def substituted(others: Operations) -> Iterator[None]:
+    """While this lasts, in this thread, `operations` gives `others`: to watch what a model calls, or to run it by other
+    implementations. Weights belong to the implementation that packed them: load and run under the same ones."""
+    token = _substitute.set(others)
+    try:
+        yield
+    finally:
+        _substitute.reset(token)
 
 
 def plain_operations() -> Operations:

@@ -1,7 +1,7 @@
 """vnext-replay: the commands on a log.
 
 Owns arguments, exit codes and errors: 0 all is well, 1 a difference was found, 2 the input cannot be used. Every
-command has --json. Imports no torch: a log is opened on any machine.
+command has --json. Imports no torch, but for exec and bisect when they run: a log is opened on any machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 
 from rich.console import Console
 
-from vnext.replay import cli_compare, cli_files, cli_ui, fork, render, render_life, shrinking, to_test, trace, watch, what_if
+from vnext.replay import cli_compare, cli_exec, cli_files, cli_ui, fork, render, render_life, shrinking, to_test, trace, watch
+from vnext.replay import what_if
 from vnext.replay.commands import DIFFERENT, SAME, UNUSABLE, command, index_of, print_answer, terminal
 from vnext.replay.info import info
 from vnext.replay.life import life
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     request.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
     request.add_argument("id", metavar="ID", type=int, help="number of the request in order of arrival, from 0")
     cli_compare.add(commands)
+    cli_exec.add(commands)
     cli_files.add(commands)
     cli_ui.add(commands)
     for tool in (shrinking, to_test, trace, fork, what_if, watch):

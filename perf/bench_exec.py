@@ -1,0 +1,81 @@
+"""What running a model again costs, and what it shows: `python -m pytest perf/bench_exec.py`.
+
+The bundled model in an engine whose cache is small, its log then run again: in its batches, each request alone, from the
+middle, and with every operation made again. A third of the requests are greedy, the others drawn; a fourth begin alike;
+prompts are cut into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the
+tokens compared and those that differ, which must be none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vnext.llm import LLM
+from vnext.replay.bisection import bisect
+from vnext.replay.execution import Executed, ModelChoice, execute
+from vnext.replay.recorded import Asked
+from vnext.replay.stat import stat
+from vnext.replay.commands import index_of
+from vnext.sampling_params import SamplingParams
+
+REQUESTS, TOKENS = 1040, 100
+SETTINGS = dict(executor="inproc", num_blocks_override=220, max_num_seqs=32, max_num_batched_tokens=96, log="full", seed=1)
+SAME = ModelChoice(changes={"threads": 2})
+
+
+def prompt(index: int) -> list[int]:
+    """3 to 120 tokens; every fourth begins as others do."""
+    shared = [7 + 11 * place % 400 for place in range(40)] if index % 4 == 0 else []
+    return shared + [5 + (13 * index + 7 * place + place * place // 3) % 500 for place in range(3 + index * 7 % 80)]
+
+
+def params(index: int) -> SamplingParams:
+    temperature = 0.0 if index % 3 == 0 else 0.9
+    return SamplingParams(temperature=temperature, top_p=0.95, seed=index, max_tokens=TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with LLM(log_dir=str(tmp_path_factory.mktemp("logs")), **SETTINGS) as llm:
+        llm.generate([prompt(index) for index in range(REQUESTS)], [params(index) for index in range(REQUESTS)], use_tqdm=False)
+        path = Path(llm.log_dir)
+    found = stat(index_of(path))
+    assert found.preemptions > 0 and found.hit_tokens > 0
+    return path
+
+
+def ran(benchmark, path: Path, asked: Asked, alone: bool) -> None:
+    """One run, whose tokens all came out again."""
+    found: list[Executed] = []
+    benchmark.pedantic(lambda: found.append(execute(path, asked, SAME, alone)), rounds=1)
+    (answer,) = found
+    names = ("mode", "steps", "requests", "tokens", "differ", "rebuilt_tokens", "invariance")
+    benchmark.extra_info.update({name: getattr(answer, name) for name in names} | {"numerics": answer.numerics})
+    assert answer.same and answer.tokens > 0
+
+
+def test_batches(benchmark, log) -> None:
+    ran(benchmark, log, Asked(), alone=False)
+
+
+def test_alone(benchmark, log) -> None:
+    ran(benchmark, log, Asked(), alone=True)
+
+
+def test_a_hundred_steps_in_the_middle(benchmark, log) -> None:
+    ran(benchmark, log, Asked(first=1000, end=1100), alone=False)
+
+
+@pytest.mark.parametrize("changes", [{}, {"kernels": "torch"}], ids=["alone", "torch"])
+def test_bisect_two_hundred_steps(benchmark, log, changes) -> None:
+    """Every operation of these steps again: each request alone, or by plain torch."""
+    chosen = msgspec.structs.replace(SAME, changes=SAME.changes | changes)
+    found = []
+    benchmark.pedantic(lambda: found.append(bisect(log, Asked(end=200), chosen, not changes)), rounds=1)
+    (answer,) = found
+    calls = {each.operation: [each.calls, each.max_rel] for each in answer.operations}
+    benchmark.extra_info.update({"steps": answer.steps, "tolerance": answer.tolerance, "calls_and_largest": calls})
+    assert answer.same
