@@ -31,7 +31,7 @@ def test_every_option_reaches_its_field() -> None:
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
         "--log-max-bytes 512M --log-max-age 3600 "
-        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --log-level info".split(),
+        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info".split(),
         {},
     )
     assert command.engine == EngineSettings(
@@ -43,7 +43,7 @@ def test_every_option_reaches_its_field() -> None:
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
-        chat_template_path="t.jinja", log_level="info",
+        chat_template_path="t.jinja", show_log=True, log_level="info",
     )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
         settings,
         engine_address=engine.address,
         model_path=str(engine.model_path),
+        log_dir=engine.log_dir if settings.show_log else "",
     )
     with _wake_on_signals() as wake:
         try:

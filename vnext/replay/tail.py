@@ -53,7 +53,8 @@ class Tail:
                 return
             if self._rest():
                 raise Damaged(f"{self._path} ends inside a record, and another segment follows")
-            self._follow(following)
+            if not self._follow(following):
+                return
 
     def _read(self) -> bool:
         """Take the file's new bytes; True if there were any."""
@@ -85,10 +86,12 @@ class Tail:
     def _rest(self) -> int:
         return len(self._reading.data) - self._reading.offset
 
-    def _follow(self, path: Path) -> None:
+    def _follow(self, path: Path) -> bool:
+        """Go on to the next segment; False as long as its header is still being written."""
         try:
             self.log = open_log(path)
         except UnusableLog:
-            return  # its header is still being written
+            return False
         self._before, self._path, self._size, self._opened = self._reading, path, 0, False
         self._reading = Reading(b"")
+        return True

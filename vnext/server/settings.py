@@ -19,7 +19,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
     process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
-    core gets to become ready. Access lines are written from log level "info" down.
+    core gets to become ready. With `show_log` viewers may read the log, whose folder is `log_dir`. Access lines are
+    written from log level "info" down.
     """
 
     host: str = "127.0.0.1"
@@ -29,6 +30,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str = ""
     engine_address: str = ""
     chat_template_path: str = ""
+    show_log: bool = False
+    log_dir: str = ""
     body_bytes_max: int = 32 * 2**20
     live_requests_max: int = 4096
     drain_s: float = 30.0

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Lock
+from typing import Literal
 
 import msgspec
 
-from vnext.replay.index import Index
+from vnext.replay.index import Index, Place
 from vnext.replay.source import UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
@@ -21,6 +22,7 @@ from vnext.state.reduce import reduce
 from vnext.state.state import State
 
 KEPT = 256
+Kind = Literal["step", "event", "request"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,27 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step(self) -> int:
         return self.plan.step
+
+
+class Following:
+    """Moments out of frames in order, from a state on. Mutable."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._since: list[tuple[int, AnyEvent]] = []
+
+    def take(self, frame: Frame) -> Iterator[Moment]:
+        """The steps that a frame plans. IllegalEvent where it does not follow."""
+        if frame.first_event != self.state.sequence:
+            raise IllegalEvent(f"{frame.lost} frames are missing before event {frame.first_event}")
+        for number, event in enumerate(frame.events, frame.first_event):
+            before = self.state
+            self.state = reduce(before, event)
+            if isinstance(event, StepPlanned):
+                since, self._since = tuple(self._since), []
+                yield Moment(event=number, plan=event, before=before, after=self.state, since=since)
+            else:
+                self._since.append((number, event))
 
 
 class Walk:
@@ -55,6 +78,19 @@ class Walk:
     def last_step(self) -> int:
         """The last step of the log; one before `first_step` in a log that has none."""
         return self.index.last.planned - 1
+
+    @property
+    def events(self) -> int:
+        """How many events the log has, those before its beginning included."""
+        return self.index.last.sequence
+
+    @property
+    def requests(self) -> int:
+        return self.index.last.next_id
+
+    def place(self, kind: Kind, value: int) -> Place:
+        """A state before this step, event or request, not long before."""
+        return self._at(self.index, kind, value)
 
     def moment(self, step: int) -> Moment:
         """UnusableLog if the log has no such step."""
@@ -86,21 +122,15 @@ class Walk:
 
     def _from(self, step: int) -> Iterator[Moment]:
         """Moments from one shortly before `step` on, to the end of what can be folded."""
-        place = self.index.at_step(max(self.first_step, step - 1))
-        state, since = place.state, []
+        place = self.place("step", max(self.first_step, step - 1))
+        following = Following(place.state)
         for item in place.items:
-            if not isinstance(item, Frame):
-                continue
-            if item.first_event != state.sequence:
-                return
-            for number, event in enumerate(item.events, item.first_event):
+            if isinstance(item, Frame):
                 try:
-                    after = reduce(state, event)
+                    yield from following.take(item)
                 except IllegalEvent:
                     return
-                if isinstance(event, StepPlanned):
-                    yield Moment(event=number, plan=event, before=state, after=after, since=tuple(since))
-                    since = []
-                else:
-                    since.append((number, event))
-                state = after
+
+    @staticmethod
+    def _at(index: Index, kind: Kind, value: int) -> Place:
+        return {"step": index.at_step, "event": index.at_event, "request": index.at_request}[kind](value)
