@@ -86,6 +86,11 @@ class LiveWalk(Walk):
         return self._following.state.planned - 1
 
     @property
+    def state(self) -> State:
+        """The newest one."""
+        return self._following.state
+
+    @property
     def events(self) -> int:
         return self._following.state.sequence
 
@@ -161,11 +166,14 @@ class LiveLog:
         return await asked(self.walk, question)
 
     def about(self) -> dict[str, Any]:
+        now = self.walk.state
         live = {
             "condition": self.condition,
             "word": self.word,
             "behind": self._behind,
             "quiet_s": round(time.monotonic() - self._heard_s, 1),
+            "running": len(now.rows),
+            "waiting": len(now.waiting),
         }
         return about_log(self) | {"name": self.name, "live": live}
 

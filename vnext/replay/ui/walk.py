@@ -64,7 +64,7 @@ class Following:
 class Walk:
     """One log. `lock` is held by whoever asks or reads a state of it: reading an old version changes what lies behind it."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index | None) -> None:
         self.index = index
         self.lock = Lock()
         self._kept: OrderedDict[int, Moment] = OrderedDict()
@@ -105,15 +105,21 @@ class Walk:
     def _sought(self, step: int) -> Moment:
         if not self.first_step <= step <= self.last_step:
             raise UnusableLog(f"step {step} is not in this log: it has steps {self.first_step} to {self.last_step}")
-        if self._ahead is None or self._ahead[0] != step:
-            self._ahead = (step, self._from(step))
-        for moment in self._ahead[1]:
+        found = self._reached(step, self._ahead[1]) if self._ahead is not None and self._ahead[0] == step else None
+        found = found or self._reached(step, self._from(step))
+        if found is None:
+            raise UnusableLog(f"step {step} cannot be reached: folding ends before it")
+        return found
+
+    def _reached(self, step: int, moments: Iterator[Moment]) -> Moment | None:
+        """The step among these moments, which go on behind it the next time; None where they end before it."""
+        for moment in moments:
             self._keep(moment)
             if moment.step == step:
-                self._ahead = (step + 1, self._ahead[1])
+                self._ahead = (step + 1, moments)
                 return moment
         self._ahead = None
-        raise UnusableLog(f"step {step} cannot be reached: folding ends before it")
+        return None
 
     def _keep(self, moment: Moment) -> None:
         self._kept[moment.step] = moment

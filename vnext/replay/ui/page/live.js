@@ -6,8 +6,8 @@ const EVERY_MS = 500;
 const QUIET_S = 3;
 
 export class Live {
-  constructor(word, button, grown) {
-    Object.assign(this, { word, button, grown, following: true, last: null, at: 0, rate: 0 });
+  constructor(word, more, button, grown) {
+    Object.assign(this, { word, more, button, grown, following: true, last: null, at: 0, rate: 0 });
     word.hidden = button.hidden = false;
     this.press(true);
   }
@@ -24,7 +24,7 @@ export class Live {
       try {
         about = (await ask("logs")).logs[0];
       } catch {
-        return this.say("ended", "this page's own server has ended: start vnext-replay ui again");
+        return this.say("ended", "ended", "This page's own server has ended: start vnext-replay ui again.");
       }
       this.tell(about);
       await this.grown(about);
@@ -37,16 +37,20 @@ export class Live {
     const now = performance.now();
     if (this.last !== null) this.rate = (1000 * (last - this.last)) / (now - this.at);
     Object.assign(this, { last, at: now });
-    if (live.condition === "ended") return this.say("ended", `ended: ${live.word}`);
-    if (live.condition === "silent") return this.say("silent", live.word);
+    const known = `${live.word}. What is shown is the engine up to step ${last}`;
+    if (live.condition === "ended") return this.say("ended", "ended", `${known}.`);
+    if (live.condition === "silent") return this.say("silent", "no answer", `${known}; it goes on when the server answers again.`);
     if (live.behind) return this.say("live", `reading what was written: ${Math.round(this.rate)} steps/s`);
-    const quiet = live.quiet_s < QUIET_S ? "live" : `live, nothing new for ${Math.round(live.quiet_s)} s`;
-    this.say("live", this.rate > 0 ? `live, ${Math.round(this.rate)} steps/s` : quiet);
+    if (this.rate > 0) return this.say("live", `live, ${Math.round(this.rate)} steps/s`);
+    const quiet = live.quiet_s < QUIET_S ? "" : `, nothing new for ${Math.round(live.quiet_s)} s`;
+    this.say("live", `live${quiet}: ${live.running} running, ${live.waiting} waiting now`);
   }
 
-  say(condition, words) {
+  say(condition, words, more = "") {
     this.word.dataset.condition = condition;
     this.word.textContent = words;
+    this.more.textContent = more;
+    this.more.hidden = !more;
     if (condition === "ended") this.press(false);
     this.button.disabled = condition === "ended";
   }

@@ -129,7 +129,8 @@ async function grown(about) {
 }
 
 function summary(logs) {
-  byId("about").textContent = logs.map((log) => `${log.name}: ${log.last_request + 1} requests, ${log.last_event + 1} events`).join(" | ");
+  const counts = logs.map((log) => `${log.last_request + 1} requests, ${log.last_event + 1} events`);
+  byId("about").textContent = logs.length === 1 ? counts[0] : counts.map((words, number) => `${logs[number].name}: ${words}`).join(" | ");
 }
 
 async function start() {
@@ -139,7 +140,7 @@ async function start() {
   page.last = Math.max(...logs.map((log) => log.last_step));
   summary(logs);
   page.panels = logs.map((about, number) => new Panel(number, about, go));
-  if (logs[0].live) page.live = new Live(byId("live"), byId("follow"), safely(grown));
+  if (logs[0].live) page.live = new Live(byId("live"), byId("more"), byId("follow"), safely(grown));
   listen();
   const growing = Promise.all(page.panels.map((panel) => panel.start()));
   const along = page.live !== null && !location.hash.startsWith("#step=");

@@ -108,6 +108,7 @@ export class Panel {
 
   rows() {
     const body = head(this.part("table.rows"), ["request", "prompt", "known", "computes", "blocks", "limit", ""]);
+    if (!this.found.rows.length) cell(body.insertRow(), "nobody").colSpan = 7;
     for (const row of this.found.rows) {
       const line = body.insertRow();
       const name = cell(line, row.id);
@@ -126,6 +127,7 @@ export class Panel {
 
   queue() {
     const body = head(this.part("table.queue"), ["request", "tokens", "priority", "why it waits"]);
+    if (!this.found.queue.length) cell(body.insertRow(), "nobody").colSpan = 4;
     for (const entry of this.found.queue) {
       const line = body.insertRow();
       cell(line, entry.id);
