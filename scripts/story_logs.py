@@ -30,7 +30,7 @@ from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
 from vnext.state.digest import details, digest  # noqa: E402
 from vnext.state.events import (  # noqa: E402
-    AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens,
+    AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens,
 )  # fmt: skip
 from vnext.state.log import RankDetail, RankDigest  # noqa: E402
 from vnext.state.params import Sampling  # noqa: E402
@@ -73,11 +73,11 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     wrong: tuple[int, int] | None = None
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("stories", nargs="*", help=f"which of {', '.join(STORIES)} (default: all)")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     for name in options.stories or STORIES:
         record(options.folder, name)
         print(f"recorded: {options.folder / name}")
@@ -297,7 +297,7 @@ def crash() -> Story:
 
 STORIES = {
     "spike": spike,
-    "spike-after": lambda: spike(256),
+    "spike-after": lambda: spike(128),
     "drift": drift,
     "drift-again": lambda: drift(interval=1),
     "drift-after": lambda: drift(wrong=None, interval=1),

@@ -19,6 +19,7 @@ from vnext.replay import render
 from vnext.replay.folding import Broken, Folded, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.state.chain import chain_keys, root_key
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.state import State
@@ -76,7 +77,6 @@ class _Texts:
         self._size = block_size
         self._by_key: dict[bytes, list[int]] = {}
         self._texts: dict[int, np.ndarray] = {}
-        self._roots: dict[int, bytes] = {}
 
     def longest(self, salt: str, tokens: bytes) -> tuple[int, int, int]:
         """(tokens in common with the text nearest to these, those of them in full blocks, whose text it is)."""
@@ -93,7 +93,7 @@ class _Texts:
 
     def add(self, id_: int, salt: str, tokens: bytes) -> None:
         root = root_key(salt)
-        self._texts[id_], self._roots[id_] = unpack_tokens(tokens), root
+        self._texts[id_] = unpack_tokens(tokens)
         for key in (root, *chain_keys(root, tokens, self._size)):
             ids = self._by_key.setdefault(key, [])
             if id_ not in ids:
@@ -111,8 +111,8 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 class _Counting:
     """The comparison while the log is folded. Mutable."""
 
-    def __init__(self, config) -> None:
-        self._size, self._caching = config.block_size, config.prefix_caching
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._size = config.block_size
         self._salted, self._plain = _Texts(config.block_size), _Texts(config.block_size)
         self._asked: dict[int, _Asked] = {}
         self._living: dict[int, tuple[str, bytes, list[int]]] = {}

@@ -14,14 +14,15 @@ import msgspec
 from rich.console import Console
 
 from vnext.replay import render
-from vnext.replay.folding import Broken, Folded, fold
+from vnext.replay.folding import Broken, Folded, first_state, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.times import Clock, stamps_of
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned
 from vnext.state.outputs import outputs
-from vnext.state.state import Flight
+from vnext.state.state import Flight, State
 
 TOP_MAX = 1_000
+BEFORE = -1
 
 
 class First(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,8 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Living(msgspec.Struct):
-    """A request as far as it has come."""
+    """A request as far as it has come. `arrived_step` is -1 if it lives where the log begins: its first token here may be
+    another one."""
 
     arrived_us: float
     arrived_step: int
@@ -116,9 +118,9 @@ class _Worst:
 class _Seeking:
     """The search while the log is folded. Mutable."""
 
-    def __init__(self, clock: Clock, top: int) -> None:
+    def __init__(self, clock: Clock, top: int, first: State) -> None:
         self._clock = clock
-        self._living: dict[int, _Living] = {}
+        self._living = {id_: _Living(0.0, BEFORE, 0) for id_, _ in first.requests.items()}
         self._planned_us: dict[int, float] = {}
         self._tokens: list[int] = []
         self._first_step = -1
@@ -159,9 +161,9 @@ class _Seeking:
         news = outputs(item.before, event, item.after)
         for told in news:
             if told.sample >= 0 and (living := self._living.get(told.id)) is not None:
-                if living.last_us < 0:
+                if living.last_us < 0 and living.arrived_step != BEFORE:
                     self._first(told.id, living, event.step, now_us)
-                else:
+                elif living.last_us >= 0:
                     waited.append((now_us - living.last_us, told.id))
         if waited:
             self._gap(waited, event.step)
@@ -211,7 +213,7 @@ class _Seeking:
 def slow(log: Log, top: int) -> Slow:
     """The `top` worst of each kind."""
     clock, ended = Clock(stamps_of(log)), "complete"
-    seeking = _Seeking(clock, top)
+    seeking = _Seeking(clock, top, first_state(log))
     for item in fold(log):
         if isinstance(item, Folded):
             seeking.hear(item)
