@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vnext.replay.folding import first_state
+from vnext.replay.folding import IMPOSSIBLE, first_state
 from vnext.replay.index import Index, Place, Segment
 from vnext.replay.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
 from vnext.replay.source import Log, UnusableLog, open_log
@@ -23,7 +23,7 @@ from vnext.replay.tail import Damaged, Tail
 from vnext.replay.ui.opened import about_log, asked
 from vnext.replay.ui.overview import COLUMNS, GROWTH, Overview
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
-from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.errors import LawBroken
 from vnext.state.log import Frame, SegmentStart
 from vnext.state.state import State
 
@@ -191,10 +191,10 @@ class LiveLog:
                 self._take_rest()
                 self.condition, self.word = "silent", str(silent)
                 wait_s = RETRY_S
-            except (Lost, Damaged, UnusableLog) as lost:
+            except (Lost, Damaged, UnusableLog, OSError) as lost:
                 self._take_rest()
                 self.condition, self.word = "ended", str(lost)
-            except (IllegalEvent, LawBroken) as broken:
+            except (LawBroken, *IMPOSSIBLE) as broken:
                 self.condition, self.word = "ended", f"the log cannot be folded behind event {self.walk.events - 1}: {broken}"
             self._stopped.wait(wait_s)
 
@@ -202,7 +202,7 @@ class LiveLog:
         """What had come before the end."""
         try:
             self._take_news()
-        except (Damaged, UnusableLog, IllegalEvent, LawBroken):
+        except (Damaged, UnusableLog, OSError, LawBroken, *IMPOSSIBLE):
             return
 
     def _take_news(self) -> None:
