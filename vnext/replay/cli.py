@@ -12,9 +12,7 @@ from functools import partial
 
 from rich.console import Console
 
-from vnext.replay import (
-    cache, cli_compare, cli_files, cli_ui, fork, render, render_life, shrinking, slow, to_test, trace, watch, what_if,
-)  # fmt: skip
+from vnext.replay import cli_compare, cli_files, cli_ui, fork, render, render_life, shrinking, to_test, trace, watch, what_if
 from vnext.replay.commands import DIFFERENT, SAME, UNUSABLE, command, index_of, print_answer, terminal
 from vnext.replay.info import info
 from vnext.replay.life import life
@@ -68,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     cli_compare.add(commands)
     cli_files.add(commands)
     cli_ui.add(commands)
-    for tool in (slow, cache, shrinking, to_test, trace, fork, what_if, watch):
+    for tool in (shrinking, to_test, trace, fork, what_if, watch):
         tool.add_command(partial(command, commands))
     return top
 
