@@ -223,6 +223,7 @@ def asked_to_compute(server: Server, count: int) -> threading.Thread:
 def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
     """Steps come by themselves, a step back stays, the engine's end leaves everything that was seen."""
     with serving(tmp_path, "--show-log", *SMALL) as server, followed(browser, server) as page:
+        assert f"vnext-replay ui --live {server.url}" in server.said
         page.driver.get_log("browser")  # what earlier tests left in it
         page.driver.get(page.address)
         page.told("#where", "no step yet")

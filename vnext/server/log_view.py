@@ -22,7 +22,7 @@ READERS_MAX = 4
 PART_BYTES_MAX = 1 << 20
 WRITE_BYTES = 1 << 16
 WRITE_TIMEOUT_S = 10.0
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1", "::ffff:127.0.0.1")
 
 log = logging.getLogger("vnext.server")
 
