@@ -88,11 +88,11 @@ def record(folder: Path, name: str) -> Path:
     """Write the log of one story into a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "shop_policies.py").write_text(POLICY)
-    sys.path.insert(0, str(folder))
+    sys.path.insert(0, str(folder.resolve()))
     try:
         Run(folder / name, STORIES[name]()).run()
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(folder.resolve()))
     return folder / name
 
 

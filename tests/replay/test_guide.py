@@ -6,6 +6,7 @@ commands, what follows them is what they print. Commands run one after the other
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from vnext.replay.cli import main
+from vnext.sched.policies import policy_of
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -49,6 +51,8 @@ def test_the_guide_has_its_five_stories() -> None:
 def test_a_story_prints_what_it_says(path, title, tmp_path, monkeypatch, capfd, request) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
     section = sections(path)[title]
     played = BLOCK.sub(lambda block: play(block[0], capfd), section)
     if request.config.getoption("--rewrite"):
@@ -69,17 +73,14 @@ def printed(command: str, capfd) -> str:
         record(command.split()[2:])
         text = capfd.readouterr().out
     else:
-        text = in_this_process(command, capfd) if is_plain(command) else in_a_shell(command)
+        text = (in_this_process if command.startswith("vnext-replay ") else in_a_shell)(command, capfd)
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def is_plain(command: str) -> bool:
-    """Whether it can run here: the log's tool, which imports nothing of the story's, and at most `head`s and `tail`s."""
-    return command.startswith("vnext-replay ") and "--own-policy" not in command
-
-
 def in_this_process(command: str, capfd) -> str:
+    """The log's tool, with at most `head`s and `tail`s behind it."""
     words, *filters = command.split(" | ")
+    forget_policies()
     main(shlex.split(words)[1:])
     captured = capfd.readouterr()
     assert not captured.err, captured.err
@@ -90,9 +91,15 @@ def in_this_process(command: str, capfd) -> str:
     return "\n".join(lines)
 
 
-def in_a_shell(command: str) -> str:
-    words = command.replace("vnext-replay ", f"{shlex.quote(sys.executable)} -m vnext.replay ")
-    words = words.replace("python -m", f"{shlex.quote(sys.executable)} -m", 1) if words.startswith("python -m") else words
+def forget_policies() -> None:
+    """Each command is a process of its own, which imports a policy as it is then."""
+    sys.modules.pop("shop_policies", None)
+    policy_of.cache_clear()
+    importlib.invalidate_caches()
+
+
+def in_a_shell(command: str, capfd) -> str:
+    words = re.sub(r"^python\b", shlex.quote(sys.executable), command)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), ".")), "PYTHONDONTWRITEBYTECODE": "1"}
     ran = subprocess.run(words, shell=True, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert not ran.stderr, ran.stderr

@@ -199,6 +199,7 @@ def test_two_logs_stand_at_their_first_difference(page, logs):
 # ---- a running engine --------------------------------------------------------------------------------------------
 
 
+ANSWER = 60
 SMALL = ("--threads", "1", "--max-num-seqs", "2", "--num-blocks-override", "12", "--max-model-len", "160")
 
 
@@ -214,7 +215,7 @@ def followed(browser, server: Server) -> Iterator[Page]:
 
 
 def asked_to_compute(server: Server, count: int) -> threading.Thread:
-    bodies = [{"prompt": "import os", "max_tokens": 100, "ignore_eos": True, "seed": seed} for seed in range(count)]
+    bodies = [{"prompt": "import os", "max_tokens": ANSWER, "ignore_eos": True, "seed": seed} for seed in range(count)]
     thread = threading.Thread(target=complete_all, args=(server.url, bodies, count))
     thread.start()
     return thread
@@ -240,7 +241,7 @@ def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
         page.at(int(last))
         assert page.driver.current_url.endswith("#live")
         asked_to_compute(server, 1).join()
-        page.at(int(last) + 100)  # it went along
+        page.at(int(last) + ANSWER)  # it went along
         assert server.stop() == 0
         page.told("#more", "nobody answers at")
         page.press(Keys.HOME)
