@@ -292,7 +292,9 @@ def storm(running_max: int = 64) -> Story:
 
 def crash() -> Story:
     """A policy of the shop's own, which divides by what a request has answered so far."""
-    return Story(config=config(policy="shop_policies:nearly_done_first", block_count=160), clients=list(talks(60, 20_000, answer=120)))
+    return Story(
+        config=config(policy="shop_policies:nearly_done_first", block_count=160), clients=list(talks(60, 20_000, answer=120))
+    )
 
 
 STORIES = {

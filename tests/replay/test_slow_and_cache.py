@@ -91,7 +91,10 @@ def by_hand(log_dir: Path) -> dict[str, int]:
             prompt = unpack_tokens(event.prompt).tolist()
             most = (len(prompt) - 1) // size * size
             same, any_salt = (
-                max((common(prompt, text) // size * size for _, salt, text in texts if salt == event.cache_salt or every), default=0)
+                max(
+                    (common(prompt, text) // size * size for _, salt, text in texts if salt == event.cache_salt or every),
+                    default=0,
+                )
                 for every in (False, True)
             )
             known[event.id] = (most, min(same, most), min(any_salt, most))

@@ -1,4 +1,4 @@
-"""The log over HTTP: byte for byte what the engine wrote, to those who may see it, in bounded parts, and in plain words where not."""
+"""The log over HTTP: byte for byte what the engine wrote, in bounded parts, to those who may see it, and in plain words to others."""
 
 from __future__ import annotations
 
