@@ -32,7 +32,7 @@ def test_every_option_reaches_its_field() -> None:
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
         "--log-max-bytes 512M --log-max-age 3600 "
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --ipc-bytes-max 1M "
-        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --log-level info".split(),
+        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info".split(),
         {},
     )
     assert command.engine == EngineSettings(
@@ -46,7 +46,7 @@ def test_every_option_reaches_its_field() -> None:
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
-        chat_template_path="t.jinja", log_level="info",
+        chat_template_path="t.jinja", show_log=True, log_level="info",
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ DOORS = {
 ENVIRONMENT_READERS = {
     "vnext/options.py",  # the one reader of argv and environment
     "vnext/cli.py",  # its entry point
+    "vnext/replay/cli_ui.py",  # a server's key, which `ps` would show among the arguments
     "vnext/runtime/determinism.py",  # a rank's start-up: MKL and OpenMP read these when torch is imported, and only then
 }
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}

@@ -61,6 +61,7 @@ SERVER_HELP = {
     "api_key": f"clients must send it as a bearer token; better given as {API_KEY_VARIABLE}, which `ps` does not show",
     "served_model_names": "names that requests may use for the model (default: the folder's name)",
     "chat_template_path": "a Jinja file in place of the checkpoint's chat template",
+    "show_log": "viewers may read the log as it grows (vnext-replay ui --live URL): with --api-key, or on this machine",
     "drain_s": "seconds that running requests get when the server stops",
     "log_level": "info adds one line for each HTTP request",
 }
@@ -214,7 +215,10 @@ def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> 
     hints = get_type_hints(ServerSettings)
     values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
     values.setdefault("api_key", environment.get(API_KEY_VARIABLE, ""))
-    return ServeCommand(engine=engine_of(given), server=ServerSettings(**values))
+    engine, server = engine_of(given), ServerSettings(**values)
+    if server.show_log and engine.log == "off":
+        raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
+    return ServeCommand(engine=engine, server=server)
 
 
 def _chat_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ChatCommand:

@@ -68,6 +68,7 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
         settings,
         engine_address=engine.address,
         model_path=str(engine.model_path),
+        log_dir=engine.log_dir if settings.show_log else "",
     )
     with _wake_on_signals() as wake:
         try:
@@ -159,6 +160,7 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
+        f"{_live_line(settings)}"
         f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
         "vnext: Ctrl-C stops",
         flush=True,
@@ -178,6 +180,11 @@ def curl_line(settings: ServerSettings, chat: bool) -> str:
     path = "chat/completions" if chat else "completions"
     body = json.dumps(body | {"max_tokens": 60, "temperature": 0})
     return f"curl -s {_url(settings)}/v1/{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+def _live_line(settings: ServerSettings) -> str:
+    """How to look on, where that is allowed."""
+    return f"vnext: live     vnext-replay ui --live {_url(settings)}\n" if settings.show_log else ""
 
 
 def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from vnext.replay.info import info
 from vnext.replay.source import open_log
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.segments import Bounds
+from vnext.sched.explain import explain
 from vnext.state.digest import digest
-from vnext.state.events import StepCommitted
+from vnext.state.events import StepCommitted, StepPlanned
 
 NEEDED = {"X": {"ts", "dur"}, "C": {"ts", "args"}, "i": {"ts", "s"}, "M": {"args"}}
 ROUNDING_US = 0.002
@@ -84,8 +85,22 @@ def test_what_it_shows_is_what_the_log_holds(tmp_path):
     for event in events:
         if event["name"] == "cache blocks":
             assert sum(event["args"].values()) == config.block_count and min(event["args"].values()) >= 0
-    reasons = {event["name"] for event in events if event["name"].startswith("not taken")}
-    assert {reason.split(": ")[1] for reason in reasons} == {"blocks or order", "blocks, after others gave way", "budget"}
+    reasons = Counter(event["name"].split(": ")[1] for event in events if event["name"].startswith("not taken"))
+    assert reasons == changes_of_reasons(log_dir) and set(reasons) >= {"blocks", "order", "room", "budget"}
+
+
+def changes_of_reasons(log_dir) -> Counter:
+    """How often a request waits for another reason than before, asked of the scheduler in every step."""
+    notes: dict[int, str] = {}
+    found: Counter = Counter()
+    for item in fold(open_log(log_dir)):
+        if isinstance(item, Folded) and isinstance(item.event, StepPlanned):
+            whys = {wait.id: wait.why for wait in explain(item.before).waits}
+            for entry in item.after.waiting:
+                why = whys[entry.id]
+                found[why] += why not in ("preempted", notes.get(entry.id))
+                notes[entry.id] = why
+    return found
 
 
 def test_brief_leaves_out_chunks_only(tmp_path):

@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from log_drive import record, small_config
 
+from vnext.replay.cli import main as replay
 from vnext.replay.diff import diff
 from vnext.replay.index import Index
 from vnext.replay.source import open_log
@@ -27,6 +30,10 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "e2e"))
+
+from serving import Server, complete_all, serving  # noqa: E402  (needs the path above)
+
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
 WAIT_S = 30
@@ -90,6 +97,13 @@ class Page:
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
+
+    def told(self, selector: str, words: str) -> None:
+        """Wait until an element has these words."""
+        try:
+            WebDriverWait(self.driver, WAIT_S).until(lambda _: words in self.text(selector))
+        except TimeoutException:
+            raise AssertionError(f"{selector} says {self.text(selector)!r}, not {words!r}") from None
 
     def text(self, selector: str) -> str:
         return self.driver.find_element(By.CSS_SELECTOR, selector).text
@@ -180,3 +194,58 @@ def test_two_logs_stand_at_their_first_difference(page, logs):
     page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)  # the event came behind the step's plan: states differ later
     page.at(step + 2)
     WebDriverWait(page.driver, WAIT_S).until(lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".log.different")) == 2)
+
+
+# ---- a running engine --------------------------------------------------------------------------------------------
+
+
+ANSWER = 60
+SMALL = ("--threads", "1", "--max-num-seqs", "2", "--num-blocks-override", "12", "--max-model-len", "160")
+
+
+@contextmanager
+def followed(browser, server: Server) -> Iterator[Page]:
+    command = [sys.executable, "-m", "vnext.replay", "ui", "--live", server.url, "--json"]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield Page(browser, json.loads(shown.stdout.readline())["address"], 1)
+    finally:
+        shown.terminate()
+        assert shown.wait(20) is not None
+
+
+def asked_to_compute(server: Server, count: int) -> threading.Thread:
+    bodies = [{"prompt": "import os", "max_tokens": ANSWER, "ignore_eos": True, "seed": seed} for seed in range(count)]
+    thread = threading.Thread(target=complete_all, args=(server.url, bodies, count))
+    thread.start()
+    return thread
+
+
+def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
+    """Steps come by themselves, a step back stays, the engine's end leaves everything that was seen."""
+    with serving(tmp_path, "--show-log", *SMALL) as server, followed(browser, server) as page:
+        assert f"vnext-replay ui --live {server.url}" in server.said
+        page.driver.get_log("browser")  # what earlier tests left in it
+        page.driver.get(page.address)
+        page.told("#where", "no step yet")
+        asked = asked_to_compute(server, 5)
+        page.told("#where", " of ")
+        page.press(Keys.ARROW_LEFT)
+        page.told("#follow", "follow")
+        stays = page.text("#where").split(" of ")[0]
+        asked.join()
+        page.told("#live", "0 running, 0 waiting now")
+        shown, last = page.text("#where").split(" of ")
+        assert shown == stays and int(last) > int(stays.split()[1])
+        page.press("f")
+        page.at(int(last))
+        assert page.driver.current_url.endswith("#live")
+        asked_to_compute(server, 1).join()
+        page.at(int(last) + ANSWER)  # it went along
+        assert server.stop() == 0
+        page.told("#more", "nobody answers at")
+        page.press(Keys.HOME)
+        page.at(0)
+        assert page.driver.get_log("browser") == []
+        assert page.colours("canvas.line") >= 4
+    assert replay(["verify", str(server.log_dir)]) == 0

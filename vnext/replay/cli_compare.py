@@ -1,13 +1,14 @@
-"""The commands that measure and compare: stat, diff, ranks."""
+"""The commands that measure and compare: stat, slow, cache, diff, ranks."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from vnext.replay import render_compare
+from vnext.replay import cache, render_compare, slow
 from vnext.replay.commands import DIFFERENT, SAME, command, index_of, print_answer
 from vnext.replay.diff import diff
 from vnext.replay.ranks import ranks
@@ -21,6 +22,8 @@ def add(commands) -> None:
         commands, "stat", _stat, "percentiles of step times, tokens, batch and queue; hit rate, preemptions",
         "Folds the log once for its index, then at once.",
     )  # fmt: skip
+    for tool in (slow, cache):
+        tool.add_command(partial(command, commands))
     comparing = command(
         commands, "diff", _diff, "the first step in which two logs differ, field by field",
         "Compares what was recorded; clocks and the frames in which ranks reported do not count.",

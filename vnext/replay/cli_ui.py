@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from vnext.replay import render
 from vnext.replay.commands import SAME, command
+from vnext.replay.mirror import Mirror
+from vnext.replay.source import UnusableLog
+from vnext.replay.tail import newest_log
+from vnext.state.log import SEGMENT_SUFFIX
+
+KEY_VARIABLE = "VNEXT_API_KEY"
+ADDRESSES = ("http://", "https://")
 
 
 def add(commands) -> None:
     """Declare it."""
     scrubbing = command(
         commands, "ui", _ui, "a page to walk through a log: time line, blocks, queue, requests, why they wait",
-        "Serves on 127.0.0.1 until it is stopped; two logs stand side by side.",
+        "Serves on 127.0.0.1 until it is stopped; two logs stand side by side. With --live it shows a running engine.",
+        log=False,
     )  # fmt: skip
+    scrubbing.add_argument("log", metavar="LOG", help="directory of a log, or one segment file; with --live a server's URL too")
     scrubbing.add_argument("other", metavar="OTHER", nargs="?", type=Path, help="a second log, to be compared")
+    scrubbing.add_argument(
+        "--live", action="store_true",
+        help="follow a running engine: the URL of a server with --show-log, or on its machine its log, or the folder of all",
+    )  # fmt: skip
+    scrubbing.add_argument("--api-key", default="", help=f"the server's key, better given as {KEY_VARIABLE}")
     scrubbing.add_argument("--port", type=int, default=0, help="0 lets the system choose (default)")
 
 
@@ -28,14 +45,42 @@ def _ui(arguments: argparse.Namespace, console: Console) -> int:
 
     from vnext.replay.ui.app import Opened, serve
 
-    opened = [Opened(path) for path in (arguments.log, arguments.other) if path is not None]
-
     def ready(address: str) -> None:
         if arguments.json:
             render.print_json(console, {"address": address})
         else:
             console.print(f"open {address} (Ctrl-C ends)")
 
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        if arguments.live:
+            opened = [stack.enter_context(_followed(arguments))]
+        else:
+            opened = [Opened(path) for path in (_path(arguments.log), arguments.other) if path is not None]
         asyncio.run(serve(opened, arguments.port, ready))
     return SAME
+
+
+def _path(text: str) -> Path:
+    if text.startswith(ADDRESSES):
+        raise UnusableLog(f"{text} is an address: add --live to follow the server there")
+    return Path(text)
+
+
+@contextlib.contextmanager
+def _followed(arguments: argparse.Namespace) -> Iterator:
+    """The running engine that is asked for, until the block ends."""
+    from vnext.replay.ui.live import LiveLog
+
+    if arguments.other is not None:
+        raise UnusableLog("--live shows one log: leave the second one out")
+    with contextlib.ExitStack() as stack:
+        mirror, folder = None, Path(arguments.log)
+        if "://" in arguments.log:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vnext-live-")))
+            mirror = Mirror(arguments.log, arguments.api_key or os.environ.get(KEY_VARIABLE, ""), folder)
+            stack.callback(mirror.close)
+        elif folder.is_dir() and not any(folder.glob(f"*{SEGMENT_SUFFIX}")):
+            folder = newest_log(folder)
+        found = LiveLog(folder, mirror)
+        stack.callback(found.close)
+        yield found

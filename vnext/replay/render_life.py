@@ -5,6 +5,8 @@ Owns the drawing together; what happened is `life`'s business.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -38,6 +40,7 @@ def print_life(console: Console, answer: Life) -> None:
         ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}"),
         ("waited", f"{queued} before its first, {waited} in all"),
+        *([("because of", _reasons(answer))] if answer.waits else []),
         ("preempted", counted(answer.preemptions, "time")),
         ("end", answer.finish),
         *([("token ids", "pseudonyms: this log holds no text")] if answer.privacy == "shape" else []),
@@ -52,6 +55,14 @@ def print_life(console: Console, answer: Life) -> None:
         step = "-" if span.first.step < 0 else _range(span.first.step, span.last.step)
         table.add_row(step, _range(span.first.event, span.last.event), printable(told(span)))
     console.print(table)
+
+
+def _reasons(answer: Life) -> str:
+    """How many steps each reason has cost, most first."""
+    steps = Counter()
+    for wait in answer.waits:
+        steps[wait.why] += wait.last_step - wait.first_step + 1
+    return ", ".join(f"{why} {count:,}" for why, count in steps.most_common())
 
 
 def print_waits(console: Console, answer: Life) -> None:

@@ -29,17 +29,17 @@ Predicate = Callable[[State, AnyEvent, State], bool]
 """Whether something is wrong about an event: the state before it, the event, the state after it."""
 
 
-def events_of(log: Log) -> tuple[AnyEvent, ...]:
+def events_of(log: Log, own_policy: bool = False) -> tuple[AnyEvent, ...]:
     """All events of a log that begins with the engine's start, up to its end or first gap. UnusableLog otherwise.
 
-    Requests are named by their numbers, so that what each was answered can be told by its name.
+    Requests are named by their numbers, so that what each was answered can be told by its name. `own_policy` as in `verify`.
     """
     header = log.header
     if header.index:
         raise UnusableLog(
             f"{log.paths[0]} begins at event {header.first_event}: a story needs the engine's start, segment 0 of the log"
         )
-    if why_not := why_not_decided(log):
+    if why_not := why_not_decided(log, own_policy):
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
     events: list[AnyEvent] = [header.started]
     for item in log.items():

@@ -39,10 +39,10 @@ class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shrink_log(
-    log: Log, law: str = "", predicate: Predicate | None = None, folded_max: int = FOLDED_MAX
+    log: Log, law: str = "", predicate: Predicate | None = None, folded_max: int = FOLDED_MAX, own_policy: bool = False
 ) -> tuple[Shrunk, tuple[AnyEvent, ...]]:
     """The smallest failing events of a log, and what they are. UnusableLog if it breaks another law than `law`."""
-    events = events_of(log)
+    events = events_of(log, own_policy)
     if predicate is not None:
         found, toy = _predicated(events, predicate), False
     else:
@@ -92,13 +92,14 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     shrinking.add_argument(
         "--predicate", metavar="FILE:FUNC", help="not the laws: FUNC(before, event, after) is true where something is wrong"
     )
+    shrinking.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
     shrinking.add_argument("-o", "--out", type=Path, help="write the small log here: a directory, or one *.vnextlog file")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """0 nothing is wrong, 1 made small."""
     predicate = predicate_of(arguments.predicate) if arguments.predicate else None
-    answer, small = shrink_log(open_log(arguments.log), arguments.law, predicate)
+    answer, small = shrink_log(open_log(arguments.log), arguments.law, predicate, own_policy=arguments.own_policy)
     if small and arguments.out:
         answer = msgspec.structs.replace(answer, written=str(write_log(small, arguments.out)))
     if arguments.json:

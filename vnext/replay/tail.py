@@ -26,6 +26,16 @@ def newest_log(folder: Path) -> Path:
     return max(logs, key=logs.__getitem__)
 
 
+def _newest(log: Log) -> Log:
+    """The log from its newest segment on, or from the one before as long as that one's header is being written."""
+    try:
+        return open_log(log.paths[-1])
+    except UnusableLog:
+        if len(log.paths) == 1:
+            raise
+        return open_log(log.paths[-2])
+
+
 class Tail:
     """A live log. Mutable; begins with the newest segment, or with the first one if `whole`.
 
@@ -33,9 +43,9 @@ class Tail:
     """
 
     def __init__(self, path: Path, whole: bool = False) -> None:
-        paths = open_log(path).paths
-        self._path = paths[0] if whole else paths[-1]
-        self.log: Log = open_log(self._path)
+        first = open_log(path)
+        self.log: Log = open_log(first.paths[0]) if whole else _newest(first)
+        self._path = self.log.paths[0]
         self._size = 0
         self._reading = Reading(bytearray())
         self._opened = False
@@ -53,7 +63,8 @@ class Tail:
                 return
             if self._rest():
                 raise Damaged(f"{self._path} ends inside a record, and another segment follows")
-            self._follow(following)
+            if not self._follow(following):
+                return
 
     def _read(self) -> bool:
         """Take the file's new bytes; True if there were any."""
@@ -85,10 +96,12 @@ class Tail:
     def _rest(self) -> int:
         return len(self._reading.data) - self._reading.offset
 
-    def _follow(self, path: Path) -> None:
+    def _follow(self, path: Path) -> bool:
+        """Go on to the next segment; False as long as its header is still being written."""
         try:
             self.log = open_log(path)
         except UnusableLog:
-            return  # its header is still being written
+            return False
         self._before, self._path, self._size, self._opened = self._reading, path, 0, False
         self._reading = Reading(b"")
+        return True

@@ -159,12 +159,13 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
         "The file has the events as literals and needs nothing but vnext. Exit code 1: written, and its test passes today.",
     )  # fmt: skip
     testing.add_argument("-o", "--out", type=Path, required=True, help="the file: test_*.py")
+    testing.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
     testing.add_argument("--predicate", metavar="FILE:FUNC", help="not the laws: what `shrink` was given; its source goes along")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """0 written and fails today, 1 written and passes."""
-    events = events_of(open_log(arguments.log))
+    events = events_of(open_log(arguments.log), arguments.own_policy)
     if len(events) > EVENTS_MAX:
         raise UnusableLog(f"{len(events)} events are no story: `vnext-replay shrink` makes at most {EVENTS_MAX} of them")
     text, found = file_text(events, predicate_of(arguments.predicate) if arguments.predicate else None)

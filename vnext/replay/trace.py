@@ -21,6 +21,8 @@ from vnext.replay import render
 from vnext.replay.folding import Broken, Folded, first_state, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.times import Clock, stamps_of
+from vnext.replay.verify import why_not_decided
+from vnext.sched.explain import explain, first_bound
 from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import Flight, State
 
@@ -81,14 +83,15 @@ class _Lived:
 class _Trace:
     """The timeline while the log is folded. Mutable."""
 
-    def __init__(self, writer: _Writer, clock: Clock, first: State, each_chunk: bool) -> None:
+    def __init__(self, writer: _Writer, clock: Clock, first: State, each_chunk: bool, why_unknown: str) -> None:
         self._writer, self._clock, self._each_chunk = writer, clock, each_chunk
         self._free: list[int] = []
         self.lanes = self.steps = self.requests = 0
         self._living: dict[int, _Lived] = {}
         self._planned_us: dict[int, float] = {flight.step: 0.0 for flight in first.flights}
         self._last_commit_us = 0.0
-        self._reasoned: object = None
+        self._why_unknown = why_unknown
+        self._reasoned: tuple | None = None
         writer.name(ENGINE, 0, "process_name", "engine")
         writer.name(ENGINE, STEPS_LANE, "thread_name", "steps")
         writer.name(REQUESTS, 0, "process_name", "requests")
@@ -154,7 +157,7 @@ class _Trace:
                 self._phase(lived, now_us)
                 lived.waits = False
         if after.waiting:
-            self._reason(plan, after, now_us)
+            self._reason(before, plan, after, now_us)
         self._counters(after, now_us)
 
     def _commit(self, event: StepCommitted, before: State, after: State, now_us: float) -> None:
@@ -194,17 +197,25 @@ class _Trace:
 
     # ---- why not -------------------------------------------------------------------------------------------------
 
-    def _reason(self, plan: StepPlanned, after: State, now_us: float) -> None:
-        """Why requests wait in spite of a new step: told when it changes, of the first ones in the queue."""
-        reason = why_not(plan, after)
-        if self._reasoned is not None and self._reasoned == (after.waiting, reason):
-            return
-        self._reasoned = (after.waiting, reason)
+    def _reason(self, before: State, plan: StepPlanned, after: State, now_us: float) -> None:
+        """Why requests wait in spite of a new step, as the scheduler itself says: told when it changes, of the first ones
+        in the queue."""
+        whys, everybody = {}, "unknown"
+        if not self._why_unknown:
+            steady = not (plan.admitted or plan.preempted or plan.changed)
+            bound = first_bound(after.config, after.flights[-1].tokens, len(after.rows)) if steady else None
+            if bound is None:
+                told = explain(before)
+                whys = {wait.id: wait.why for wait in told.waits} if told.plan == plan else {}
+            elif self._reasoned is not None and self._reasoned == (after.waiting, bound):
+                return
+            self._reasoned, everybody = (after.waiting, bound), bound or everybody
         for entry in after.waiting[:REASONED_MAX]:
-            lived = self._living[entry.id]
-            if lived.note != reason:
-                lived.note = reason
-                self._instant(REQUESTS, lived.lane, now_us, f"not taken: {reason}", "t")
+            lived, why = self._living[entry.id], whys.get(entry.id, everybody)
+            if lived.note != why:
+                lived.note = why
+                if why != "preempted":  # it has an instant of its own
+                    self._instant(REQUESTS, lived.lane, now_us, f"not taken: {why}", "t")
 
     # ---- lines ---------------------------------------------------------------------------------------------------
 
@@ -223,20 +234,10 @@ class _Trace:
             self._end(id_, max(now_us, self._living[id_].phase_us), "alive at the log's end")
 
 
-def why_not(plan: StepPlanned, after: State) -> str:
-    """What kept the step from taking the next waiting request, the first that applies."""
-    config = after.config
-    if len(after.rows) >= config.running_max:
-        return "sequences"
-    if after.flights[-1].tokens >= config.batch_tokens_max:
-        return "budget"
-    return "blocks, after others gave way" if plan.preempted else "blocks or order"
-
-
 def trace(log: Log, file: IO[str], path: str, each_chunk: bool = True) -> Traced:
     """Write the timeline of a log."""
     writer, clock, state = _Writer(file), Clock(stamps_of(log)), first_state(log)
-    timeline, ended, number = _Trace(writer, clock, state, each_chunk), "complete", state.sequence
+    timeline, ended, number = _Trace(writer, clock, state, each_chunk, why_not_decided(log)), "complete", state.sequence
     for item in fold(log):
         if isinstance(item, Folded):
             timeline.hear(item)

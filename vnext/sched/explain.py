@@ -16,6 +16,7 @@ from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
 from vnext.state.admitting import claim, fits, fresh_pages, hit_tokens_of, prefix_hits, shared
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work
 from vnext.state.planning import planned_work, without_rows
@@ -67,6 +68,13 @@ def explain(state: State) -> Explanation:
     return Explanation(StepPlanned(step=state.planned, admitted=tuple(admitted)), (*held_up, *waits))
 
 
+def first_bound(config: SchedulerConfig, tokens: int, running: int) -> Why | None:
+    """Why nobody can join a step in which `running` requests have taken so many tokens, before anybody is tried."""
+    if tokens >= config.batch_tokens_max:
+        return "budget"
+    return "sequences" if running >= config.running_max else None
+
+
 def _held_up(rows: Rows, tokens: np.ndarray, left: int) -> list[Wait]:
     """Running requests that get nothing (tokens int64[R]): the budget is used up before them."""
     wanted = wants(rows)
@@ -92,10 +100,11 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
     """(place in the queue, tokens) of those that join, and why the others do not."""
     config, queue = state.config, state.waiting
     budget, room = config.batch_tokens_max - work.tokens_sum, config.running_max - len(state.rows)
-    if budget <= 0:
-        return [], [_out_of_budget(entry, 0) for entry in queue]
-    if room <= 0:
-        return [], [_too_many(entry, config.running_max) for entry in queue]
+    match first_bound(config, work.tokens_sum, len(state.rows)):
+        case "budget":
+            return [], [_out_of_budget(entry, 0) for entry in queue]
+        case "sequences":
+            return [], [_too_many(entry, config.running_max) for entry in queue]
     pool, _ = pools.take(state.pool, work.pages_sum)
     admitted: list[tuple[int, int]] = []
     ranked = list(places_best_first(state, len(queue)))

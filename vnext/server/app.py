@@ -11,6 +11,7 @@ from vnext.runtime.client import EngineClient
 from vnext.server.chat import create_chat_completion
 from vnext.server.completions import create_completion
 from vnext.server.edge import EDGE, Edge
+from vnext.server.log_view import READERS, Readers, list_segments, read_segment
 from vnext.server.middleware import authorise, observe, translate
 from vnext.server.operations import get_health, get_metrics, get_model, get_version, list_models
 from vnext.server.settings import ServerSettings
@@ -23,6 +24,7 @@ def make_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetting
     """The application over a connected client. Raises TemplateUnreadable. Serve it with `make_runner`."""
     app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[observe, translate, authorise])
     app[EDGE] = Edge(client, tokenizer, settings)
+    app[READERS] = Readers()
     app.add_routes(
         [
             web.get("/v1/models", list_models),
@@ -32,6 +34,8 @@ def make_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetting
             web.get("/health", get_health),
             web.get("/version", get_version),
             web.get("/metrics", get_metrics),
+            web.get("/log", list_segments),
+            web.get(r"/log/{segment:\d{1,9}}", read_segment),
         ]
     )
     return app

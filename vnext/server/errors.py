@@ -30,6 +30,14 @@ class Overloaded(Exception):
     """As many answers as the settings allow are waiting or running."""
 
 
+class LogHidden(Exception):
+    """This server does not show its log, or not to this client."""
+
+
+class LogGone(Exception):
+    """A part of the log that is not there, or not any more."""
+
+
 class Draining(Exception):
     """The server is about to end and takes no new requests."""
 
@@ -63,6 +71,8 @@ DOMAIN_ERRORS = (
     ModelUnknown,
     KeyRejected,
     Overloaded,
+    LogHidden,
+    LogGone,
     Draining,
     Aborted,
     EngineDead,
@@ -83,6 +93,10 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(401, str(error), "authentication_error", code="invalid_api_key")
         case Overloaded():
             return Failure(429, str(error), "rate_limit_error", code="overloaded")
+        case LogHidden():
+            return Failure(403, str(error), code="log_hidden")
+        case LogGone():
+            return Failure(410, str(error), code="log_gone")
         case Draining():
             return Failure(503, str(error), "server_error", code="shutting_down")
         case EngineDead():

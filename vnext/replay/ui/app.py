@@ -1,4 +1,4 @@
-"""The page's server: files of the page and answers about one or two logs, to this machine only.
+"""The page's server: files of the page and answers about one or two logs, or one that grows, to this machine only.
 
 Owns routes, bounds and errors. Reads and never writes but for the caches beside a log. It answers only requests that name
 a loopback host, so that no page of another site reaches it through the browser (DNS rebinding).
@@ -11,19 +11,18 @@ import functools
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from vnext.replay.diff import diff
-from vnext.replay.index import Index
-from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.source import UnusableLog
 from vnext.replay.ui.lanes import WINDOW_MAX, lanes
-from vnext.replay.ui.overview import COLUMNS, Overview
+from vnext.replay.ui.live import LiveLog
+from vnext.replay.ui.opened import Opened
+from vnext.replay.ui.overview import COLUMNS
 from vnext.replay.ui.step import step_view
-from vnext.replay.ui.walk import Walk
+from vnext.replay.ui.walk import Kind, Walk
 
 POINTS_MAX = 4000
 PAGE = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -31,69 +30,13 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self'; base-uri 'none'; form-action 'none'"
 
 
-class Opened:
-    """One log. Its index is made in the background if there is none yet, then its overview."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.log = open_log(path)
-        self.walk = Walk(Index(self.log, self._progress))
-        self.overview = Overview(self.log, self.walk.index.first)
-        self.indexed = (0, self.log.size_bytes)
-        self.error = ""
-        self._opening = Thread(target=self._open, name="index", daemon=True)
-        self._opening.start()
-
-    @property
-    def opening(self) -> bool:
-        return self._opening.is_alive()
-
-    def _progress(self, done: int, total: int) -> None:
-        self.indexed = (done, total)
-
-    def _open(self) -> None:
-        try:
-            with self.walk.lock:
-                assert self.walk.last_step >= -1, "asking for it makes the index"
-        except UnusableLog as error:
-            self.error = str(error)
-            return
-        self.overview.start()
-
-    async def ask(self, question: Callable[[Walk], Any]) -> Any:
-        """The answer of a question that folds, from a thread: one at a time."""
-
-        def answer() -> Any:
-            with self.walk.lock:
-                return question(self.walk)
-
-        return await asyncio.to_thread(answer)
-
-    def about(self) -> dict[str, Any]:
-        started = self.log.header.started
-        return {
-            "name": self.path.name,
-            "model": started.model,
-            "version": self.log.header.code_version,
-            "config": msgspec.to_builtins(started.config),
-            "bytes": self.log.size_bytes,
-            "first_step": self.walk.first_step,
-            "last_step": self.walk.last_step,
-            "last_event": self.walk.index.last.sequence - 1,
-            "last_request": self.walk.index.last.next_id - 1,
-            "overview": {
-                "steps": self.overview.count,
-                "done": self.overview.done,
-                "broken": self.overview.broken,
-                "peaks": self.overview.peaks(),
-            },
-        }
+Shown = Opened | LiveLog
 
 
 class Pages:
     """The answers, each a JSON object."""
 
-    def __init__(self, opened: list[Opened]) -> None:
+    def __init__(self, opened: list[Shown]) -> None:
         self.opened = opened
 
     async def logs(self, request: web.Request) -> web.Response:
@@ -130,14 +73,12 @@ class Pages:
                 raise UnusableLog(f"there is no column {column}: ask for one of {', '.join(COLUMNS)}")
             return _json({"step": found.overview.next_with(column, step, "back" not in request.query)})
         if "request" in request.query:
-            wanted, last, place = _whole(request, "request"), found.walk.index.last.next_id, found.walk.index.at_request
-            what, passed = "request", lambda state: state.next_id > wanted
+            what, wanted, last = "request", _whole(request, "request"), found.walk.requests
         else:
-            wanted, last, place = _whole(request, "event"), found.walk.index.last.sequence, found.walk.index.at_event
-            what, passed = "event", lambda state: state.sequence > wanted
+            what, wanted, last = "event", _whole(request, "event"), found.walk.events
         if not 0 <= wanted < last:
             raise UnusableLog(f"{what} {wanted} is not in this log: it has {last} of them")
-        return _json({"step": await found.ask(lambda walk: _step_after(walk, place(wanted).state.planned, passed))})
+        return _json({"step": await found.ask(lambda walk: _step_after(walk, what, wanted))})
 
     async def difference(self, request: web.Request) -> web.Response:
         """The first step in which two logs differ, None where they do not."""
@@ -147,17 +88,18 @@ class Pages:
         found = await asyncio.to_thread(diff, one, other)
         return _json({"step": None if found.same else found.step})
 
-    def _log(self, request: web.Request) -> Opened:
+    def _log(self, request: web.Request) -> Shown:
         number = _whole(request, "log", 0)
         if not 0 <= number < len(self.opened):
             raise UnusableLog(f"there is no log {number}: {len(self.opened)} are open, counted from 0")
         return self.opened[number]
 
 
-def _step_after(walk: Walk, step: int, passed: Callable) -> int:
-    """The first step from `step` on whose state has passed what is looked for; the last one if none has."""
-    for number in range(max(step, walk.first_step), walk.last_step + 1):
-        if passed(walk.moment(number).after):
+def _step_after(walk: Walk, what: Kind, wanted: int) -> int:
+    """The first step whose state has passed an event or a request; the last one if none has."""
+    for number in range(max(walk.place(what, wanted).state.planned, walk.first_step), walk.last_step + 1):
+        after = walk.moment(number).after
+        if (after.next_id if what == "request" else after.sequence) > wanted:
             return number
     return walk.last_step
 
@@ -207,7 +149,7 @@ async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
     return response
 
 
-def make_app(opened: list[Opened]) -> web.Application:
+def make_app(opened: list[Shown]) -> web.Application:
     """The application for these logs."""
     pages, app = Pages(opened), web.Application(middlewares=[guard])
     for name in ("logs", "overview", "step", "lanes", "find", "difference"):
@@ -217,7 +159,7 @@ def make_app(opened: list[Opened]) -> web.Application:
     return app
 
 
-async def serve(opened: list[Opened], port: int, ready: Callable[[str], None]) -> None:
+async def serve(opened: list[Shown], port: int, ready: Callable[[str], None]) -> None:
     """Serve until cancelled. `ready` gets the address once it can be opened. UnusableLog if the port is taken."""
     runner = web.AppRunner(make_app(opened), access_log=None)
     await runner.setup()

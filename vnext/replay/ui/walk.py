@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Lock
+from typing import Literal
 
 import msgspec
 
-from vnext.replay.index import Index
+from vnext.replay.index import Index, Place
 from vnext.replay.source import UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
@@ -21,6 +22,7 @@ from vnext.state.reduce import reduce
 from vnext.state.state import State
 
 KEPT = 256
+Kind = Literal["step", "event", "request"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +40,31 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.step
 
 
+class Following:
+    """Moments out of frames in order, from a state on. Mutable."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._since: list[tuple[int, AnyEvent]] = []
+
+    def take(self, frame: Frame) -> Iterator[Moment]:
+        """The steps that a frame plans. IllegalEvent where it does not follow."""
+        if frame.first_event != self.state.sequence:
+            raise IllegalEvent(f"{frame.lost} frames are missing before event {frame.first_event}")
+        for number, event in enumerate(frame.events, frame.first_event):
+            before = self.state
+            self.state = reduce(before, event)
+            if isinstance(event, StepPlanned):
+                since, self._since = tuple(self._since), []
+                yield Moment(event=number, plan=event, before=before, after=self.state, since=since)
+            else:
+                self._since.append((number, event))
+
+
 class Walk:
     """One log. `lock` is held by whoever asks or reads a state of it: reading an old version changes what lies behind it."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index | None) -> None:
         self.index = index
         self.lock = Lock()
         self._kept: OrderedDict[int, Moment] = OrderedDict()
@@ -56,6 +79,19 @@ class Walk:
         """The last step of the log; one before `first_step` in a log that has none."""
         return self.index.last.planned - 1
 
+    @property
+    def events(self) -> int:
+        """How many events the log has, those before its beginning included."""
+        return self.index.last.sequence
+
+    @property
+    def requests(self) -> int:
+        return self.index.last.next_id
+
+    def place(self, kind: Kind, value: int) -> Place:
+        """A state before this step, event or request, not long before."""
+        return self._at(self.index, kind, value)
+
     def moment(self, step: int) -> Moment:
         """UnusableLog if the log has no such step."""
         found = self._kept.get(step)
@@ -69,15 +105,21 @@ class Walk:
     def _sought(self, step: int) -> Moment:
         if not self.first_step <= step <= self.last_step:
             raise UnusableLog(f"step {step} is not in this log: it has steps {self.first_step} to {self.last_step}")
-        if self._ahead is None or self._ahead[0] != step:
-            self._ahead = (step, self._from(step))
-        for moment in self._ahead[1]:
+        found = self._reached(step, self._ahead[1]) if self._ahead is not None and self._ahead[0] == step else None
+        found = found or self._reached(step, self._from(step))
+        if found is None:
+            raise UnusableLog(f"step {step} cannot be reached: folding ends before it")
+        return found
+
+    def _reached(self, step: int, moments: Iterator[Moment]) -> Moment | None:
+        """The step among these moments, which go on behind it the next time; None where they end before it."""
+        for moment in moments:
             self._keep(moment)
             if moment.step == step:
-                self._ahead = (step + 1, self._ahead[1])
+                self._ahead = (step + 1, moments)
                 return moment
         self._ahead = None
-        raise UnusableLog(f"step {step} cannot be reached: folding ends before it")
+        return None
 
     def _keep(self, moment: Moment) -> None:
         self._kept[moment.step] = moment
@@ -86,21 +128,15 @@ class Walk:
 
     def _from(self, step: int) -> Iterator[Moment]:
         """Moments from one shortly before `step` on, to the end of what can be folded."""
-        place = self.index.at_step(max(self.first_step, step - 1))
-        state, since = place.state, []
+        place = self.place("step", max(self.first_step, step - 1))
+        following = Following(place.state)
         for item in place.items:
-            if not isinstance(item, Frame):
-                continue
-            if item.first_event != state.sequence:
-                return
-            for number, event in enumerate(item.events, item.first_event):
+            if isinstance(item, Frame):
                 try:
-                    after = reduce(state, event)
+                    yield from following.take(item)
                 except IllegalEvent:
                     return
-                if isinstance(event, StepPlanned):
-                    yield Moment(event=number, plan=event, before=state, after=after, since=tuple(since))
-                    since = []
-                else:
-                    since.append((number, event))
-                state = after
+
+    @staticmethod
+    def _at(index: Index, kind: Kind, value: int) -> Place:
+        return {"step": index.at_step, "event": index.at_event, "request": index.at_request}[kind](value)

@@ -1,9 +1,10 @@
 // The page: which step is shown, by keys, buttons, the time line and the address. The address holds it: it can be sent on.
 
 import { ask } from "./api.js";
+import { Live } from "./live.js";
 import { Panel } from "./panel.js";
 
-const page = { step: 0, panels: [], first: 0, last: 0 };
+const page = { step: 0, panels: [], first: 0, last: 0, live: null };
 const byId = (id) => document.getElementById(id);
 
 function fail(error) {
@@ -13,14 +14,21 @@ function fail(error) {
 
 const safely = (work) => (...values) => Promise.resolve().then(() => work(...values)).catch(fail);
 
-const go = safely(async (step) => {
+// `along`: not to this step but to the newest one, wherever that will be.
+const go = safely(async (step, along = false) => {
   fail(null);
+  if (page.live) page.live.press(along);
   page.step = Math.max(page.first, Math.min(page.last, step));
-  byId("where").textContent = `step ${page.step} of ${page.last}`;
-  history.replaceState(null, "", `#step=${page.step}`);
+  where();
+  if (page.last < page.first) return;
+  history.replaceState(null, "", along ? "#live" : `#step=${page.step}`);
   await Promise.all(page.panels.map((panel) => panel.show(page.step)));
   if (page.panels.length === 2) compare();
 });
+
+function where() {
+  byId("where").textContent = page.last < page.first ? "no step yet" : `step ${page.step} of ${page.last}`;
+}
 
 function compare() {
   const [one, other] = page.panels.map((panel) => panel.found && panel.found.digest);
@@ -61,7 +69,8 @@ const KEYS = {
   ArrowLeft: (event) => go(page.step - (event.shiftKey ? 10 : 1)),
   ArrowRight: (event) => go(page.step + (event.shiftKey ? 10 : 1)),
   Home: () => go(page.first),
-  End: () => go(page.last),
+  End: () => go(page.last, page.live !== null && !page.live.button.disabled),
+  f: () => page.live && !page.live.button.disabled && go(page.live.following ? page.step : page.last, !page.live.following),
   n: safely(() => find({ column: "preempted", step: page.step })),
   p: safely(() => find({ column: "preempted", step: page.step, back: 1 })),
   d: difference,
@@ -85,6 +94,7 @@ function listen() {
   byId("last").onclick = KEYS.End;
   byId("back").onclick = KEYS.ArrowLeft;
   byId("on").onclick = KEYS.ArrowRight;
+  byId("follow").onclick = KEYS.f;
   byId("theme").onclick = otherTheme;
   byId("help").onclick = KEYS["?"];
   byId("jump").onsubmit = (event) => {
@@ -93,7 +103,7 @@ function listen() {
     jump(byId("to").value);
   };
   window.addEventListener("resize", () => page.panels.forEach((panel) => panel.redraw()));
-  window.addEventListener("hashchange", () => jump(place()));
+  window.addEventListener("hashchange", () => location.hash !== "#live" && jump(place()));
 }
 
 const place = () => (/step=(\d+)/.exec(location.hash) || [null, String(page.first)])[1];
@@ -108,17 +118,35 @@ async function opened() {
   return opened();
 }
 
+// What a running engine's log has gained.
+async function grown(about) {
+  [page.first, page.last] = [about.first_step, about.last_step];
+  summary([about]);
+  await Promise.all(page.panels.map((panel) => panel.extend(about)));
+  if (page.live.following && (page.last > page.step || !page.panels[0].found)) return go(page.last, true);
+  if (page.step < page.first) return go(page.first);
+  where();
+}
+
+function summary(logs) {
+  const counts = logs.map((log) => `${log.last_request + 1} requests, ${log.last_event + 1} events`);
+  byId("about").textContent = logs.length === 1 ? counts[0] : counts.map((words, number) => `${logs[number].name}: ${words}`).join(" | ");
+}
+
 async function start() {
   theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   const logs = await opened();
   page.first = Math.min(...logs.map((log) => log.first_step));
   page.last = Math.max(...logs.map((log) => log.last_step));
-  byId("about").textContent = logs.map((log) => `${log.name}: ${log.last_request + 1} requests, ${log.last_event + 1} events`).join(" | ");
+  summary(logs);
   page.panels = logs.map((about, number) => new Panel(number, about, go));
+  if (logs[0].live) page.live = new Live(byId("live"), byId("more"), byId("follow"), safely(grown));
   listen();
   const growing = Promise.all(page.panels.map((panel) => panel.start()));
-  await go(Number(place()));
+  const along = page.live !== null && !location.hash.startsWith("#step=");
+  await go(along ? page.last : Number(place()), along);
   await growing;
+  if (page.live) await page.live.run();
 }
 
 safely(start)();

@@ -40,6 +40,7 @@ export class Panel {
   // The overview is made in the background when a log is opened for the first time.
   async grow() {
     const { overview, first_step: first, last_step: last } = this.about;
+    if (this.about.live) return;
     const progress = this.part(".progress");
     progress.hidden = overview.done && !overview.broken;
     progress.textContent = overview.broken || `reading the log: ${overview.steps} of ${last - first + 1} steps`;
@@ -48,6 +49,13 @@ export class Panel {
     this.about.overview = (await ask("logs")).logs[this.number].overview;
     await this.timeline.load();
     return this.grow();
+  }
+
+  // A running engine's log has more steps now, and may have let go of old ones.
+  async extend(about) {
+    const news = about.last_step !== this.about.last_step || about.first_step !== this.about.first_step;
+    this.about = this.lanes.about = about;
+    if (news) await this.timeline.grow(about);
   }
 
   async show(step) {
@@ -100,6 +108,7 @@ export class Panel {
 
   rows() {
     const body = head(this.part("table.rows"), ["request", "prompt", "known", "computes", "blocks", "limit", ""]);
+    if (!this.found.rows.length) cell(body.insertRow(), "nobody").colSpan = 7;
     for (const row of this.found.rows) {
       const line = body.insertRow();
       const name = cell(line, row.id);
@@ -118,6 +127,7 @@ export class Panel {
 
   queue() {
     const body = head(this.part("table.queue"), ["request", "tokens", "priority", "why it waits"]);
+    if (!this.found.queue.length) cell(body.insertRow(), "nobody").colSpan = 4;
     for (const entry of this.found.queue) {
       const line = body.insertRow();
       cell(line, entry.id);

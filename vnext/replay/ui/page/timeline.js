@@ -55,6 +55,18 @@ export class Timeline {
     this.draw();
   }
 
+  // The log has grown: a view that reached its end goes along.
+  grow(about) {
+    const { first_step: begin, last_step: end } = this.about;
+    const [whole, atEnd] = [this.first <= begin && this.last >= end, this.last >= end];
+    this.about = about;
+    if (whole) Object.assign(this, { first: about.first_step, last: about.last_step });
+    else if (atEnd) Object.assign(this, { first: this.first + about.last_step - end, last: about.last_step });
+    this.first = Math.max(this.first, about.first_step);
+    this.last = Math.max(this.last, this.first);
+    return this.load();
+  }
+
   async load() {
     const points = Math.max(50, Math.min(2000, this.canvas.clientWidth));
     this.data = await ask("overview", { log: this.number, first: this.first, last: this.last, points });
@@ -64,7 +76,7 @@ export class Timeline {
   draw() {
     const { pen, width, height } = prepare(this.canvas);
     const tall = height / BANDS.length;
-    const steps = this.last - this.first + 1;
+    const steps = Math.max(1, this.last - this.first + 1);
     BANDS.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
     if (this.data) this.marks(pen, width, height, steps);
     if (this.step === null) return;

@@ -1,0 +1,314 @@
+"""Records the logs of the guide's stories (docs/replay-guide.md): `python scripts/story_logs.py DIR`.
+
+The real scheduler, reducer and recorder on a clock of their own: a step takes what a cost model says, give or take one
+per cent, tokens are a hash instead of a model's. So each log is the same on every machine and in every run. What clients
+and ranks do is in STORIES; `shop_policies.py`, which one story needs, is written beside the logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import xxhash
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from vnext.runtime.recorder import Recorder  # noqa: E402
+from vnext.runtime.segments import Bounds  # noqa: E402
+from vnext.sched.policies import PolicyError  # noqa: E402
+from vnext.sched.schedule import schedule  # noqa: E402
+from vnext.state.committing import settle  # noqa: E402
+from vnext.state.config import SchedulerConfig  # noqa: E402
+from vnext.state.digest import details, digest  # noqa: E402
+from vnext.state.events import (  # noqa: E402
+    AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens,
+)  # fmt: skip
+from vnext.state.log import RankDetail, RankDigest  # noqa: E402
+from vnext.state.params import Sampling  # noqa: E402
+from vnext.state.reduce import reduce, start  # noqa: E402
+from vnext.state.state import Flight, State  # noqa: E402
+
+STARTED_NS = 1_790_000_000 * 10**9
+"""The wall clock at each engine's start; the monotonic clock begins at a second."""
+MONOTONIC_NS = 10**9
+VOCABULARY = 32_000
+STEP_US, TOKEN_US, REQUEST_US, READ_US = 6_000.0, 45.0, 120.0, 0.15
+"""What a step costs: by itself, for each token, for each request, for each position that attention reads."""
+JITTER = 0.01
+POLICY = '''"""Our shop's policies."""
+
+from vnext.sched.policies import Candidate
+
+
+def nearly_done_first(candidate: Candidate) -> tuple[int | float, ...]:
+    """Whoever has the greater part of its answer behind it goes first: it frees its blocks soonest."""
+    return (candidate.remaining / candidate.generated if candidate.running else candidate.id,)
+'''
+
+
+class Coming(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: when it comes, its prompt and how long its answer is."""
+
+    at_us: int
+    prompt: list[int]
+    answer: int
+    salt: str = ""
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to one engine. `wrong`: (rank, step) of a token that this rank alone samples otherwise."""
+
+    config: SchedulerConfig
+    clients: list[Coming]
+    ranks: int = 1
+    wrong: tuple[int, int] | None = None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("stories", nargs="*", help=f"which of {', '.join(STORIES)} (default: all)")
+    options = parser.parse_args(argv)
+    for name in options.stories or STORIES:
+        record(options.folder, name)
+        print(f"recorded: {options.folder / name}")
+    return 0
+
+
+def record(folder: Path, name: str) -> Path:
+    """Write the log of one story into a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "shop_policies.py").write_text(POLICY)
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        Run(folder / name, STORIES[name]()).run()
+    finally:
+        sys.path.remove(str(folder.resolve()))
+    return folder / name
+
+
+class Clock:
+    """The time of a run, in place of the machine's."""
+
+    def __init__(self) -> None:
+        self.us = 0
+
+    def monotonic_ns(self) -> int:
+        return MONOTONIC_NS + 1000 * self.us
+
+    def time_ns(self) -> int:
+        return STARTED_NS + 1000 * self.us
+
+
+class Run:
+    """One engine and its ranks. Mutable."""
+
+    def __init__(self, log_dir: Path, story: Story) -> None:
+        self.story, self.clock = story, Clock()
+        self.started = EngineStarted(
+            config=story.config, model="example-8b", model_digest="", world_size=story.ranks, environment={},
+            started_ns=STARTED_NS,
+        )  # fmt: skip
+        self.state: State = start(self.started)
+        self.other: State | None = start(self.started) if story.wrong is not None else None
+        self._log_dir = log_dir
+        self._busy_us: deque[tuple[int, int]] = deque()
+        self._device_us = 0
+        self._frame: list[tuple[AnyEvent, State]] = []
+        self._reports: dict[int, list[RankDigest]] = {}
+        self._details: dict[int, list[RankDetail]] = {}
+        self._drifted = False
+
+    def run(self) -> None:
+        """Until everybody has been answered, the policy fails or a rank has drifted."""
+        with mock.patch.multiple(time, monotonic_ns=self.clock.monotonic_ns, time_ns=self.clock.time_ns):
+            self.recorder = Recorder.open(self._log_dir, self.started, "full", Bounds(stamped=True))
+            try:
+                self._turns(deque(sorted(self.story.clients, key=lambda coming: coming.at_us)))
+            except PolicyError as error:
+                print(f"the engine has ended: {error}")
+            if self._frame:
+                self._write()  # as the engine core does: what was folded belongs into the log
+            self.recorder.close()
+
+    def _turns(self, clients: deque[Coming]) -> None:
+        while (clients or self._busy_us) and not self._drifted:
+            ends_us = [self._busy_us[0][0]] if self._busy_us else []
+            self.clock.us = min([*ends_us, *(coming.at_us for coming in list(clients)[:1])])
+            while clients and clients[0].at_us <= self.clock.us:
+                self._fold(self._arrival(clients.popleft()))
+            if ends_us and ends_us[0] <= self.clock.us:
+                self._commit()
+            self._plan()
+
+    def _arrival(self, coming: Coming) -> RequestArrived:
+        sampling = Sampling(seed=self.state.next_id, max_tokens=coming.answer, ignore_eos=True)
+        return RequestArrived(
+            id=self.state.next_id, name=f"cmpl-{self.state.next_id}", prompt=pack_tokens(coming.prompt), sampling=sampling,
+            priority=0, arrival_ns=STARTED_NS + 1000 * coming.at_us, cache_salt=coming.salt,
+        )  # fmt: skip
+
+    def _plan(self) -> None:
+        while not self._drifted:
+            plan = schedule(self.state)
+            if plan is not None:
+                self._fold(plan)
+                flight = self.state.flights[-1]
+                took_us = round(step_us(flight))
+                self._device_us = max(self.clock.us, self._device_us) + took_us
+                self._busy_us.append((self._device_us, took_us))
+                self._report(plan.step)
+            if self._frame:
+                self._write()
+            if plan is None:
+                return
+
+    def _commit(self) -> None:
+        _, took_us = self._busy_us.popleft()
+        flight = self.state.flights[0]
+        self.recorder.took(flight.step, took_us / 1e6)
+        ends = (flight.starts + flight.counts)[flight.samples].tolist()
+        tokens = [sampled(id_, end) for id_, end in zip(flight.ids[flight.samples].tolist(), ends)]
+        self._fold(StepCommitted(step=flight.step, tokens=pack_tokens(tokens)))
+        self._drifted = flight.step in self._details
+
+    # ---- ranks ---------------------------------------------------------------------------------------------------
+
+    def _report(self, step: int) -> None:
+        """What each rank says of the state in which it runs a step, told with the step's result."""
+        if step % self.state.config.digest_interval:
+            return
+        ours = digest(self.state)
+        reports = [RankDigest(rank, step, ours) for rank in range(self.story.ranks)]
+        if self.other is not None:
+            rank, theirs = self.story.wrong[0], digest(self.other)
+            reports[rank] = RankDigest(rank, step, theirs)
+            if (theirs, self.other.token_digest) != (ours, self.state.token_digest):
+                self._details[step] = [RankDetail(rank, step, details(self.other), self.other.token_digest)]
+        self._reports[step] = reports
+
+    def _fold(self, event: AnyEvent) -> None:
+        self._frame.append((event, self.state))
+        self.state = reduce(self.state, event)
+        if self.other is not None:
+            self.other = reduce(self.other, self._as_it_came_out(event))
+
+    def _as_it_came_out(self, event: AnyEvent) -> AnyEvent:
+        """The rank knows tokens from its own sampling."""
+        if not isinstance(event, StepCommitted) or event.step != self.story.wrong[1]:
+            return event
+        tokens = unpack_tokens(event.tokens).tolist()
+        return msgspec.structs.replace(event, tokens=pack_tokens([tokens[0] ^ 1, *tokens[1:]]))
+
+    def _write(self) -> None:
+        events, befores = zip(*self._frame) if self._frame else ((), ())
+        settled = [settle(before, event) if isinstance(event, StepCommitted) else None for event, before in self._frame]
+        self._frame = []
+        due = [step for step in self._reports if step < self.state.committed]
+        reports = [report for step in due for report in self._reports.pop(step)]
+        told = [detail for step in due for detail in self._details.get(step, ())]
+        self.recorder.append(events, befores, digest(self.state), reports, settled, told)
+
+
+def step_us(flight: Flight) -> float:
+    """What a step takes."""
+    read = int((flight.starts + flight.counts).sum())
+    cost = STEP_US + TOKEN_US * flight.tokens + REQUEST_US * len(flight.ids) + READ_US * read
+    return cost * (1 + JITTER * (2 * fraction("step", flight.step) - 1))
+
+
+def fraction(*key: object) -> float:
+    """A number in [0, 1) that depends on the key alone."""
+    return xxhash.xxh3_64_intdigest(repr(key).encode()) / 2**64
+
+
+def sampled(id_: int, place: int) -> int:
+    return 2 + int(fraction("token", id_, place) * (VOCABULARY - 2))
+
+
+# ---- the stories -------------------------------------------------------------------------------------------------
+
+
+def text(name: object, length: int) -> list[int]:
+    """A text as tokens: the same for the same name."""
+    chance = random.Random(str(name))
+    return [chance.randrange(2, VOCABULARY) for _ in range(length)]
+
+
+def config(**changes: object) -> SchedulerConfig:
+    fields = dict(
+        block_size=16, block_count=4096, batch_tokens_max=2048, running_max=64, model_len_max=16_384, vocab_size=VOCABULARY,
+        eos_token_ids=(1,),
+    )  # fmt: skip
+    return SchedulerConfig(**(fields | changes))
+
+
+def talks(count: int, every_us: int, begin_us: int = 0, answer: int = 60) -> Iterator[Coming]:
+    """Short questions at a steady rate, a little uneven."""
+    for number in range(count):
+        at_us = begin_us + int((number + 0.5 * fraction("talk", number)) * every_us)
+        length = 40 + int(160 * fraction("length", number))
+        yield Coming(at_us=at_us, prompt=text(f"talk {number}", length), answer=answer + number % 21)
+
+
+def spike(threshold: int = 0) -> Story:
+    """Talks all the time, and after two seconds three documents of 12,000 tokens at once."""
+    documents = [Coming(at_us=2_000_000 + 1000 * each, prompt=text(f"document {each}", 12_000), answer=80) for each in range(3)]
+    return Story(config=config(prefill_threshold=threshold), clients=[*talks(60, 80_000), *documents])
+
+
+def drift(wrong: tuple[int, int] | None = (2, 137), interval: int = 64) -> Story:
+    """Four ranks; one of them samples another token once."""
+    return Story(config=config(digest_interval=interval), clients=list(talks(30, 60_000)), ranks=4, wrong=wrong)
+
+
+def cache(stamped: bool) -> Story:
+    """A support bot: one instruction of 600 tokens before each question. `stamped`: the time of day stands before it."""
+    clients = []
+    for number in range(50):
+        at_us = int((number + fraction("bot", number)) * 60_000)
+        date, time_of_day = text("Today is", 4), text(f"minute {number}", 3)
+        instruction = text("instruction", 600)
+        question = text(f"question {number}", 30 + number % 50)
+        head = [*date, *time_of_day, *instruction] if stamped else [*instruction, *date, *time_of_day]
+        clients.append(Coming(at_us=at_us, prompt=[*head, *question], answer=40))
+    return Story(config=config(block_count=2048), clients=clients)
+
+
+def storm(running_max: int = 64) -> Story:
+    """Long answers in a cache that has room for half of those that run."""
+    clients = list(talks(90, 25_000, answer=240))
+    return Story(config=config(block_count=420, running_max=running_max), clients=clients)
+
+
+def crash() -> Story:
+    """A policy of the shop's own, which divides by what a request has answered so far."""
+    return Story(
+        config=config(policy="shop_policies:nearly_done_first", block_count=160), clients=list(talks(60, 20_000, answer=120))
+    )
+
+
+STORIES = {
+    "spike": spike,
+    "spike-after": lambda: spike(128),
+    "drift": drift,
+    "drift-again": lambda: drift(interval=1),
+    "drift-after": lambda: drift(wrong=None, interval=1),
+    "cache": lambda: cache(True),
+    "cache-before": lambda: cache(False),
+    "storm": storm,
+    "storm-after": lambda: storm(24),
+    "crash": crash,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
