@@ -19,10 +19,12 @@ import xxhash
 
 from vnext.sched.admission import kept_out
 from vnext.state import columns as column_forms, extents, rows as columns
+from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Arena, Extents
 from vnext.state.laws import check_cheap
 from vnext.state.planning import ALL_SEEN, NO_ROWS
+from vnext.state.pool import HELD, Pool
 from vnext.state.rows import Rows
 from vnext.state.state import Flight, State
 from vnext.state.versions import VersionedArray, VersionedMap
@@ -36,7 +38,7 @@ Draw = Callable[[int], np.ndarray]
 
 class Strode(msgspec.Struct, frozen=True):
     """The state after so many steady turns. `tokens` (int32 bytes) were drawn for its oldest step, whose plan's turn was
-    begun and whose commit is not steady; None where no turn was begun."""
+    begun and whose commit is not steady, and are still to be folded; None where no turn was begun."""
 
     state: State
     turns: int
@@ -63,150 +65,143 @@ def _copy(values: Extents) -> Extents:
 
 
 def stride(state: State, turns_max: int, draw: Draw) -> Strode:
-    """As many steady turns as follow, at most `turns_max`. Raises LawBroken where a turn breaks a cheap law."""
-    config = state.config
-    ready = len(state.flights) == config.pipeline_depth - 1 and len(state.rows) > 0 and not config.windows
-    if not ready or turns_max < 1:
+    """As many steady turns as follow, at most `turns_max`. Raises LawBroken where a turn breaks a cheap law.
+
+    One loop over local names on purpose: at eight rows half of a turn would be the calls of its parts.
+    """
+    config, depth = state.config, state.config.pipeline_depth
+    if len(state.flights) != depth - 1 or not len(state.rows) or config.windows or turns_max < 1:
         return Strode(state, 0, None)
-    walk = _Stride(state, draw)
-    tokens = None
-    while walk.turns < turns_max and walk.plan() and (tokens := walk.commit()) is None:
-        walk.turns += 1
-    return Strode(walk.state(), walk.turns, tokens)
-
-
-class _Stride:
-    """The parts of a state that steady turns change. Mutable: that is the point of it."""
-
-    def __init__(self, state: State, draw: Draw) -> None:
-        config, pool = state.config, state.pool
-        self.turns = 0
-        self._before, self._draw, self._config = state, draw, config
-        self._cells = state.rows.cells
-        self._buffers = np.empty_like(self._cells), np.empty_like(self._cells)
-        self._tokens, self._tables = extents.own(state.tokens), extents.own(state.tables)
-        self._status, self._names = pool.status.donated(), pool.names.donated()
-        self._status_sum, self._head, self._free, self._kept = pool.status.sum, pool.head, pool.free, pool.kept
-        self._flights = list(state.flights)
-        self._planned, self._generated, self._token_digest = state.planned, 0, state.token_digest
-        self._eos = np.array(config.eos_token_ids, dtype=np.int64)
-        self._budget = config.batch_tokens_max
-        self._has_room = len(state.rows) < config.running_max
-        self._seals = config.prefix_caching
-
-    def plan(self) -> bool:
-        """Fold the expected plan; False, and nothing done, where the scheduler has more to say than that."""
-        config, kernels, cells, out = self._config, column_forms.kernels, self._cells, self._buffers[0]
-        work = np.empty((2, cells.shape[1]), dtype=np.int64)
-        tokens, blocks = work
-        total, lacks = kernels.expected(cells, work, self._budget, config.prefill_threshold, config.block_size)
-        if not total or lacks > self._free or self._may_admit(total, lacks):
-            return False
-        kernels.advance(cells, out, tokens, blocks)
+    stores = _Stores(state)
+    kernels, size, threshold, budget = column_forms.kernels, config.block_size, config.prefill_threshold, config.batch_tokens_max
+    expected, advance, lawful, bounds = kernels.expected, kernels.advance, kernels.lawful, kernels.bounds
+    settle, take_tokens, seal, write_tables = kernels.settle, kernels.take_tokens, kernels.seal, kernels.write_tables
+    history, tables = stores.tokens.arena.data, stores.tables.arena.data
+    cells, count, caches = state.rows.cells, len(state.rows), config.prefix_caching
+    planned_cells, settled_cells = np.empty_like(cells), np.empty_like(cells)
+    work, places, ends = np.empty((2, count), np.int64), np.empty((2, count), np.int64), np.empty((2, count), bool)
+    tokens, blocks = work
+    eos = np.array(config.eos_token_ids, dtype=np.int64)
+    first = state.waiting[0] if state.waiting and count < config.running_max else None
+    flights, turns, generated, token_digest = list(state.flights), 0, 0, state.token_digest
+    refused, lawless = None, False
+    while turns < turns_max and not lawless:
+        # the plan: as fold_step_planned
+        total, lacks = expected(cells, work, budget, threshold, size)
+        if not total or lacks > stores.free or (first is not None and _may_admit(state, stores, budget - total, lacks)):
+            break
+        advance(cells, planned_cells, tokens, blocks)
         if lacks:
-            kernels.write_tables(out, blocks, self._take(lacks), self._tables.arena.data, 1)
-        self._flights.append(self._flight(out, cells[columns.COMPUTED], tokens, total))
-        self._planned += 1
-        self._cells = out
-        self._seal()
+            write_tables(planned_cells, blocks, stores.take(lacks), tables, 1)
+        flight = _flight(state.planned + turns, planned_cells, cells[columns.COMPUTED], tokens, total)
+        flights.append(flight)
+        cells = planned_cells
+        if caches and (pairs := seal(cells, NO_ROWS, history, tables, size, ALL_SEEN)):
+            stores.name(pairs)
+        least_most = bounds(flight.entries, flight.samples)
+        # the commit: as fold_step_committed
+        flight = flights[0]
+        asked = int(np.count_nonzero(flight.samples))
+        if asked != places.shape[1]:
+            places, ends = np.empty((2, asked), np.int64), np.empty((2, asked), bool)
+        sampled = draw(asked)
+        data = sampled.tobytes()
+        found = settle(cells, flight.entries, flight.samples, sampled, eos, places, ends)
+        lawless = not (lawful(cells, size) and _step_holds(config, least_most, flights[-1]))
+        if (
+            lawless or found is None or found[0] or found[1]
+            or not take_tokens(cells, settled_cells, places[0], sampled, history)
+        ):  # fmt: skip
+            refused = data
+            break
+        del flights[0]
+        cells = settled_cells
+        if caches and (pairs := seal(cells, NO_ROWS, history, tables, size, ALL_SEEN)):
+            stores.name(pairs)
+        generated += asked
+        token_digest = xxhash.xxh3_64_intdigest(data, seed=token_digest)
+        turns += 1
+        lawless = not lawful(cells, size)
+    after = _reached(state, stores, cells, flights, turns, refused is not None)
+    if lawless:
+        check_cheap(after)
+        raise LawBroken("S1", "a stride breaks a law that its state keeps")
+    counters = replace(state.counters, generated_tokens=state.counters.generated_tokens + generated)
+    return Strode(replace(after, counters=counters, token_digest=token_digest), turns, refused)
+
+
+def _reached(state: State, stores: _Stores, cells: np.ndarray, flights: list[Flight], turns: int, begun: bool) -> State:
+    """The state after so many turns, and a plan more where another one was `begun`."""
+    return replace(
+        state, sequence=state.sequence + 2 * turns + begun, planned=state.planned + turns + begun,
+        committed=state.committed + turns, rows=Rows(cells), tokens=stores.tokens, tables=stores.tables, pool=stores.pool(),
+        flights=tuple(flights),
+    )  # fmt: skip
+
+
+def _may_admit(state: State, stores: _Stores, budget: int, lacks: int) -> bool:
+    """Whether the scheduler has to look at the queue: there is room for a row."""
+    if budget <= 0:
+        return False
+    if state.config.policy != "fcfs":
         return True
+    return not kept_out(state.config, stores.names, stores.status, state.waiting[0], budget, stores.free - lacks)
 
-    def _may_admit(self, total: int, lacks: int) -> bool:
-        """Whether the scheduler has to look at the queue."""
-        before, budget = self._before, self._budget - total
-        if not before.waiting or not self._has_room or budget <= 0:
-            return False
-        if self._config.policy != "fcfs":
-            return True
-        return not kept_out(self._config, self._names, self._status, before.waiting[0], budget, self._free - lacks)
 
-    def _take(self, count: int) -> np.ndarray:
+def _flight(step: int, cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, total: int) -> Flight:
+    """As planning's."""
+    rows = len(tokens)
+    entries, samples = np.empty((4, rows), np.int64), np.empty(rows, bool)
+    count = column_forms.kernels.flight(cells, starts, tokens, entries, samples)
+    if count < rows:
+        entries, samples = entries[:, :count].copy(), samples[:count]
+    return Flight(step, entries, samples, total)
+
+
+def _step_holds(config: SchedulerConfig, bounds: tuple[int, int, int, int], flight: Flight) -> bool:
+    """S1 of the newest step, as laws.py has it."""
+    total, smallest, largest, samples = bounds
+    return (
+        total == flight.tokens <= config.batch_tokens_max
+        and smallest >= 1
+        and (not config.prefill_threshold or largest <= config.prefill_threshold)
+        and (config.chunked_prefill or samples == len(flight.samples))
+    )
+
+
+class _Stores:
+    """What a state owns alone, while turns write into it. Mutable: that is the point of it."""
+
+    def __init__(self, state: State) -> None:
+        self._pool = pool = state.pool
+        self.tokens, self.tables = extents.own(state.tokens), extents.own(state.tables)
+        self.status, self.names = pool.status.donated(), pool.names.donated()
+        self.free, self._sum, self._head, self._kept = pool.free, pool.status.sum, pool.head, pool.kept
+
+    def take(self, count: int) -> np.ndarray:
         """As `pool.take`."""
-        blocks, queue = np.empty(count, dtype=np.int32), self._before.pool.queue
-        self._head = column_forms.kernels.oldest(queue.arena.data, self._status, self._head, queue.used, blocks)
-        change = column_forms.kernels.put(self._status, blocks, np.full(count, -1))
-        self._status_sum = (self._status_sum + change) & _WORD
-        self._free -= count
+        blocks, queue, kernels = np.empty(count, np.int32), self._pool.queue, column_forms.kernels
+        self._head = kernels.oldest(queue.arena.data, self.status, self._head, queue.used, blocks)
+        self._sum = (self._sum + kernels.put(self.status, blocks, np.full(count, HELD))) & _WORD
+        self.free -= count
         if self._kept:
             for block in blocks.tolist():
-                key = self._names.pop(block, None)
+                key = self.names.pop(block, None)
                 if key is not None:
-                    del self._names[key]
+                    del self.names[key]
                     self._kept -= 1
         return blocks
 
-    def _flight(self, cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, total: int) -> Flight:
-        rows = len(tokens)
-        entries, samples = np.empty((4, rows), dtype=np.int64), np.empty(rows, dtype=bool)
-        count = column_forms.kernels.flight(cells, starts, tokens, entries, samples)
-        if count < rows:
-            entries, samples = entries[:, :count].copy(), samples[:count]
-        return Flight(self._planned, entries, samples, total)
+    def name(self, pairs: list[tuple[bytes, int]]) -> None:
+        """As `pool.name`."""
+        names = self.names
+        fresh = {key: block for key, block in reversed(pairs) if key not in names}
+        names.update(fresh)
+        names.update(zip(fresh.values(), fresh))
 
-    def _seal(self) -> None:
-        """As `planning.seal` and `pool.name`; then the cheap laws of this state."""
-        cells, size = self._cells, self._config.block_size
-        if self._seals:
-            arenas = self._tokens.arena.data, self._tables.arena.data
-            pairs = column_forms.kernels.seal(cells, NO_ROWS, *arenas, size, ALL_SEEN)
-            if pairs:
-                names = self._names
-                fresh = {key: block for key, block in reversed(pairs) if key not in names}
-                names.update(fresh)
-                names.update(zip(fresh.values(), fresh))
-        if not (column_forms.kernels.lawful(cells, size) and self._step_holds()):
-            check_cheap(self.state())
-            raise LawBroken("S1", "a stride breaks a law that its state keeps")
-
-    def _step_holds(self) -> bool:
-        if not self._flights:
-            return True
-        flight, config = self._flights[-1], self._config
-        total, smallest, largest, samples = column_forms.kernels.bounds(flight.entries, flight.samples)
-        return (
-            total == flight.tokens <= self._budget
-            and smallest >= 1
-            and (not config.prefill_threshold or largest <= config.prefill_threshold)
-            and (config.chunked_prefill or samples == len(flight.samples))
-        )
-
-    def commit(self) -> bytes | None:
-        """Fold the oldest step's samples; where that is not steady, they are returned and nothing is done."""
-        flight, cells, out, kernels = self._flights[0], self._cells, self._buffers[1], column_forms.kernels
-        count = int(np.count_nonzero(flight.samples))
-        sampled = self._draw(count)
-        places, ends = np.empty((2, count), dtype=np.int64), np.empty((2, count), dtype=bool)
-        found = kernels.settle(cells, flight.entries, flight.samples, sampled, self._eos, places, ends)
-        data = sampled.tobytes()
-        if found is None or found[0] or found[1]:
-            return data
-        if not kernels.take_tokens(cells, out, places[0], sampled, self._tokens.arena.data):
-            return data
-        del self._flights[0]
-        self._cells = out
-        self._generated += count
-        self._token_digest = xxhash.xxh3_64_intdigest(data, seed=self._token_digest)
-        self._seal()
-        return None
-
-    def state(self) -> State:
-        """The state that was reached, in the stores of the one before."""
-        before, pool = self._before, self._before.pool
-        planned = self._planned - before.planned
-        committed = len(before.flights) + planned - len(self._flights)
+    def pool(self) -> Pool:
+        """The pool that was reached, in these stores."""
         return replace(
-            before,
-            sequence=before.sequence + planned + committed,
-            planned=self._planned,
-            committed=before.committed + committed,
-            rows=Rows(self._cells),
-            tokens=self._tokens,
-            tables=self._tables,
-            pool=replace(
-                pool, status=VersionedArray(self._status, self._status_sum), head=self._head, free=self._free,
-                kept=self._kept, names=VersionedMap(self._names),
-            ),
-            flights=tuple(self._flights),
-            counters=replace(before.counters, generated_tokens=before.counters.generated_tokens + self._generated),
-            token_digest=self._token_digest,
+            self._pool, status=VersionedArray(self.status, self._sum), head=self._head, free=self.free, kept=self._kept,
+            names=VersionedMap(self.names),
         )  # fmt: skip
