@@ -3,7 +3,7 @@
 A real engine (ranks of their own, as under `vnext serve`) answers the same waves of requests again and again until the time
 is over: 1 to 32 at once, prompts and answers of lengths that are drawn once, token ids that are drawn anew. So steps of every
 kind are there (prefill, decode, both mixed), and each of them many times: what equal steps differ in is the machine's noise,
-and no model of step times can be better. `python scripts/step_noise.py DIR` tells how much that is.
+and no model of step times can be better. `vnext-replay what-if LOG` reports both.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ def main() -> int:
     parser.add_argument("log_dir", type=Path)
     parser.add_argument("--model", default="", help="a folder (default: the bundled model)")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--threads", type=int, help="of the rank (default: as vnext serve)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with LLM(options.model, log_dir=str(options.log_dir), max_num_batched_tokens=BATCH_TOKENS_MAX, max_model_len=512) as llm:
+    settings = dict(max_num_batched_tokens=BATCH_TOKENS_MAX, max_model_len=512, threads=options.threads)
+    with LLM(options.model, log_dir=str(options.log_dir), **settings) as llm:
         passes = serve(llm, options.seconds, options.seed)
         print(f"{passes} passes; the log: {llm.log_dir}")
     return 0

@@ -13,7 +13,6 @@ from vnext.replay import forking
 from vnext.replay.cli import main
 from vnext.replay.fork import Order, fork, spread, states_at, wilson
 from vnext.replay.forking import future_of, wishes_of
-from vnext.replay.retold import events_of
 from vnext.replay.source import open_log
 from vnext.replay.verify import verify
 from vnext.sched.stride import stride
@@ -45,8 +44,8 @@ def test_a_right_engine_has_no_failing_future(log_dir, capsys):
 
 
 def test_a_future_follows_from_its_seed(log_dir):
-    events = events_of(open_log(log_dir))
-    state, wishes = states_at(events, [50])[50], wishes_of(events, 80, 100, 20)
+    log = open_log(log_dir)
+    state, wishes = states_at(log, [50])[50], wishes_of(log, 80, 100, 20)
     told = []
     one = [future_of(state, seed, wishes, lambda before, event, after: told.append(event)) for seed in (1, 1, 2)]
     assert one[0] == one[1] and [future.kind for future in one] == ["", "", ""]
@@ -57,8 +56,8 @@ def test_a_future_follows_from_its_seed(log_dir):
 
 def test_strides_tell_the_same_futures(log_dir, monkeypatch):
     """Every seventh future as it is told event by event; one whose strides go wrong is named a failure."""
-    events = events_of(open_log(log_dir))
-    state, wishes = states_at(events, [50])[50], wishes_of(events, 300, 20, 5)
+    log = open_log(log_dir)
+    state, wishes = states_at(log, [50])[50], wishes_of(log, 300, 20, 5)
     for seed in range(1, 50, 7):
         plain = forking._told(forking._Course(state, seed, wishes, None))
         assert future_of(state, seed, wishes) == plain and plain.kind == "" and plain.digest

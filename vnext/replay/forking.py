@@ -11,13 +11,13 @@ not fail, and both must end in the same state.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from vnext.replay.retold import Predicate
+from vnext.replay.source import Log
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.chance import STRIDE, WORD, Chance
 from vnext.sched.sim.judge import kind_of
@@ -26,12 +26,14 @@ from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
 from vnext.state.laws import check, check_cheap
+from vnext.state.log import Frame
 from vnext.state.reduce import reduce
 from vnext.state.refusal import refusal
 from vnext.state.state import State
 
 ALL_LAWS_EVENTS = 256
 """Events between two checks of all laws; the cheap ones are asked after every event, all of them at the end too."""
+ARRIVALS_MAX = 10_000
 COMPARED_EVERY = 32
 PER_MILLE = 1000
 VOCAB_SIZE = 256
@@ -216,12 +218,18 @@ def _samples(seed: int, vocab: int) -> np.ndarray:
     return ((value ^ (value >> word(31))) % word(vocab)).astype("<i4")
 
 
-def wishes_of(events: Sequence[AnyEvent], steps: int, aborts_per_mille: int, resets_per_mille: int) -> Wishes:
-    """Futures that go on as the log did: its requests, at its rate."""
-    arrivals = tuple(event for event in events if isinstance(event, RequestArrived))
-    commits = sum(isinstance(event, StepCommitted) for event in events)
+def wishes_of(log: Log, steps: int, aborts_per_mille: int, resets_per_mille: int) -> Wishes:
+    """Futures that go on as the log did: its first ARRIVALS_MAX requests, at the rate at which those came."""
+    arrivals: list[RequestArrived] = []
+    commits = 0
+    for item in log.items():
+        if isinstance(item, Frame):
+            arrivals += [event for event in item.events if isinstance(event, RequestArrived)]
+            commits += sum(isinstance(event, StepCommitted) for event in item.events)
+            if len(arrivals) >= ARRIVALS_MAX:
+                break
     rate = min(PER_MILLE, -(-PER_MILLE * len(arrivals) // max(commits, 1)))
     return Wishes(
-        steps=steps, arrivals=arrivals, arrivals_per_mille=rate, aborts_per_mille=aborts_per_mille,
+        steps=steps, arrivals=tuple(arrivals), arrivals_per_mille=rate, aborts_per_mille=aborts_per_mille,
         resets_per_mille=resets_per_mille,
     )  # fmt: skip
