@@ -65,9 +65,10 @@ class Server:
             return json.loads(answer.read())
 
     def ready(self) -> Server:
-        """Wait for the index and the overview."""
+        """Wait for the overview and the index, of which the first segment's is made when a step of it is asked for."""
         while not (found := self.ask("logs")).get("logs") or not found["logs"][0]["overview"]["done"]:
             time.sleep(0.2)
+        self.ask("step?step=1")
         return self
 
     def memory_mib(self, name: str) -> float:

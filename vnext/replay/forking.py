@@ -34,7 +34,7 @@ from vnext.state.state import State
 ALL_LAWS_EVENTS = 256
 """Events between two checks of all laws; the cheap ones are asked after every event, all of them at the end too."""
 ARRIVALS_MAX = 10_000
-COMPARED_EVERY = 32
+COMPARED_EVERY = 64
 PER_MILLE = 1000
 VOCAB_SIZE = 256
 """Where a log does not tell its vocabulary."""
