@@ -129,7 +129,7 @@ def test_to_test(benchmark, tmp_path) -> None:
 @pytest.mark.parametrize("running_max", [8, 64, 256])
 @pytest.mark.parametrize("brief", [False, True])
 def test_trace(benchmark, tmp_path, running_max: int, brief: bool) -> None:
-    write_log(served(running_max, 2_000), tmp_path / "log")
+    write_log(served(running_max, {8: 16_000, 64: 4_000, 256: 2_000}[running_max]), tmp_path / "log")
     log = open_log(tmp_path / "log")
     with (tmp_path / "trace.json").open("w") as file:
         answer = once(benchmark, lambda: trace(log, file, "", not brief))

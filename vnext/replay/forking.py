@@ -31,7 +31,7 @@ from vnext.state.reduce import reduce
 from vnext.state.refusal import refusal
 from vnext.state.state import State
 
-ALL_LAWS_EVENTS = 256
+ALL_LAWS_EVENTS, ALL_LAWS_EVENTS_IN_STRIDES = 256, 1024
 """Events between two checks of all laws; the cheap ones are asked after every event, all of them at the end too."""
 ARRIVALS_MAX = 10_000
 COMPARED_EVERY = 64
@@ -77,16 +77,16 @@ def future_of(state: State, seed: int, wishes: Wishes, predicate: Predicate | No
     """One future of a state. It ends with its steps, at its first failure, or when nobody is left and nobody comes."""
     plain = predicate is not None or seed % COMPARED_EVERY == 0
     told = _told(_Course(state, seed, wishes, predicate)) if plain else None
-    if predicate is not None or (told is not None and told.kind):
+    if told is not None and (told.kind or predicate is not None):
         return told
-    quick = _Course(state, seed, wishes, None, strides=True)
-    found = _told(quick)
-    if found.kind and told is None:
-        told = _told(_Course(state, seed, wishes, None))
-    if told is None or (told.kind, told.steps, told.digest) == (found.kind, found.steps, found.digest):
-        return found if told is None else told
+    found = _told(_Course(state, seed, wishes, None, strides=True))
+    if told is None and not found.kind:
+        return found
+    told = told or _told(_Course(state, seed, wishes, None))
+    if told.kind or (told.steps, told.digest) == (found.steps, found.digest):
+        return told
     message = f"future {seed} ends as {_ending(found)} in strides, and as {_ending(told)} without"
-    return replace(told, kind=TWINS, message=message, events=told.events)
+    return replace(told, kind=TWINS, message=message)
 
 
 def _ending(future: Future) -> str:
@@ -115,6 +115,7 @@ class _Course:
         self.state, self.seed, self.steps = own_copy(state), seed, 0
         self.events: list[AnyEvent] = []
         self._chance, self._wishes, self._predicate, self._strides = Chance(seed).fork(), wishes, predicate, strides
+        self._all_laws_events = ALL_LAWS_EVENTS_IN_STRIDES if strides else ALL_LAWS_EVENTS
         self._samples = _samples(self._chance.word(), state.config.vocab_size or VOCAB_SIZE)
         self._sampled, self._turns = 0, 0
         self._arrival_at = self._gap(wishes.arrivals_per_mille if wishes.arrivals else 0)
@@ -145,7 +146,7 @@ class _Course:
         """Steady turns up to the next thing that comes from outside or the next check of all laws; whether there were any."""
         quiet = min(self._arrival_at, self._abort_at, self._reset_at) - self._turns + 1
         before = self.state.sequence
-        due = (ALL_LAWS_EVENTS - before % ALL_LAWS_EVENTS + 1) // 2
+        due = (self._all_laws_events - before % self._all_laws_events + 1) // 2
         strode = stride(self.state, min(quiet, due, self._wishes.steps - self.steps), self._draw)
         self.state = strode.state
         begun = strode.turns + (strode.tokens is not None)
@@ -153,7 +154,7 @@ class _Course:
         self._turns += max(begun - 1, 0)
         if strode.tokens is not None:
             self._commit(strode.tokens)
-        if before // ALL_LAWS_EVENTS != self.state.sequence // ALL_LAWS_EVENTS:
+        if before // self._all_laws_events != self.state.sequence // self._all_laws_events:
             check(self.state)
         return begun > 0
 
@@ -204,7 +205,7 @@ class _Course:
         if not self._strides:
             self.events.append(event)
         self.state = after = reduce(before, event)
-        (check if after.sequence % ALL_LAWS_EVENTS == 0 else check_cheap)(after)
+        (check if after.sequence % self._all_laws_events == 0 else check_cheap)(after)
         if self._predicate is not None and self._predicate(before, event, after):
             raise Predicated(f"the predicate holds after event {before.sequence}")
 

@@ -6,7 +6,8 @@ the mean of what lies between a step's commit and its plan, or the commit before
 Without busy times that whole span is the step's time.
 
 The model is linear in its parameters and piecewise linear in what it knows of a step: tokens, requests and context
-(positions read) with knots at quantiles of this log, and attended (token-position pairs of attention). It is fitted by least
+(positions read) with knots at quantiles of this log, the first two at powers of two as well where the log is long enough
+(what a small batch costs depends on how kernels cut it), and attended (token-position pairs of attention). Fitted by least
 squares on relative errors, reweighted a few times so that a few strange steps (a pause of the machine) do not bend it
 (Holland and Welsch 1977). Every HELD_OUT-th step is left out of the fit, and the errors reported are of those. How much
 equal steps differ, which bounds every model, is step_noise.py's.
@@ -36,6 +37,8 @@ STEPS_MIN = 50
 """Fewer steps teach nothing."""
 KNOTTED = 3
 """Tokens, requests and context may change their slope."""
+COUNTED = (0, 1)
+STEPS_FOR_POWERS = 500
 KNOT_QUANTILES = (0.25, 0.5, 0.75, 0.9)
 ROUNDS = 8
 FLOOR_SHARE = 0.5
@@ -175,7 +178,7 @@ def fit(features: np.ndarray, step_us: np.ndarray) -> Model:
     if len(step_us) < STEPS_MIN:
         raise UnusableLog(f"{len(step_us)} timed steps are too few to learn step times from: give a log of {STEPS_MIN} or more")
     held = np.arange(len(step_us)) % HELD_OUT == HELD_OUT - 1
-    knots = tuple(_knots(features[~held, place]) for place in range(KNOTTED))
+    knots = tuple(_knots(features[~held, place], place in COUNTED) for place in range(KNOTTED))
     floor = FLOOR_SHARE * float(step_us.min())
     weights = _least(_basis(features[~held], knots), step_us[~held])
     predicted = np.maximum(_basis(features[held], knots) @ weights, floor)
@@ -183,10 +186,12 @@ def fit(features: np.ndarray, step_us: np.ndarray) -> Model:
     return Model(weights, knots, floor, *np.percentile(errors, (50, 90, 99)).tolist(), len(step_us))
 
 
-def _knots(values: np.ndarray) -> tuple[float, ...]:
-    """Where the slope may change: quantiles, each once, none at the least value."""
-    found = np.unique(np.quantile(values, KNOT_QUANTILES))
-    return tuple(knot for knot in found.tolist() if values.min() < knot < values.max())
+def _knots(values: np.ndarray, counted: bool) -> tuple[float, ...]:
+    """Where the slope may change: quantiles, of what is `counted` powers of two as well, each once, none at the ends."""
+    found = np.quantile(values, KNOT_QUANTILES)
+    if counted and len(values) >= STEPS_FOR_POWERS:
+        found = np.concatenate([found, 2.0 ** np.arange(np.log2(values.max() + 1))])
+    return tuple(knot for knot in np.unique(found).tolist() if values.min() < knot < values.max())
 
 
 def _basis(features: np.ndarray, knots: tuple[tuple[float, ...], ...]) -> np.ndarray:

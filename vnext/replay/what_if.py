@@ -110,8 +110,9 @@ def what_if(log_path: Path, candidates: Sequence[Changes], objective: Objective,
     recommended, reason = recommendation(unchanged, runs, objective)
     return WhatIf(
         step_error_p50=model.error_p50, step_error_p90=model.error_p90, step_error_p99=model.error_p99,
-        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us), reproduced=reproduced(taken, again), events=len(taken.events), recorded=felt("", again, objective),
-        unchanged=unchanged, runs=runs, recommended=recommended, reason=reason,
+        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us), reproduced=reproduced(taken, again),
+        events=len(taken.events), recorded=felt("", again, objective), unchanged=unchanged, runs=runs,
+        recommended=recommended, reason=reason,
     )  # fmt: skip
 
 
