@@ -2,8 +2,8 @@
 
 `python -m pytest perf/bench_replay_ui.py`, after `python scripts/make_log.py build/replay-1000000 --steps 1000000 --batch 8`.
 A headless Chromium (Debian's, by Selenium) asks a server of its own, started as `vnext-replay ui LOG`, with index and overview
-there, as after the log's first open. A seek is measured in the page: from the new address to the frame with the step, its
-tables and block map (`seek`), and with the lanes of the steps around it too (`lanes`).
+there, as after the log's first open. A seek is measured in the page: from the new address until the step, its tables and its
+block map are drawn (`seek`), and until the answer with the lanes of the steps around it is there too (`lanes`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 from scripts.make_log import make_log
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
+from selenium.common.exceptions import TimeoutException  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_STEPS = 1_000_000
@@ -30,20 +31,23 @@ LONG = ROOT / "build" / f"replay-{LONG_STEPS}"
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
 SEEKS = 200
-WAIT_S = 120
+WAIT_S, SCRIPT_S = 120, 20
+COUNT = """
+const fetched = window.fetch;
+window.asked = 0;
+window.fetch = (...what) => { window.asked += 1; return fetched(...what).finally(() => { window.asked -= 1; }); };
+"""
 SEEK = """
-const [step, whole, done] = arguments;
-performance.clearResourceTimings();
-const before = performance.now(), log = document.querySelector('.log');
+const [step, done] = arguments, before = performance.now(), log = document.querySelector('.log');
 let seek = 0;
-const lanes = () => performance.getEntriesByType('resource').some(e => e.name.includes('api/lanes') && e.responseEnd);
-const look = () => requestAnimationFrame(() => {
+const look = () => {
   if (!seek && log.dataset.step === step) seek = performance.now() - before;
-  if (seek && (!whole || lanes())) done([seek, performance.now() - before]); else look();
-});
+  if (seek && window.asked === 0) done([seek, performance.now() - before]); else setTimeout(look, 1);
+};
 location.hash = `#step=${step}`;
 look();
 """
+STUCK = "return [location.hash, document.querySelector('.log').dataset.step, document.getElementById('error').textContent, window.asked]"
 PAINT = "return performance.getEntriesByType('paint').filter(e => e.name === 'first-contentful-paint').map(e => e.startTime)[0]"
 SHOWN = "return (document.querySelector('.log') || {dataset: {}}).dataset.step"
 
@@ -97,7 +101,7 @@ def browser() -> Iterator[object]:
     for flag in FLAGS:
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_script_timeout(WAIT_S)
+    driver.set_script_timeout(SCRIPT_S)
     yield driver
     driver.quit()
 
@@ -115,10 +119,7 @@ def test_first_paint(benchmark, server, browser) -> None:
     chance, paints = random.Random(1), []
 
     def open_page(step: int) -> None:
-        browser.get("about:blank")
-        browser.get(f"{server.address}#step={step}")
-        while browser.execute_script(SHOWN) != str(step):
-            time.sleep(0.002)
+        opened(browser, server, step)
         paints.append(browser.execute_script(PAINT))
 
     benchmark.pedantic(open_page, setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=12)
@@ -126,18 +127,30 @@ def test_first_paint(benchmark, server, browser) -> None:
     benchmark.extra_info["shown_median_ms"] = round(benchmark.stats["median"] * 1e3, 1)
 
 
+def seek_in(browser, step: int) -> tuple[float, float]:
+    """Milliseconds until the step stands in the page, and until its lanes do too."""
+    try:
+        return tuple(browser.execute_async_script(SEEK, str(step)))
+    except TimeoutException:
+        raise AssertionError(f"step {step} is not shown: {browser.execute_script(STUCK)}") from None
+
+
+def opened(browser, server: Server, step: int) -> None:
+    browser.get("about:blank")
+    browser.get(f"{server.address}#step={step}")
+    while browser.execute_script(SHOWN) != str(step):
+        time.sleep(0.002)
+
+
 @needs_browser
 def test_seek(benchmark, server, browser) -> None:
     """Any step, in the page."""
     chance, seeks = random.Random(2), []
-    browser.get(f"{server.address}#step=1")
-    while browser.execute_script(SHOWN) != "1":
-        time.sleep(0.01)
-
-    def seek(step: int) -> None:
-        seeks.append(browser.execute_async_script(SEEK, str(step), True))
-
-    benchmark.pedantic(seek, setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=SEEKS)
+    opened(browser, server, 1)
+    browser.execute_script(COUNT)
+    benchmark.pedantic(
+        lambda step: seeks.append(seek_in(browser, step)), setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=SEEKS
+    )
     spread(benchmark, [each[0] for each in seeks], "seek")
     spread(benchmark, [each[1] for each in seeks], "lanes")
     benchmark.extra_info["server_peak_mib"] = server.memory_mib("VmHWM")
@@ -147,9 +160,11 @@ def test_seek(benchmark, server, browser) -> None:
 def test_step_on(benchmark, server, browser) -> None:
     """One step further, again and again, as with a key held down."""
     places, steps = iter(range(500_001, 600_000)), []
-    browser.execute_async_script(SEEK, "500000", True)
-    benchmark.pedantic(lambda: steps.append(browser.execute_async_script(SEEK, str(next(places)), False)[0]), rounds=SEEKS)
-    spread(benchmark, steps, "step_on")
+    opened(browser, server, 500_000)
+    browser.execute_script(COUNT)
+    benchmark.pedantic(lambda: steps.append(seek_in(browser, next(places))), rounds=SEEKS)
+    spread(benchmark, [each[0] for each in steps], "step_on")
+    spread(benchmark, [each[1] for each in steps], "lanes")
 
 
 def test_step_answer(benchmark, server) -> None:

@@ -5,12 +5,10 @@ was busy with each step (times.py). What a turn costs beside that (transport, th
 the mean of what lies between a step's commit and its plan, or the commit before it if that came later, and was not busy.
 Without busy times that whole span is the step's time.
 
-The model is linear in its parameters and piecewise linear in what it knows of a step: tokens, requests and context
-(positions read) with knots at quantiles of this log, the first two at powers of two as well where the log is long enough
-(what a small batch costs depends on how kernels cut it), and attended (token-position pairs of attention). Fitted by least
-squares on relative errors, reweighted a few times so that a few strange steps (a pause of the machine) do not bend it
-(Holland and Welsch 1977). Every HELD_OUT-th step is left out of the fit, and the errors reported are of those. How much
-equal steps differ, which bounds every model, is step_noise.py's.
+The model is piecewise linear in what it knows of a step: tokens, requests and context (positions read) with knots at quantiles
+of this log, the first two also at powers of two where the log is long, and attended (token-position pairs of attention).
+Fitted by least squares on relative errors, reweighted so that a few strange steps (a pause of the machine) do not bend it
+(Holland and Welsch 1977). Every HELD_OUT-th step is left out, and the errors reported are of those; step_noise.py has the bound.
 """
 
 from __future__ import annotations
