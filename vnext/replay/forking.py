@@ -33,7 +33,8 @@ from vnext.state.state import State
 
 ALL_LAWS_EVENTS, ALL_LAWS_EVENTS_IN_STRIDES = 256, 1024
 """Events between two checks of all laws; the cheap ones are asked after every event, all of them at the end too."""
-ARRIVALS_MAX = 10_000
+ARRIVALS_MAX = 2_000
+"""Requests of a log, its first ones, that say what others are like."""
 COMPARED_EVERY = 64
 PER_MILLE = 1000
 VOCAB_SIZE = 256
