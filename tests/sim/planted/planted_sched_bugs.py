@@ -31,7 +31,6 @@ ADMISSION = [
     bug("admission stops after one", "admission", "if budget == 0 or place == places[-1]:", "if True:", "S3"),
     bug("one that would just fit is kept out", "admission", "lacks = blocks_for(known, size) - free",
         "lacks = blocks_for(known, size) - free + 1", "S3", "S6"),
-    bug("one that fits into what others hold is kept out", "admission", "lacks -= int(status[block]) < 0", "lacks -= 0", "S3", "S6"),
 ]  # fmt: skip
 
 PREEMPTION = [
