@@ -1,7 +1,8 @@
 """What the log tool's commands cost: shrink, to-test, trace, fork, what-if, and the judging of watch.
 
 `python -m pytest perf/bench_replay_tools.py`. Logs are made by futures of an empty engine (vnext/replay/forking.py): real
-scheduler, samples of chance. `extra_info` has the counts by which a time is divided.
+scheduler, samples of chance; the thousand futures are of the long log of bench_replay.py. `extra_info` has the counts by
+which a time is divided.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from scripts.make_log import make_log
 from vnext.replay.fork import Order, fork
 from vnext.replay.forking import Wishes, future_of
+from vnext.replay.index import Index
 from vnext.replay.shrinking import shrink_log, write_log
 from vnext.replay.source import open_log
 from vnext.replay.step_times import fit, recorded
 from vnext.replay.to_test import file_text
 from vnext.replay.trace import trace
 from vnext.replay.watch import Watcher
-from vnext.replay.what_if import timed
+from vnext.replay.what_if import Objective, candidates, timed, what_if
 from vnext.replay.what_if_run import rerun
 from vnext.sched.sim.scenario import draw_clients, draw_config
 from vnext.sched.sim.chance import Chance
@@ -32,7 +35,10 @@ from vnext.state.params import Sampling
 from vnext.state.reduce import start
 from vnext.state.stamps import MAGIC, STAMPS_SUFFIX, head, stamp
 
+LONG_STEPS = 1_000_000
+LONG = Path(__file__).resolve().parents[1] / "build" / f"replay-{LONG_STEPS}"
 STEP_NS = 20_000_000
+MINUTES_10_STEPS = 30_000
 RARE_TOKENS = 30
 ONCE = dict(rounds=1, warmup_rounds=0)
 
@@ -123,15 +129,32 @@ def test_to_test(benchmark, tmp_path) -> None:
 @pytest.mark.parametrize("running_max", [8, 64, 256])
 @pytest.mark.parametrize("brief", [False, True])
 def test_trace(benchmark, tmp_path, running_max: int, brief: bool) -> None:
-    write_log(served(running_max, 2_000), tmp_path / "log")
+    write_log(served(running_max, {8: 16_000, 64: 4_000, 256: 2_000}[running_max]), tmp_path / "log")
     log = open_log(tmp_path / "log")
     with (tmp_path / "trace.json").open("w") as file:
         answer = once(benchmark, lambda: trace(log, file, "", not brief))
     seconds = benchmark.stats.stats.min
-    benchmark.extra_info |= dict(trace_events=answer.trace_events, per_second=answer.trace_events / seconds)
+    benchmark.extra_info |= dict(
+        trace_events=answer.trace_events, per_second=answer.trace_events / seconds, steps_per_second=answer.steps / seconds
+    )
 
 
-def test_fork(benchmark, tmp_path) -> None:
+def test_fork(benchmark) -> None:
+    """A thousand futures of 10,000 steps each, from the middle of a million steps, in two processes."""
+    if not any(LONG.glob("*.vnextlog")):
+        make_log(LONG, LONG_STEPS, 8)
+    assert all(segment.directory.entries for segment in Index(open_log(LONG)).segments), "the index is made before"
+    order = Order(
+        log=str(LONG), points=(LONG_STEPS // 2,), forks=1000, steps=10_000, seed=0, aborts_per_mille=20, resets_per_mille=2,
+        predicate="", share=0, shares=1,
+    )  # fmt: skip
+    answer, _ = once(benchmark, lambda: fork(order, jobs=2))
+    assert answer.failed == 0 and answer.steps == 1000 * 10_000
+    benchmark.extra_info |= dict(steps=answer.steps, steps_per_second=answer.steps / benchmark.stats.stats.min)
+
+
+def test_fork_tiny(benchmark, tmp_path) -> None:
+    """A tiny cache, where requests give way all the time and no stride is long."""
     write_log(small_life(9_000)[:5_000], tmp_path / "log")
     order = Order(
         log=str(tmp_path / "log"), points=(200,), forks=20, steps=5_000, seed=0, aborts_per_mille=20, resets_per_mille=2,
@@ -148,6 +171,15 @@ def test_what_if(benchmark, tmp_path, running_max: int) -> None:
     model = fit(taken.features, taken.step_us)
     ran = once(benchmark, lambda: rerun(taken, log.header.started, server(running_max), timed(model, taken)))
     benchmark.extra_info |= dict(steps=ran.steps, steps_per_second=ran.steps / benchmark.stats.stats.min)
+
+
+def test_what_if_sweep(benchmark, tmp_path) -> None:
+    """A fifth of a hundred configurations of ten minutes, log read and model fitted, in two processes."""
+    folder = stamped(served(8, MINUTES_10_STEPS), tmp_path / "log")
+    sweep = candidates([], ["running_max=4,6,8,10,12", "batch_tokens_max=256,512,1024,2048"])
+    answer = once(benchmark, lambda: what_if(folder, sweep, Objective(), jobs=2))
+    assert len(answer.runs) == len(sweep) == 20 and answer.reproduced == answer.events
+    benchmark.extra_info |= dict(steps=answer.recorded.steps, runs=len(sweep), seconds_for_100=5 * benchmark.stats.stats.min)
 
 
 @pytest.mark.parametrize("running_max", [8, 64])

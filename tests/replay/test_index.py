@@ -52,6 +52,7 @@ def test_any_step_at_once_is_the_step_by_folding(tmp_path, privacy, seed):
     for step in random.Random(seed).sample(sorted(due), min(40, len(due))):
         assert repr(parts(state_at(index, step)[0])).encode() == due[step]
     assert {segment.source for segment in index.segments} <= {"built", ""}
+    assert all(segment.first.pool.status._next is None for segment in index.segments), "what came later is not kept with it"
     again = Index(open_log(log_dir))
     for step in sorted(due)[::7]:
         assert repr(parts(state_at(again, step)[0])).encode() == due[step]

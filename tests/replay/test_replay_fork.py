@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from log_drive import record, small_config
+from msgspec.structs import replace
 
+from vnext.replay import forking
 from vnext.replay.cli import main
 from vnext.replay.fork import Order, fork, spread, states_at, wilson
 from vnext.replay.forking import future_of, wishes_of
-from vnext.replay.retold import events_of
 from vnext.replay.source import open_log
 from vnext.replay.verify import verify
+from vnext.sched.stride import stride
 
 PREDICATE = '''
 def twelve_gave_way(before, event, after):
@@ -42,14 +44,32 @@ def test_a_right_engine_has_no_failing_future(log_dir, capsys):
 
 
 def test_a_future_follows_from_its_seed(log_dir):
-    events = events_of(open_log(log_dir))
-    state, wishes = states_at(events, [50])[50], wishes_of(events, 80, 100, 20)
+    log = open_log(log_dir)
+    state, wishes = states_at(log, [50])[50], wishes_of(log, 80, 100, 20)
     told = []
     one = [future_of(state, seed, wishes, lambda before, event, after: told.append(event)) for seed in (1, 1, 2)]
     assert one[0] == one[1] and [future.kind for future in one] == ["", "", ""]
     assert len(told) > 3 * 2 * 80 * 0.9
     half = len(told) // 3
     assert told[: half // 2] != told[-half // 2 :]
+
+
+def test_strides_tell_the_same_futures(log_dir, monkeypatch):
+    """Every seventh future as it is told event by event; one whose strides go wrong is named a failure."""
+    log = open_log(log_dir)
+    state, wishes = states_at(log, [50])[50], wishes_of(log, 300, 20, 5)
+    for seed in range(1, 50, 7):
+        plain = forking._told(forking._Course(state, seed, wishes, None))
+        assert future_of(state, seed, wishes) == plain and plain.kind == "" and plain.digest
+
+    def wrong(state, turns_max, draw):
+        found = stride(state, turns_max, draw)
+        counters = replace(found.state.counters, generated_tokens=found.state.counters.generated_tokens + 1)
+        return replace(found, state=replace(found.state, counters=counters))
+
+    monkeypatch.setattr(forking, "stride", wrong)
+    found = future_of(state, 0, wishes)
+    assert found.kind == forking.TWINS and "in strides" in found.message
 
 
 def test_processes_share_the_same_futures(log_dir):

@@ -12,6 +12,7 @@ from log_drive import record, small_config, started
 
 from vnext.replay.cli import main
 from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.step_noise import Noise, noise
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
 from vnext.replay.what_if import Objective, candidates, objective_of, what_if
@@ -175,6 +176,19 @@ def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
     straight, bent = fit(taken.features, taken.step_us), fit(taken.features, strange)
     one, other = straight.predict(taken.features), bent.predict(taken.features)
     assert np.median(np.abs(one - other) / one) < 0.05
+
+
+def test_equal_steps_tell_how_good_a_model_can_be():
+    """Forty kinds of steps, fifty of each, up to 10 % around what they take; one of a kind of its own says nothing."""
+    chance = np.random.default_rng(1)
+    kinds = np.repeat(chance.integers(1, 50, (40, 2)), 50, axis=0)
+    features = np.column_stack([kinds, 100 * kinds[:, :1], 300 * kinds[:, 1:]]).astype(float)
+    exact = 1000.0 + 10 * kinds[:, 0]
+    assert noise(features, exact) == Noise(steps=2000, p50=0.0, p90=0.0, p99=0.0)
+    found = noise(features, exact * chance.uniform(0.9, 1.1, 2000))
+    assert found.p50 == pytest.approx(0.05, abs=0.01) and 0.08 < found.p90 < found.p99 < 0.13
+    assert noise(features[::50] * np.arange(1, 41)[:, None], exact[::50]).steps == 0
+    assert noise(features[:0], exact[:0]).steps == 0
 
 
 def test_what_the_model_says_is_what_happens(tmp_path):

@@ -19,11 +19,12 @@ from rich.console import Console
 
 from vnext.replay import render
 from vnext.replay.forking import Future, future_of, wishes_of
-from vnext.replay.retold import events_of, folded, predicate_of
+from vnext.replay.index import Index
+from vnext.replay.retold import events_of, predicate_of, require_story
+from vnext.replay.show import state_at
 from vnext.replay.shrinking import write_log
-from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.state.events import AnyEvent, StepPlanned
-from vnext.state.reduce import start
 from vnext.state.state import State
 
 BAR_WIDTH = 40
@@ -73,9 +74,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 def futures_of(order: Order) -> list[tuple[int, Future]]:
     """(step, future) of one share. Only its first failure keeps its events."""
-    events = events_of(open_log(Path(order.log)))
-    states = states_at(events, order.points)
-    wishes = wishes_of(events, order.steps, order.aborts_per_mille, order.resets_per_mille)
+    log = open_log(Path(order.log))
+    require_story(log)
+    states = states_at(log, order.points)
+    wishes = wishes_of(log, order.steps, order.aborts_per_mille, order.resets_per_mille)
     predicate = predicate_of(order.predicate) if order.predicate else None
     found: list[tuple[int, Future]] = []
     kept = False
@@ -89,21 +91,10 @@ def futures_of(order: Order) -> list[tuple[int, Future]]:
     return found
 
 
-def states_at(events: Sequence[AnyEvent], points: Sequence[int]) -> dict[int, State]:
+def states_at(log: Log, points: Sequence[int]) -> dict[int, State]:
     """The states in which these steps run; -1 is the engine's start. UnusableLog if the log has not all of them."""
-    wanted = set(points)
-    states = {-1: start(events[0])} if -1 in wanted else {}
-    last = -1
-    for _, event, after in folded(events):
-        if isinstance(event, StepPlanned):
-            last = event.step
-            if last in wanted:
-                states[last] = after
-                if len(states) == len(wanted):
-                    break
-    if len(states) < len(wanted):
-        raise UnusableLog(f"step {max(wanted)} is not in this log: it has steps 0 to {last}")
-    return states
+    index = Index(log)
+    return {step: index.first if step < 0 else state_at(index, step)[0] for step in sorted(set(points))}
 
 
 def fork(order: Order, jobs: int = 1) -> tuple[Forked, tuple[int, Future] | None]:
@@ -111,6 +102,7 @@ def fork(order: Order, jobs: int = 1) -> tuple[Forked, tuple[int, Future] | None
     if jobs == 1:
         found = futures_of(order)
     else:
+        states_at(open_log(Path(order.log)), order.points)  # makes the index, once for all processes
         shares = [msgspec.structs.replace(order, share=share, shares=jobs) for share in range(jobs)]
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             found = [each for part in pool.map(futures_of, shares) for each in part]

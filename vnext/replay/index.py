@@ -57,7 +57,7 @@ class Segment:
 
     @property
     def first(self) -> State:
-        """The state in which it begins."""
+        """The state in which it begins. Not to be folded: what is kept of an old state is all that was folded since."""
         if self._first is None:
             self._first = first_state(self.log)
         return self._first
@@ -119,7 +119,7 @@ class Segment:
 
     def _state(self, entry: Entry) -> State | None:
         if not entry.size:
-            return self.first
+            return first_state(self.log)
         if self._built:
             return self._loaded(self._built[self.directory.entries.index(entry) - 1])
         return self._loaded(cachefile.read_keyframe(cachefile.cache_path(self.path), entry))
@@ -164,7 +164,7 @@ class Segment:
         """Fold from the last entry to the end, keeping states on the way."""
         self.source = source
         stat, data = self.path.stat(), self.path.read_bytes()
-        state = self._loaded(kept[-1]) if kept else self.first
+        state = self._loaded(kept[-1]) if kept else first_state(self.log)
         making = _Making(entries, kept, cachefile.bytes_max(len(data)), self.log.header.token_width)
         tallying = Tallying(counted, state)
         base, stopped, offset = entries[-1].offset, "", 0

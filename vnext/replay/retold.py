@@ -34,6 +34,18 @@ def events_of(log: Log, own_policy: bool = False) -> tuple[AnyEvent, ...]:
 
     Requests are named by their numbers, so that what each was answered can be told by its name. `own_policy` as in `verify`.
     """
+    require_story(log)
+    events: list[AnyEvent] = [log.header.started]
+    for item in log.items():
+        if isinstance(item, Frame):
+            if item.first_event != len(events):
+                break
+            events += item.events
+    return tuple(replace(event, name=str(event.id)) if isinstance(event, RequestArrived) else event for event in events)
+
+
+def require_story(log: Log) -> None:
+    """UnusableLog unless the log begins with the engine's start and its steps can be decided here."""
     header = log.header
     if header.index:
         raise UnusableLog(
@@ -41,13 +53,6 @@ def events_of(log: Log, own_policy: bool = False) -> tuple[AnyEvent, ...]:
         )
     if why_not := why_not_decided(log, own_policy):
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
-    events: list[AnyEvent] = [header.started]
-    for item in log.items():
-        if isinstance(item, Frame):
-            if item.first_event != len(events):
-                break
-            events += item.events
-    return tuple(replace(event, name=str(event.id)) if isinstance(event, RequestArrived) else event for event in events)
 
 
 def folded(events: Sequence[AnyEvent]) -> Iterator[tuple[State, AnyEvent, State]]:

@@ -5,10 +5,10 @@ was busy with each step (times.py). What a turn costs beside that (transport, th
 the mean of what lies between a step's commit and its plan, or the commit before it if that came later, and was not busy.
 Without busy times that whole span is the step's time.
 
-The model is linear in its parameters and piecewise linear in what it knows of a step: tokens and requests with knots at
-quantiles of this log, context (positions read) and attended (token-position pairs of attention). It is fitted by least
-squares on relative errors, reweighted a few times so that a few strange steps (a pause of the machine) do not bend it
-(Holland and Welsch 1977). Every HELD_OUT-th step is left out of the fit, and the errors reported are of those.
+The model is piecewise linear in what it knows of a step: tokens, requests and context (positions read) with knots at quantiles
+of this log, the first two also at powers of two where the log is long, and attended (token-position pairs of attention).
+Fitted by least squares on relative errors, reweighted so that a few strange steps (a pause of the machine) do not bend it
+(Holland and Welsch 1977). Every HELD_OUT-th step is left out, and the errors reported are of those; step_noise.py has the bound.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from vnext.state.state import Flight
 HELD_OUT = 4
 STEPS_MIN = 50
 """Fewer steps teach nothing."""
+KNOTTED = 3
+"""Tokens, requests and context may change their slope."""
+COUNTED = (0, 1)
+STEPS_FOR_POWERS = 500
 KNOT_QUANTILES = (0.25, 0.5, 0.75, 0.9)
 ROUNDS = 8
 FLOOR_SHARE = 0.5
@@ -65,26 +69,26 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """Predicts a step's time. `error_p50` and `error_p99` are relative, of steps that it has not seen."""
+    """Predicts a step's time. `knots` of tokens, requests and context. Errors are relative, of steps that it has not seen."""
 
     weights: np.ndarray
-    token_knots: tuple[float, ...]
-    request_knots: tuple[float, ...]
+    knots: tuple[tuple[float, ...], ...]
     floor_us: float
     error_p50: float
+    error_p90: float
     error_p99: float
     steps: int
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Microseconds (float64[n]) of steps with these features."""
-        return np.maximum(_basis(features, self.token_knots, self.request_knots) @ self.weights, self.floor_us)
+        return np.maximum(_basis(features, self.knots) @ self.weights, self.floor_us)
 
     def step_us(self, flight: Flight) -> float:
         """As `predict`, of one step and without arrays."""
         tokens, requests, context, attended = features_of(flight).tolist()
         known = [1.0, tokens, requests, context, attended]
-        known += [max(tokens - knot, 0.0) for knot in self.token_knots]
-        known += [max(requests - knot, 0.0) for knot in self.request_knots]
+        for value, knots in zip((tokens, requests, context), self.knots):
+            known += [max(value - knot, 0.0) for knot in knots]
         return max(sum(weight * value for weight, value in zip(self.weights.tolist(), known)), self.floor_us)
 
 
@@ -172,25 +176,25 @@ def fit(features: np.ndarray, step_us: np.ndarray) -> Model:
     if len(step_us) < STEPS_MIN:
         raise UnusableLog(f"{len(step_us)} timed steps are too few to learn step times from: give a log of {STEPS_MIN} or more")
     held = np.arange(len(step_us)) % HELD_OUT == HELD_OUT - 1
-    knots = _knots(features[~held, 0]), _knots(features[~held, 1])
+    knots = tuple(_knots(features[~held, place], place in COUNTED) for place in range(KNOTTED))
     floor = FLOOR_SHARE * float(step_us.min())
-    weights = _least(_basis(features[~held], *knots), step_us[~held])
-    predicted = np.maximum(_basis(features[held], *knots) @ weights, floor)
+    weights = _least(_basis(features[~held], knots), step_us[~held])
+    predicted = np.maximum(_basis(features[held], knots) @ weights, floor)
     errors = np.abs(predicted - step_us[held]) / step_us[held]
-    p50, p99 = np.percentile(errors, (50, 99)).tolist()
-    return Model(weights, *knots, floor, p50, p99, len(step_us))
+    return Model(weights, knots, floor, *np.percentile(errors, (50, 90, 99)).tolist(), len(step_us))
 
 
-def _knots(values: np.ndarray) -> tuple[float, ...]:
-    """Where the slope may change: quantiles, each once, none at the least value."""
-    found = np.unique(np.quantile(values, KNOT_QUANTILES))
-    return tuple(knot for knot in found.tolist() if values.min() < knot < values.max())
+def _knots(values: np.ndarray, counted: bool) -> tuple[float, ...]:
+    """Where the slope may change: quantiles, of what is `counted` powers of two as well, each once, none at the ends."""
+    found = np.quantile(values, KNOT_QUANTILES)
+    if counted and len(values) >= STEPS_FOR_POWERS:
+        found = np.concatenate([found, 2.0 ** np.arange(np.log2(values.max() + 1))])
+    return tuple(knot for knot in np.unique(found).tolist() if values.min() < knot < values.max())
 
 
-def _basis(features: np.ndarray, token_knots: tuple[float, ...], request_knots: tuple[float, ...]) -> np.ndarray:
-    tokens, requests, context, attended = features.T
-    hinges = [np.maximum(tokens - knot, 0) for knot in token_knots] + [np.maximum(requests - knot, 0) for knot in request_knots]
-    return np.column_stack([np.ones(len(features)), tokens, requests, context, attended, *hinges])
+def _basis(features: np.ndarray, knots: tuple[tuple[float, ...], ...]) -> np.ndarray:
+    hinges = [np.maximum(values - knot, 0) for values, own in zip(features.T, knots) for knot in own]
+    return np.column_stack([np.ones(len(features)), features, *hinges])
 
 
 def _least(basis: np.ndarray, step_us: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from vnext.replay import render
 from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.step_noise import Noise, noise
 from vnext.replay.step_times import Model, Recorded, fit, recorded
 from vnext.replay.what_if_run import Ran, Served, rerun, retrace
 from vnext.sched.policies import PolicyError, policy_of
@@ -75,12 +76,15 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """`recorded` is what the log itself shows, `unchanged` its configuration by the model, `runs` the others.
 
     `reproduced` counts the leading events of the log that come out again on the recorded times, of `events`. The errors are
-    the model's, relative, of steps that it has not seen. `recommended` are changes, "" to leave it as it is.
+    the model's, relative, of steps that it has not seen; `noise` is what equal steps differ in, beyond which no model goes.
+    `recommended` are changes, "" to leave it as it is.
     """
 
     step_error_p50: float
+    step_error_p90: float
     step_error_p99: float
     steps_fitted: int
+    noise: Noise
     reproduced: int
     events: int
     recorded: Felt
@@ -105,9 +109,10 @@ def what_if(log_path: Path, candidates: Sequence[Changes], objective: Objective,
     runs = _all(log_path, taken, model, candidates, configs, objective, jobs)
     recommended, reason = recommendation(unchanged, runs, objective)
     return WhatIf(
-        step_error_p50=model.error_p50, step_error_p99=model.error_p99, steps_fitted=model.steps,
-        reproduced=reproduced(taken, again), events=len(taken.events), recorded=felt("", again, objective),
-        unchanged=unchanged, runs=runs, recommended=recommended, reason=reason,
+        step_error_p50=model.error_p50, step_error_p90=model.error_p90, step_error_p99=model.error_p99,
+        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us), reproduced=reproduced(taken, again),
+        events=len(taken.events), recorded=felt("", again, objective), unchanged=unchanged, runs=runs,
+        recommended=recommended, reason=reason,
     )  # fmt: skip
 
 
@@ -305,6 +310,11 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
         f"step times of {answer.steps_fitted:,} steps: error on steps left out {answer.step_error_p50:.1%} at the median, "
         f"{answer.step_error_p99:.1%} at 99 %", style="bold" if good else "bold yellow", soft_wrap=True,
     )  # fmt: skip
+    if answer.noise.steps:
+        console.print(
+            f"{answer.noise.steps:,} steps that are like others differ from them by {answer.noise.p50:.1%} and "
+            f"{answer.noise.p99:.1%}: no model of what they compute does better", style="dim", soft_wrap=True,
+        )  # fmt: skip
     whole = answer.reproduced == answer.events
     again = "the log comes out again" if whole else f"{answer.reproduced:,} of {answer.events:,} events come out again"
     console.print(f"on its recorded times {again}", style="" if whole else "yellow")

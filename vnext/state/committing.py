@@ -79,10 +79,12 @@ def _settle_one_by_one(state: State, sampled: np.ndarray) -> Settled:
 
 def _ends(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Whether each token is one of the model's end tokens, not ignored and not too early (bool[n])."""
-    cells = state.rows.cells
+    cells, ids = state.rows.cells, state.config.eos_token_ids
+    if not ids:
+        return np.zeros(len(rows), dtype=bool)
     heeded = (cells[columns.FLAGS, rows] & columns.IGNORE_EOS) == 0
     late = cells[columns.KNOWN, rows] + 1 > cells[columns.MIN_KNOWN, rows]
-    return np.isin(tokens, state.config.eos_token_ids) & heeded & late
+    return (tokens[:, None] == np.array(ids)).any(axis=1) & heeded & late  # np.isin costs ten times as much for a few
 
 
 def _own_stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -51,6 +51,10 @@ class Version:
                 node = earlier
         return self._store
 
+    def donated(self) -> Any:
+        """The store itself, from a caller that alone holds this version and gives it up: no version of it is seen again."""
+        return self._own()
+
     def _pass_to(self, earlier: Version) -> None:
         store = self._store
         self._undo, self._next, self._store = self._apply(store, earlier._undo), earlier, None

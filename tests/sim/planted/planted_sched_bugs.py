@@ -29,6 +29,8 @@ ADMISSION = [
     bug("a trial that claims nothing", "admission", "pool = claim(config, pool, waiting, hits, tokens).pool", "pool = pool", "Illegal", "S3"),
     bug("the head of the line is stuck", "admission", "    for place in places:", "    for place in places[1:]:", "S3", "S6", "L2", "Error"),
     bug("admission stops after one", "admission", "if budget == 0 or place == places[-1]:", "if True:", "S3"),
+    bug("one that would just fit is kept out", "admission", "lacks = blocks_for(known, size) - free",
+        "lacks = blocks_for(known, size) - free + 1", "S3", "S6"),
 ]  # fmt: skip
 
 PREEMPTION = [

@@ -140,8 +140,8 @@ class Overview:
             head = msgspec.msgpack.encode(self._head())
         except OSError:
             return  # a segment has gone since
-        values = np.ascontiguousarray(self._values[:, : self.count], dtype="<i4")
-        replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, values.tobytes()))
+        columns = [np.ascontiguousarray(values[: self.count], dtype="<i4").data for values in self._values]
+        replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, *columns))
 
 
 def _ended(state: State) -> int:

@@ -1,0 +1,43 @@
+"""How well what-if knows a step's time on this machine: two real engines, a model fitted to each one's log.
+
+`python -m pytest perf/bench_step_times.py`, about two minutes. The bundled model (steps of a millisecond) and random weights
+in the shape of SmolLM-135M (ten and more) answer the waves of scripts/timed_log.py. What counts is in `extra_info`: relative
+errors on steps left out of the fit, and beside them the noise, what equal steps differ in, which no model can fall below.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.random_model import SHAPES, write_checkpoint
+from scripts.timed_log import BATCH_TOKENS_MAX, serve
+from vnext.llm import LLM
+from vnext.replay.source import open_log
+from vnext.replay.step_noise import noise
+from vnext.replay.step_times import fit, recorded
+
+SECONDS = {"demo": 20.0, "llama-135m": 45.0}
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_fit(benchmark, tmp_path, name: str) -> None:
+    model = ""
+    if name in SHAPES:
+        write_checkpoint(SHAPES[name], tmp_path / "model")
+        model = str(tmp_path / "model")
+    settings = dict(max_num_batched_tokens=BATCH_TOKENS_MAX, max_model_len=512)
+    with LLM(model, log_dir=str(tmp_path / "logs"), **settings) as llm:
+        passes, log_dir = serve(llm, SECONDS[name], 1), Path(llm.log_dir)
+    taken = recorded(open_log(log_dir))
+    found = benchmark.pedantic(lambda: fit(taken.features, taken.step_us), rounds=5)
+    alike = noise(taken.features, taken.step_us)
+    benchmark.extra_info |= dict(
+        passes=passes, steps=found.steps, step_ms_median=round(float(np.median(taken.step_us)) / 1e3, 2),
+        alike=alike.steps, overhead_ms=round(taken.overhead_us / 1e3, 2),
+    )  # fmt: skip
+    for field in ("p50", "p90", "p99"):
+        benchmark.extra_info[f"error_{field}"] = round(getattr(found, f"error_{field}"), 3)
+        benchmark.extra_info[f"noise_{field}"] = round(getattr(alike, field), 3)

@@ -1,0 +1,102 @@
+"""Strides are what `schedule` and `reduce` make of the same turns, and a queue is never kept waiting by mistake."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from vnext.sched import admission
+from vnext.sched.ranking import places_best_first
+from vnext.sched.schedule import schedule
+from vnext.sched.sim.chance import Chance
+from vnext.sched.sim.scenario import draw_clients, draw_config
+from vnext.sched.stride import own_copy, stride
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.expected import expected_work
+from vnext.state.keyframe import keyframe
+from vnext.state.laws import check
+from vnext.state.reduce import reduce, start
+from vnext.state.refusal import refusal
+from vnext.state.state import State
+
+TURNS = 160
+
+
+def begun(config: SchedulerConfig) -> State:
+    return start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+
+
+def arrivals(chance: Chance, config: SchedulerConfig) -> list[RequestArrived]:
+    return [
+        RequestArrived(id=0, name="", prompt=pack_tokens(client.prompt), sampling=client.sampling, priority=0, arrival_ns=0)
+        for client in draw_clients(chance, config, 30)
+        if client.prompt
+    ]
+
+
+def arrived(state: State, event: RequestArrived) -> State:
+    event = replace(event, id=state.next_id, name=str(state.next_id))
+    return state if refusal(state.config, event) else reduce(state, event)
+
+
+def judged(state: State) -> None:
+    """The short way to "nobody is admitted" and the trial agree."""
+    config, work = state.config, expected_work(state.config, state.rows)
+    room, budget = config.running_max - len(state.rows), config.batch_tokens_max - work.tokens_sum
+    if room > 0 and budget > 0 and state.waiting and work.pages_sum <= state.pool.free:
+        places = places_best_first(state, room)
+        tried = admission._tried(state, places, budget, work.pages_sum)
+        assert admission.admissions(state, work.tokens_sum, work.pages_sum) == tried
+
+
+def plain(state: State, drawn: list[bytes], commits: int) -> State:
+    """The same turns one event after the other: every plan is the expected one; the last may lack its commit."""
+    for number, tokens in enumerate(drawn):
+        plan = schedule(state)
+        assert not (plan.admitted or plan.preempted or plan.changed)
+        state = reduce(state, plan)
+        if number < commits:
+            state = reduce(state, StepCommitted(step=state.committed, tokens=tokens))
+    return state
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_stride_is_its_turns(seed):
+    chance = Chance(seed)
+    config = replace(draw_config(chance), block_count=chance.choose([12, 40, 200]), windows=())
+    coming, one, turns = arrivals(chance, config), begun(config), 0
+    other = own_copy(one)
+    for _ in range(TURNS):
+        if chance.happens(25):
+            event = chance.choose(coming)
+            one, other = arrived(one, event), arrived(other, event)
+        judged(one)
+        drawn = []
+
+        def draw(count):
+            drawn.append([chance.below(config.vocab_size or 64) for _ in range(count)])
+            return np.array(drawn[-1], dtype="<i4")
+
+        before = keyframe(one)
+        found = stride(other, chance.between(1, 9), draw)
+        assert keyframe(one) == before, "another owner of the history sees nothing"
+        one, other = plain(one, [pack_tokens(each) for each in drawn], found.turns), found.state
+        assert len(drawn) == found.turns + (found.tokens is not None)
+        assert keyframe(one) == keyframe(other)
+        check(other)
+        turns += found.turns
+        one, other = usual_turn(one, found.tokens), usual_turn(other, found.tokens)
+        assert keyframe(one) == keyframe(other)
+    assert turns > 0
+
+
+def usual_turn(state: State, tokens: bytes | None) -> State:
+    if tokens is None:
+        while (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+    if not state.flights:
+        return state
+    count = int(state.flights[0].samples.sum())
+    return reduce(state, StepCommitted(step=state.committed, tokens=tokens or pack_tokens([5] * count)))
