@@ -141,7 +141,7 @@ class Segments:
 
     def close(self) -> None:
         if self._stamps is not None:
-            self._stamps.flush()
+            self._stamps.close()
         os.close(self._fd)
 
     def _start(self, header: SegmentHeader, flags: int) -> None:
