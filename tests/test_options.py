@@ -30,7 +30,7 @@ def test_every_option_reaches_its_field() -> None:
         "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
-        "--log-max-bytes 512M --log-max-age 3600 "
+        "--log-max-bytes 512M --log-max-age 3600 --durable "
         "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --log-level info".split(),
         {},
     )
@@ -39,7 +39,7 @@ def test_every_option_reaches_its_field() -> None:
         max_num_batched_tokens=64,
         long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
-        threads=3, log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, digest_interval=1, check_laws=True,
+        threads=3, log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True, digest_interval=1, check_laws=True,
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
@@ -93,6 +93,7 @@ def test_chat_and_doctor() -> None:
         ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
         ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, or name your own"),
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
+        ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),
         ("--gpu-memory-utilization 0.9", "unrecognized arguments: --gpu-memory-utilization"),
     ],
 )

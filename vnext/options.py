@@ -45,6 +45,7 @@ ENGINE_HELP = {
     "log": "what the log keeps: decisions without texts, everything, nothing",
     "log_max_bytes": "size of one start's log, whose oldest parts go then; 512M is binary, 0 for no such bound",
     "log_max_age_s": "seconds after which parts of the log go, 0 for no such bound",
+    "log_durable": "each step waits until the disk has its record: a power cut costs no more of the log than a kill",
     "digest_interval": "steps between two comparisons of all ranks' states",
     "check_laws": "check every law of the state after every event; for debugging, slow",
 }
@@ -62,6 +63,7 @@ FLAGS = {
     "chat_template_path": ("--chat-template",),
     "drain_s": ("--drain-timeout",),
     "log_max_age_s": ("--log-max-age",),
+    "log_durable": ("--log-durable", "--durable"),
     "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
     "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
     "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
 from log_drive import engine, small_config, started
 
+from vnext.replay.source import open_log
+from vnext.replay.verify import verify
 from vnext.runtime import segments
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.segments import Bounds, LogUnwritable
@@ -22,7 +25,7 @@ CONFIG = small_config()
 
 
 def items(log_dir: Path) -> list:
-    return list(read(path.read_bytes() for path in sorted(log_dir.iterdir())))
+    return list(read(path.read_bytes() for path in sorted(log_dir.glob("*.vnextlog"))))
 
 
 def record(recorder: Recorder, seed: int = 1, arrivals: int = 20) -> list:
@@ -147,6 +150,51 @@ def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
     before = start(started(CONFIG))
     recorder.append([StepPlanned(step=0)], [before], digest(before))
     assert items(tmp_path)[-1].kind == "complete" and items(tmp_path)[-2].lost == lost
+
+
+def test_after_a_gap_the_log_goes_on_in_a_segment_of_its_own(tmp_path, monkeypatch):
+    """The frame that tells of the gap ends a segment, if that is not too young; the next one begins with a keyframe and folds."""
+    monkeypatch.setattr(segments, "RENEW_S", 0.0)
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(stamped=True))
+    FailingDisk(monkeypatch, range(20, 23), half=True)
+    record(recorder, arrivals=40)
+    recorder.close()
+    frames = [list(read([path.read_bytes()])) for path in sorted(tmp_path.glob("*.vnextlog"))]
+    assert len(frames) == 2 and frames[0][-2].lost == 3 and frames[1][0].header.keyframe
+    whole, after = verify(open_log(tmp_path)), verify(open_log(sorted(tmp_path.glob("*.vnextlog"))[1]))
+    assert whole.difference.field == "gap" and after.same and after.steps > 20
+
+
+# ---- durable -----------------------------------------------------------------------------------------------------
+
+
+def test_a_durable_log_is_on_the_device_before_append_returns(tmp_path, monkeypatch):
+    """Each frame and each header is synced after it was written, a new segment's name too; a sync that fails costs a frame."""
+    told, sync_data, sync = [], os.fdatasync, os.fsync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (told.append(("data", os.fstat(fd).st_size)), sync_data(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (told.append(("folder", stat.S_ISDIR(os.fstat(fd).st_mode))), sync(fd)))
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, durable=True))
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):
+        recorder.append(events, befores, digest(after), ranks)
+        newest = max(tmp_path.glob("*.vnextlog"))
+        assert told[-1] == ("data", newest.stat().st_size)
+    headers = len(list(tmp_path.glob("*.vnextlog")))
+    assert headers > 1 and told.count(("folder", True)) == headers and len(told) == count + 1 + 2 * headers
+
+    def failing(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    size = newest.stat().st_size
+    recorder.append([StepPlanned(step=after.planned)], [after], digest(after))
+    assert recorder.frames_lost == 1 and newest.stat().st_size == size, "what may not be there is cut off again"
+
+
+def test_other_logs_wait_for_no_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", None)
+    monkeypatch.setattr(os, "fsync", None)
+    record(Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, stamped=True)))
+    assert items(tmp_path)[-1].kind == "complete"
 
 
 # ---- the ring ----------------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ class Recorder:
             self._lost_now += 1
             self.frames_lost += 1
         else:
+            if self._lost_now:
+                files.renew()
             self._lost_now = 0
 
     def took(self, step: int, seconds: float) -> None:

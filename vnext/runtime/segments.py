@@ -1,7 +1,8 @@
 """Segments: the files of one engine's log, a ring that is bounded by size and age.
 
 Owns what is opened, written, cut off and deleted in one log directory. Every segment but the first begins with a
-keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was.
+keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was. A log
+that is durable has each frame on the device before its effects: then a power cut costs no more than a kill, and each step waits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ NEXT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 KEYFRAME_SHARE = 4
 """A segment is at least so many times as long as its header, so that keyframes never are most of a log."""
 RETRY_SHARE = 16
+RENEW_S = 10.0
+"""After a gap a segment ends when it is so old."""
 SEGMENTS_MIN = 4
 """A bound on all segments is at least so many of them: a ring of few would forget much at once."""
 
@@ -36,13 +39,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     A segment counts from its last frame. Segments are deleted when a new one starts, so an engine that does nothing
     deletes nothing.
-    `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it.
+    `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it. `durable`: a frame is
+    written when the device has it.
     """
 
     segment_bytes: int = log.SEGMENT_SIZE_BYTES
     max_bytes: int = 0
     max_age_s: float = 0.0
     stamped: bool = False
+    durable: bool = False
 
     @property
     def segment_bytes_max(self) -> int:
@@ -122,7 +127,7 @@ class Segments:
             self._cut()
         digest = log.seal_frame(frame, self._chain, state_digest)
         try:
-            _write_whole(self._fd, frame)
+            _write_whole(self._fd, frame, self._bounds.durable)
         except OSError as error:
             self._torn, self.failure = True, str(error)
             self._cut()
@@ -133,6 +138,12 @@ class Segments:
         if self._stamps is not None:
             self._stamps.add(next_event)
         self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
+
+    def renew(self) -> None:
+        """A gap is behind us, and replaying goes on from the next keyframe: the next segment begins soon, but not each time."""
+        due = self._begun_s + RENEW_S
+        self._old_at = min(self._old_at, due) if self._old_at else due
+        self.is_due = self.is_due or time.monotonic() > due
 
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step: worth a stamp, where there are any."""
@@ -149,7 +160,9 @@ class Segments:
         path = self._dir / log.segment_name(header.index)
         fd = os.open(path, flags, FILE_MODE)
         try:
-            _write_whole(fd, data)
+            _write_whole(fd, data, self._bounds.durable)
+            if self._bounds.durable:
+                _sync_folder(self._dir)
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -160,7 +173,8 @@ class Segments:
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
         self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
-        self._old_at = time.monotonic() + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
+        self._begun_s = time.monotonic()
+        self._old_at = self._begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
         self.bytes_written += len(data)
 
     def _delete_oldest(self) -> None:
@@ -187,8 +201,19 @@ class Segments:
         self._torn = False
 
 
-def _write_whole(fd: int, data: bytes | bytearray) -> None:
-    """One os.write; a short one is an error, because the rest could not follow at once."""
+def _write_whole(fd: int, data: bytes | bytearray, durable: bool) -> None:
+    """One os.write; a short one is an error, because the rest could not follow at once. `durable`: up to the device."""
     written = os.write(fd, data)
     if written != len(data):
         raise OSError(f"only {written} of {len(data)} bytes were written")
+    if durable:
+        os.fdatasync(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name reaches the device with its folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
