@@ -28,14 +28,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=sorted(path.stem for path in PERF.glob("bench_*.py")))
     parser.add_argument("name", nargs="?", default="", help="of the record (default: the suite's)")
+    parser.add_argument("-k", dest="only", default="", help="only benchmarks with this in their name, as pytest's -k")
     options = parser.parse_args()
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
-        measured = run_suite(options.suite, Path(folder) / "measured.json")
+        measured = run_suite(options.suite, Path(folder) / "measured.json", options.only)
     if measured is None:
         return 1
     record = {
-        "command": f"python -m pytest perf/{options.suite}.py",
+        "command": f"python -m pytest perf/{options.suite}.py" + (f" -k '{options.only}'" if options.only else ""),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": msgspec.to_builtins(before),
@@ -49,9 +50,9 @@ def main() -> int:
     return 0
 
 
-def run_suite(suite: str, output: Path) -> dict[str, Any] | None:
+def run_suite(suite: str, output: Path, only: str) -> dict[str, Any] | None:
     """What pytest-benchmark measured, None when a benchmark failed."""
-    command = [sys.executable, "-m", "pytest", str(PERF / f"{suite}.py"), "-q", f"--benchmark-json={output}"]
+    command = [sys.executable, "-m", "pytest", str(PERF / f"{suite}.py"), "-q", f"--benchmark-json={output}", "-k", only]
     ran = subprocess.run(command, cwd=PERF.parent, check=False)
     return json.loads(output.read_text()) if ran.returncode == 0 else None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from log_drive import engine, record, small_config, started
+from log_drive import record
 
 from vnext.replay.cli import main
 from vnext.replay.source import open_log
@@ -16,28 +16,17 @@ from vnext.replay.step_times import recorded as times_taken
 from vnext.replay.times import Clock, stamps_of
 from vnext.replay.verify import verify
 from vnext.runtime import stamps as stamp_files
-from vnext.runtime.recorder import Recorder
-from vnext.runtime.segments import Bounds
 from vnext.runtime.stamps import stamps_path
-from vnext.state.digest import digest
-from vnext.state.events import StepCommitted
 from vnext.state.log import Frame
 from vnext.state.stamps import MAGIC, RECORD_SIZE, Stamper, block_head, block_start, head, parse, stamp
 
 
 def recorded(log_dir: Path, arrivals: int = 60, **bounds: int) -> Path:
-    recorder = Recorder.open(log_dir, started(small_config()), "shape", Bounds(stamped=True, **bounds))
-    for events, befores, after, ranks in engine(small_config(), 1, arrivals):
-        for event in events:
-            if isinstance(event, StepCommitted):
-                recorder.took(event.step, 1e-6 * (1 + event.step % 5))
-        recorder.append(events, befores, digest(after), ranks)
-    recorder.close()
-    return log_dir
+    return record(log_dir, "shape", arrivals=arrivals, stamped=True, **bounds)
 
 
 def test_every_frame_has_its_stamp_in_every_segment(tmp_path):
-    log = open_log(recorded(tmp_path / "log", segment_bytes=2000))
+    log = open_log(recorded(tmp_path / "log", size=2000))
     stamps = stamps_of(log)
     ends = [item.first_event + len(item.events) for item in log.items() if isinstance(item, Frame) and item.events]
     assert len(log.paths) >= 3 and stamps.events.tolist() == ends
@@ -50,7 +39,7 @@ def test_every_frame_has_its_stamp_in_every_segment(tmp_path):
 
 
 def test_the_ring_deletes_them_with_their_segments(tmp_path):
-    log_dir = recorded(tmp_path / "log", arrivals=200, segment_bytes=2000, max_bytes=9000)
+    log_dir = recorded(tmp_path / "log", arrivals=200, size=2000, max_bytes=9000)
     names = {path.stem for path in log_dir.glob("*.vnextlog")}
     assert names == {path.stem for path in log_dir.glob("*.vnexttimes")} and "segment-000000" not in names
     assert stamps_of(open_log(log_dir)) is not None
@@ -139,7 +128,7 @@ def test_a_log_that_was_made_of_another_keeps_its_times(tmp_path):
 
 def test_the_last_second_of_a_killed_engine_has_no_times(tmp_path):
     """The newest segment has none, or the last frames of it; a hole in the middle leaves none at all."""
-    log = open_log(recorded(tmp_path / "log", arrivals=120, segment_bytes=2000))
+    log = open_log(recorded(tmp_path / "log", arrivals=120, size=2000))
     last, before = stamps_path(log.paths[-1]), stamps_path(log.paths[-2])
     known = len(stamps_of(log).events) - len(parse(last.read_bytes()).events)
     last.unlink()
