@@ -1,10 +1,10 @@
 """What the log costs a whole server: `python -m perf.recording --seconds 130 --json RECORD`.
 
 Owns the pairing. Servers that differ in `--log` alone run side by side and are asked in turn, off, shape, full, full, shape, off:
-so what drifts on the machine meets all of them. One round asks each twice for the same answers, of prompts that nobody had
-before. Its figures are the ratio of the times, and the difference of what the engine core's thread computed, as the kernel
-counts it. Medians of all rounds have intervals that assume nothing of the noise (those of order statistics, binomial). A record
-grows with each call.
+so what drifts on the machine meets all of them. The rank has the last core, everybody else the first: else the kernel's choices
+are the noise. One round asks each server twice for the same answers, of prompts that nobody had before. Its figures are the ratio
+of the times, and the difference of what the engine core's thread computed, as the kernel counts it. Medians of all rounds have
+intervals that assume nothing of the noise (those of order statistics, binomial). A record grows with each call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import http.client
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -31,7 +32,7 @@ from vnext.machine import machine
 from vnext.version import __version__
 
 MODES = ("off", "shape", "full")
-BATCH, PROMPT_LENGTH, ANSWER_LENGTH = 64, 16, 96
+BATCH, PROMPT_LENGTH, ANSWER_LENGTH = 64, 16, 64
 VOCABULARY = 3000
 CONFIDENCE = 0.95
 END_TIMEOUT_S = 30
@@ -56,6 +57,7 @@ class Server:
                 )
                 family = psutil.Process(self._process.pid).children(recursive=True)
                 self._core = next(each.pid for each in family if "vnext.runtime.core_main" in each.cmdline())
+                pin([psutil.Process(self._process.pid), *family])
                 return self
         raise RuntimeError(f"the server did not start: {''.join(said)}")
 
@@ -124,6 +126,15 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, float]], dict[s
             if number >= 0:
                 rounds.append(took)
         return rounds, {mode: server.steps_and_bytes() for mode, server in servers.items()}
+
+
+def pin(family: list[psutil.Process]) -> None:
+    """Each process of a server, with all its threads, onto its core."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    for process in family:
+        core = last if "vnext.runtime.rank_main" in process.cmdline() else first
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
 
 
 def core_of(mode: str) -> str:

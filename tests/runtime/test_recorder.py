@@ -152,6 +152,34 @@ def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
     assert items(tmp_path)[-1].kind == "complete" and items(tmp_path)[-2].lost == lost
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_slow_disk_costs_frames_and_not_the_engine_s_time(tmp_path, monkeypatch, durable):
+    """Steps of 100 ms on a disk that takes 50 ms for each write, and gets well again; a durable log waits all the same."""
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(durable=durable))
+    now, slow, waited, write = [0.0], True, [0.0], os.write
+
+    def slowly(fd, data):
+        now[0] += 0.05 * slow
+        waited[0] += 0.05 * slow
+        return write(fd, data)
+
+    monkeypatch.setattr(segments.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "write", slowly)
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 1, 200)):
+        if count == 300:
+            slow, lost, waited_s, took_s = False, recorder.frames_lost, waited[0], now[0]
+        now[0] += 0.1
+        recorder.append(events, befores, digest(after), ranks)
+    if durable:
+        assert lost == recorder.frames_lost == 0 and waited_s == pytest.approx(300 * 0.05)
+        return
+    assert 1.0 < waited_s < 0.1 * took_s + 1.1 and 100 < lost < 300, "a tenth of the time, and the first second"
+    assert recorder.frames_lost < lost + 60 and recorder.failure == "the disk is too slow for the log"
+    frames = [item for item in items(tmp_path) if isinstance(item, Frame)]
+    assert items(tmp_path)[-1].kind == "complete" and sum(frame.lost for frame in frames) == recorder.frames_lost
+    assert frames[-1].first_event + len(frames[-1].events) == after.sequence
+
+
 def test_after_a_gap_the_log_goes_on_in_a_segment_of_its_own(tmp_path, monkeypatch):
     """The frame that tells of the gap ends a segment, if that is not too young; the next one begins with a keyframe and folds."""
     monkeypatch.setattr(segments, "RENEW_S", 0.0)

@@ -26,6 +26,9 @@ KEYFRAME_SHARE = 4
 RETRY_SHARE = 16
 RENEW_S = 10.0
 """After a gap a segment ends when it is so old."""
+WAITED_SHARE_MAX = 0.1
+WAITED_MAX_S = 1.0
+"""An engine waits for a slow disk a tenth of its time, and a second beyond that; then frames are lost until it has caught up."""
 SEGMENTS_MIN = 4
 """A bound on all segments is at least so many of them: a ring of few would forget much at once."""
 
@@ -84,6 +87,25 @@ class _Closed(msgspec.Struct, frozen=True):
     last_write_s: float
 
 
+class _Patience:
+    """What was waited for the disk beyond its share of the time, in seconds. Mutable."""
+
+    def __init__(self) -> None:
+        self._over_s = self._at_s = 0.0
+        self._is_out = False
+
+    def is_out(self, now_s: float) -> bool:
+        """Whether the disk is too slow at present: from WAITED_MAX_S on, until half of that is made up for."""
+        self._over_s = max(0.0, self._over_s - WAITED_SHARE_MAX * (now_s - self._at_s))
+        self._at_s = now_s
+        self._is_out = self._over_s > (WAITED_MAX_S / 2 if self._is_out else WAITED_MAX_S)
+        return self._is_out
+
+    def waited(self, until_s: float) -> None:
+        """Since `is_out` was asked."""
+        self._over_s += until_s - self._at_s
+
+
 class Segments:
     """The newest segment file, where the log stands in it, and the older ones.
 
@@ -97,6 +119,7 @@ class Segments:
         self._fd = -1
         self._torn = False
         self._stamps: StampFile | None = None
+        self._patience = _Patience()
         self._written_event = header.first_event
         self.bytes_written = 0
         self.bytes_deleted = 0
@@ -123,6 +146,9 @@ class Segments:
 
     def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
         """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
+        if not self._bounds.durable and self._patience.is_out(time.monotonic()):
+            self.failure = "the disk is too slow for the log"
+            raise OSError(self.failure)
         if self._torn:
             self._cut()
         digest = log.seal_frame(frame, self._chain, state_digest)
@@ -132,6 +158,7 @@ class Segments:
             self._torn, self.failure = True, str(error)
             self._cut()
             raise
+        self._patience.waited(time.monotonic())
         self._size += len(frame)
         self.bytes_written += len(frame)
         self._chain, self._written_event = digest, next_event
