@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vnext.replay.source import Log, UnusableLog, open_log
-from vnext.state.log import SEGMENT_SUFFIX, Frame, SegmentStart, segment_name
+from vnext.state.log import MAGIC, SEGMENT_SUFFIX, Frame, SegmentStart, record_head, segment_name
 from vnext.state.log_read import BadRecord, Reading
 
 
@@ -53,7 +53,8 @@ class Tail:
                 return
             if self._rest():
                 raise Damaged(f"{self._path} ends inside a record, and another segment follows")
-            self._follow(following)
+            if not self._follow(following):
+                return
 
     def _read(self) -> bool:
         """Take the file's new bytes; True if there were any."""
@@ -85,10 +86,22 @@ class Tail:
     def _rest(self) -> int:
         return len(self._reading.data) - self._reading.offset
 
-    def _follow(self, path: Path) -> None:
+    def _follow(self, path: Path) -> bool:
+        """Go on with the next segment; False while its header is still being written. Damaged if it is none."""
         try:
             self.log = open_log(path)
-        except UnusableLog:
-            return  # its header is still being written
+        except UnusableLog as error:
+            if _header_is_whole(path):
+                raise Damaged(str(error)) from error
+            return False
         self._before, self._path, self._size, self._opened = self._reading, path, 0, False
         self._reading = Reading(b"")
+        return True
+
+
+def _header_is_whole(path: Path) -> bool:
+    """Whether as many bytes are there as the header says it has."""
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC) + record_head.size)
+    length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + 4], "little")
+    return not MAGIC.startswith(start[: len(MAGIC)]) or path.stat().st_size >= len(MAGIC) + record_head.size + length
