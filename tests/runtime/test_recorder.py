@@ -156,14 +156,14 @@ def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
 def test_a_slow_disk_costs_frames_and_not_the_engine_s_time(tmp_path, monkeypatch, durable):
     """Steps of 100 ms on a disk that takes 50 ms for each write, and gets well again; a durable log waits all the same."""
     recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(durable=durable))
-    now, slow, waited, write = [0.0], True, [0.0], os.write
+    now, slow, waited, write = [1.0], True, [0.0], os.write
 
     def slowly(fd, data):
         now[0] += 0.05 * slow
         waited[0] += 0.05 * slow
         return write(fd, data)
 
-    monkeypatch.setattr(segments.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(segments.time, "monotonic_ns", lambda: round(now[0] * 1e9))
     monkeypatch.setattr(os, "write", slowly)
     for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 1, 200)):
         if count == 300:

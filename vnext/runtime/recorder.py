@@ -108,8 +108,9 @@ class Recorder:
 
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step (stamps.py)."""
-        if self._files is not None:
-            self._files.took(step, seconds)
+        files = self._files
+        if files is not None and files.stamps is not None:
+            files.stamps.took(step, seconds)
 
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]

@@ -27,8 +27,10 @@ RETRY_SHARE = 16
 RENEW_S = 10.0
 """After a gap a segment ends when it is so old."""
 WAITED_SHARE_MAX = 0.1
-WAITED_MAX_S = 1.0
-"""An engine waits for a slow disk a tenth of its time, and a second beyond that; then frames are lost until it has caught up."""
+WAITED_MAX_NS = 10**9
+NOTICED_NS = 10**6
+"""An engine waits for a slow disk a tenth of its time, and a second beyond that; then frames are lost until it has caught up.
+A write of less than a millisecond is no wait."""
 SEGMENTS_MIN = 4
 """A bound on all segments is at least so many of them: a ring of few would forget much at once."""
 
@@ -88,28 +90,31 @@ class _Closed(msgspec.Struct, frozen=True):
 
 
 class _Patience:
-    """What was waited for the disk beyond its share of the time, in seconds. Mutable."""
+    """What was waited for the disk beyond its share of the time: `over_ns`. Mutable."""
 
     def __init__(self) -> None:
-        self._over_s = self._at_s = 0.0
+        self.over_ns = 0.0
+        self._at_ns = 0
         self._is_out = False
 
-    def is_out(self, now_s: float) -> bool:
-        """Whether the disk is too slow at present: from WAITED_MAX_S on, until half of that is made up for."""
-        self._over_s = max(0.0, self._over_s - WAITED_SHARE_MAX * (now_s - self._at_s))
-        self._at_s = now_s
-        self._is_out = self._over_s > (WAITED_MAX_S / 2 if self._is_out else WAITED_MAX_S)
+    def is_out(self, now_ns: int) -> bool:
+        """Whether the disk is too slow at present: from WAITED_MAX_NS on, until half of that is made up for."""
+        self.over_ns = max(0.0, self.over_ns - WAITED_SHARE_MAX * (now_ns - self._at_ns))
+        self._at_ns = now_ns
+        self._is_out = self.over_ns > (WAITED_MAX_NS / 2 if self._is_out else WAITED_MAX_NS)
         return self._is_out
 
-    def waited(self, until_s: float) -> None:
-        """Since `is_out` was asked."""
-        self._over_s += until_s - self._at_s
+    def waited(self, from_ns: int, until_ns: int) -> None:
+        """A write took so long."""
+        self.is_out(from_ns)
+        self.over_ns += until_ns - from_ns
 
 
 class Segments:
     """The newest segment file, where the log stands in it, and the older ones.
 
     `is_due`: the next frame belongs into a new segment, because this one is full or old. `failure` is the last complaint.
+    `stamps` are the newest segment's, None where there shall be none.
     """
 
     def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
@@ -118,7 +123,7 @@ class Segments:
         self._closed: deque[_Closed] = deque()
         self._fd = -1
         self._torn = False
-        self._stamps: StampFile | None = None
+        self.stamps: StampFile | None = None
         self._patience = _Patience()
         self._written_event = header.first_event
         self.bytes_written = 0
@@ -146,7 +151,8 @@ class Segments:
 
     def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
         """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
-        if not self._bounds.durable and self._patience.is_out(time.monotonic()):
+        began_ns = time.monotonic_ns()
+        if self._patience.over_ns and self._patience.is_out(began_ns):
             self.failure = "the disk is too slow for the log"
             raise OSError(self.failure)
         if self._torn:
@@ -158,12 +164,14 @@ class Segments:
             self._torn, self.failure = True, str(error)
             self._cut()
             raise
-        self._patience.waited(time.monotonic())
+        now_ns = time.monotonic_ns()
+        if now_ns - began_ns > NOTICED_NS and not self._bounds.durable:
+            self._patience.waited(began_ns, now_ns)
         self._size += len(frame)
         self.bytes_written += len(frame)
         self._chain, self._written_event = digest, next_event
-        if self._stamps is not None:
-            self._stamps.add(next_event)
+        if self.stamps is not None:
+            self.stamps.add(next_event, now_ns)
         self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
 
     def renew(self) -> None:
@@ -172,14 +180,9 @@ class Segments:
         self._old_at = min(self._old_at, due) if self._old_at else due
         self.is_due = self.is_due or time.monotonic() > due
 
-    def took(self, step: int, seconds: float) -> None:
-        """How long rank 0 was busy with a step: worth a stamp, where there are any."""
-        if self._stamps is not None:
-            self._stamps.took(step, seconds)
-
     def close(self) -> None:
-        if self._stamps is not None:
-            self._stamps.close()
+        if self.stamps is not None:
+            self.stamps.close()
         os.close(self._fd)
 
     def _start(self, header: SegmentHeader, flags: int) -> None:
@@ -196,7 +199,7 @@ class Segments:
             raise
         if self._fd >= 0:
             self.close()
-        self._stamps = StampFile(path) if self._bounds.stamped else None
+        self.stamps = StampFile(path) if self._bounds.stamped else None
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
         self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))

@@ -1,7 +1,7 @@
 """Stamps: the file beside a log's segment that says when each frame was written (format: vnext/state/stamps.py).
 
-Kept in memory and written some hundred, or those of a second, at once: what a kill loses are times, never events. A disk that
-fails costs stamps and nothing else.
+Noted in memory; packed and written some hundred, or those of a second, at once: what a kill loses are times, never events, and
+a step pays for a note. A disk that fails costs stamps and nothing else.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vnext.state.stamps import Stamper, stamps_name
 
 FILE_MODE = 0o600
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-UNWRITTEN_MAX = 512
-UNWRITTEN_MAX_US = 1_000_000
+NOTES_MAX = 2 * 1024
+UNWRITTEN_MAX_NS = 10**9
 
 
 def stamps_path(segment: Path) -> Path:
@@ -24,33 +24,45 @@ def stamps_path(segment: Path) -> Path:
 
 
 class StampFile:
-    """The stamps of one segment. Mutable."""
+    """The stamps of one segment. Mutable. A note is two numbers: the event behind a frame, or a step's complement, and ns."""
 
     def __init__(self, segment: Path) -> None:
         self._path = stamps_path(segment)
         self._stamper = Stamper(time.time_ns() - time.monotonic_ns())
-        self._due_us = 0
+        self._notes: list[int] = []
+        self._due_ns = 0
         self._usable = True
 
-    def add(self, next_event: int) -> None:
-        """A frame that ends before this event is written now."""
-        now_us = time.monotonic_ns() // 1000
-        self._stamper.add(next_event, now_us)
-        if now_us >= self._due_us or len(self._stamper) >= UNWRITTEN_MAX:
+    def add(self, next_event: int, now_ns: int) -> None:
+        """A frame that ends before this event was written now."""
+        notes = self._notes
+        notes += (next_event, now_ns)
+        if now_ns >= self._due_ns or len(notes) >= NOTES_MAX:
+            self._due_ns = now_ns + UNWRITTEN_MAX_NS
             self.flush()
-            self._due_us = now_us + UNWRITTEN_MAX_US
 
     def took(self, step: int, seconds: float) -> None:
         """Rank 0 was busy with a step for so long."""
-        self._stamper.took(step, int(seconds * 1e6))
+        self._notes += (~step, int(seconds * 1e9))
 
     def close(self) -> None:
         """Write the rest; the result of a step whose frame comes into the next segment is here."""
+        self._pack()
         self._stamper.set_apart()
         self.flush()
 
+    def _pack(self) -> None:
+        notes, stamper = self._notes, self._stamper
+        for number, time_ns in zip(notes[::2], notes[1::2]):
+            if number < 0:
+                stamper.took(~number, time_ns // 1000)
+            else:
+                stamper.add(number, time_ns // 1000)
+        notes.clear()
+
     def flush(self) -> None:
         """Append what was added; a failing disk loses it, and all that would come behind a part of it."""
+        self._pack()
         self._stamper.end_block()
         data = self._stamper.data
         try:

@@ -59,10 +59,6 @@ class Stamper:
         self._records: list[int] = []
         self.data = bytearray()
 
-    def __len__(self) -> int:
-        """Records of the block that is not ended yet."""
-        return len(self._records)
-
     def took(self, step: int, busy_us: int) -> None:
         """Rank 0 was busy with a step for so long, whose result is in the next frame."""
         self.set_apart()
