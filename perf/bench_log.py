@@ -142,10 +142,11 @@ def test_append_durable(benchmark, tmp_path) -> None:
 
 def recording(recorder: Recorder) -> Callable[..., None]:
     """What the engine core does for each iteration."""
+    took, append = recorder.took, recorder.append
 
-    def record(events, *rest) -> None:
-        recorder.took(events[0].step, STEP_S)
-        recorder.append(events, *rest)
+    def record(events, befores, state_digest, ranks, settled) -> None:
+        took(events[0].step, STEP_S)
+        append(events, befores, state_digest, ranks, settled)
 
     return record
 

@@ -157,18 +157,18 @@ class Segments:
             raise OSError(self.failure)
         if self._torn:
             self._cut()
-        digest = log.seal_frame(frame, self._chain, state_digest)
+        digest, durable = log.seal_frame(frame, self._chain, state_digest), self._bounds.durable
         try:
-            _write_whole(self._fd, frame, self._bounds.durable)
+            _write_whole(self._fd, frame, durable)
         except OSError as error:
             self._torn, self.failure = True, str(error)
             self._cut()
             raise
-        now_ns = time.monotonic_ns()
-        if now_ns - began_ns > NOTICED_NS and not self._bounds.durable:
+        now_ns, size = time.monotonic_ns(), len(frame)
+        if now_ns - began_ns > NOTICED_NS and not durable:
             self._patience.waited(began_ns, now_ns)
-        self._size += len(frame)
-        self.bytes_written += len(frame)
+        self._size += size
+        self.bytes_written += size
         self._chain, self._written_event = digest, next_event
         if self.stamps is not None:
             self.stamps.add(next_event, now_ns)
