@@ -18,7 +18,10 @@ from log_drive import record, small_config
 
 from vnext.replay.cachefile import cache_path
 from vnext.replay.cli import main
+from vnext.replay.index import Index
 from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.ui.step import step_view
+from vnext.replay.ui.walk import Walk
 from vnext.state import log as logs, stamps
 from vnext.state.log_plain import RECORD_HEAD, checksum, record_end
 from vnext.state.log_read import read
@@ -208,6 +211,9 @@ def test_a_name_in_a_log_runs_nothing(tmp_path, good, monkeypatch):
         out = tmp_path / f"out-{name}-{len(rest)}-{rest[-1] if rest else ''}".replace("OUT", rest[1] if len(rest) > 2 else "")
         arguments = [{"GOOD": str(good), "OUT": str(out)}.get(each, each) for each in rest]
         assert main([name, str(log_dir), *arguments]) in (0, 1, 2)
+    walk = Walk(Index(open_log(log_dir)))
+    for moment in walk.moments(walk.first_step, walk.last_step + 1):
+        step_view(moment)
     assert "trap" not in sys.modules
     with pytest.raises(SystemExit, match="sprung"):
         main(["verify", str(log_dir), "--own-policy"])
