@@ -1,9 +1,9 @@
 """What the log costs a whole server: `python -m perf.recording --seconds 130 --json RECORD`.
 
-Owns the pairing. Servers that differ in `--log` alone run side by side and are asked in turn, off, shape, full, full, shape, off:
-so what drifts on the machine meets all of them. The rank has the last core, everybody else the first: else the kernel's choices
-are the noise. One round asks each server twice for the same answers, of prompts that nobody had before. Its figures are the ratio
-of the times, and the difference of what the engine core's thread computed, as the kernel counts it. Medians of all rounds have
+Owns the pairing. Servers that differ in `--log` alone run side by side and are asked in turn, as off, shape, full, full, shape,
+off: so what drifts on the machine meets all of them. The rank has the last core, everybody else the first: else the kernel's choices
+are the noise. One round asks each server twice for the same answers, of prompts that nobody had before. Its figures are the
+ratio of the times, and the difference of what the engine core's thread computed, as the kernel counts it. Medians of all rounds have
 intervals that assume nothing of the noise (those of order statistics, binomial). A record grows with each call.
 """
 
@@ -78,7 +78,8 @@ class Server:
         """Steps so far and the log's bytes, as /metrics has them."""
         self._connection.request("GET", "/metrics")
         text = self._connection.getresponse().read().decode()
-        return tuple(int(float(re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE)[1])) for name in ("vnext_steps_total", "vnext_log_bytes"))
+        found = (re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE) for name in ("vnext_steps_total", "vnext_log_bytes"))
+        return tuple(int(float(match[1])) for match in found)
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
@@ -153,7 +154,7 @@ def added(
 ) -> dict[str, Any]:
     """The record with these rounds in it, and its summary made anew."""
     record = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {
-        "command": f"python -m perf.recording --threads {options.threads} --seconds N --seed N --json RECORD, once for each part",
+        "command": f"python -m perf.recording --threads {options.threads} --seconds N --seed N --json RECORD, for each part",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": msgspec.to_builtins(before),
@@ -188,7 +189,8 @@ def spread(values: list[float]) -> dict[str, float]:
     """Median, the interval of the median, mean."""
     low, high = interval(len(values))
     ordered = sorted(values)
-    figures = {"median": statistics.median(values), "low": ordered[low], "high": ordered[high], "mean": statistics.fmean(values)}
+    median, mean = statistics.median(values), statistics.fmean(values)
+    figures = {"median": median, "low": ordered[low], "high": ordered[high], "mean": mean}
     return {name: round(value, 3) for name, value in figures.items()}
 
 

@@ -65,7 +65,7 @@ Told = dict[str, list[int]]
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
-    """One kill and what was found. `told` tokens had reached clients; `end` is how the log ends; `wrong` is "" if all was well."""
+    """One kill and what was found. `told` tokens had reached clients; `end` is how the log ends; `wrong` is "" if all is well."""
 
     seed: int
     form: str
@@ -94,11 +94,13 @@ def main() -> int:
         kills = []
         for killed in pool.map(kill, seeds, (forms[seed % len(forms)] for seed in seeds)):
             kills.append(killed)
-            print(f"{killed.seed:5} {killed.form:20} {killed.steps:5} steps, {killed.told:5} told, {killed.end:8} {killed.wrong}", flush=True)
+            found = f"{killed.steps:5} steps, {killed.told:5} told, {killed.end:8} {killed.wrong}"
+            print(f"{killed.seed:5} {killed.form:20} {found}", flush=True)
     if options.json:
         add_to_record(options.json, kills, before, time.monotonic() - began_s)
     wrong = [killed.seed for killed in kills if killed.wrong]
-    print(f"{len(kills) - len(wrong)} of {len(kills)} logs verify and hold what clients were told" + (f"; not {wrong}" if wrong else ""))
+    but = f"; not {wrong}" if wrong else ""
+    print(f"{len(kills) - len(wrong)} of {len(kills)} logs verify and hold what clients were told{but}")
     return int(bool(wrong))
 
 
@@ -148,7 +150,7 @@ def said_until_ready(process: subprocess.Popen[str]) -> str:
 
 
 async def load_and_kill(url: str, pid: int, chance: random.Random) -> tuple[float, int, Told]:
-    """Clients ask until the server is gone: (seconds from their first token to the kill, processes killed, what they were told)."""
+    """Clients ask until the server is gone: (seconds from their first token to the kill, processes killed, what was told)."""
     server = psutil.Process(pid)
     family = [server, *server.children(recursive=True)]
     chance.shuffle(family)
@@ -156,7 +158,8 @@ async def load_and_kill(url: str, pid: int, chance: random.Random) -> tuple[floa
     flowing, after_s = asyncio.Event(), chance.uniform(*KILL_AFTER_S)
     timeout = aiohttp.ClientTimeout(total=START_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        clients = [asyncio.create_task(ask(session, url, random.Random(chance.random()), told, flowing)) for _ in range(CLIENTS)]
+        seeds = [chance.random() for _ in range(CLIENTS)]
+        clients = [asyncio.create_task(ask(session, url, random.Random(seed), told, flowing)) for seed in seeds]
         await asyncio.wait_for(flowing.wait(), START_TIMEOUT_S)
         await asyncio.sleep(after_s)
         for process in family:

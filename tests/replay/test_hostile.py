@@ -45,7 +45,8 @@ SLACK = 3 * 2**19
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
     """A log of several segments."""
-    return record(tmp_path_factory.mktemp("good") / "log", "full", small_config(block_count=18), arrivals=40, size=3500, stamped=True)
+    log_dir, config = tmp_path_factory.mktemp("good") / "log", small_config(block_count=18)
+    return record(log_dir, "full", config, arrivals=40, size=3500, stamped=True)
 
 
 def run_all(capsys, path: Path, good: Path, tmp_path: Path) -> list[int]:
@@ -162,7 +163,8 @@ def test_a_length_in_a_file_reserves_no_memory(tmp_path, good, command):
     )):  # fmt: skip
         path = tmp_path / f"{command}-{number}.vnextlog"
         path.write_bytes(bad)
-        more = {"diff": [good], "trace": ["-o", tmp_path / f"out-{number}"], "shrink": ["-o", tmp_path / f"out-{number}"], "watch": ["--once"]}
+        out = ["-o", tmp_path / f"out-{number}"]
+        more = {"diff": [good], "trace": out, "shrink": out, "watch": ["--once"]}
         arguments = [command, str(path), *map(str, more.get(command, ()))]
         main(arguments)
         cache_path(path).unlink(missing_ok=True)

@@ -181,7 +181,7 @@ def test_a_slow_disk_costs_frames_and_not_the_engine_s_time(tmp_path, monkeypatc
 
 
 def test_after_a_gap_the_log_goes_on_in_a_segment_of_its_own(tmp_path, monkeypatch):
-    """The frame that tells of the gap ends a segment, if that is not too young; the next one begins with a keyframe and folds."""
+    """The frame that tells of the gap ends a segment that is not too young; the next one begins with a keyframe and folds."""
     monkeypatch.setattr(segments, "RENEW_S", 0.0)
     recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(stamped=True))
     FailingDisk(monkeypatch, range(20, 23), half=True)

@@ -2,7 +2,7 @@
 
 Owns what is opened, written, cut off and deleted in one log directory. Every segment but the first begins with a
 keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was. A log
-that is durable has each frame on the device before its effects: then a power cut costs no more than a kill, and each step waits.
+that is durable has each frame on the device before its effects: a power cut costs no more than a kill, and each step waits.
 """
 
 from __future__ import annotations

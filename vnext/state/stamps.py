@@ -1,7 +1,7 @@
 """Stamps: when each frame of a log was written, as bytes. Pure: files belong to `vnext.runtime.stamps`.
 
 They lie beside the log's segments and are no part of it: no decision depends on a time, and two runs that decide alike have the
-same bytes in their frames. A file is blocks, each with an event, a time and a step of its own, so a lost one costs no other, and
+same bytes in their frames. A file is blocks, each with an event, a time and a step of its own (a lost one costs no other), and
 a record for each frame: so many events later, so many us later, so many us of work. Bytes: docs/log-format.md.
 `MAGIC`, `head` and `stamp` are the first form, which is still read: one head, then pairs of u64 (event behind the frame,
 monotonic ns), or (step with the highest bit set, ns that rank 0 was busy with it).
