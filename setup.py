@@ -58,10 +58,13 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
 
 # Where there is no compiler the plain forms serve; `vnext doctor` says which.
 COMPILED = [
-    compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h"),
+    compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h", "vnext/state/blake2b_words.h"),
     compiled("vnext.state._names", "vnext/state/_names.c"),
     compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
-    compiled("vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/steady_frame.h"),
+    compiled(
+        "vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/blake2b_words.h",
+        "vnext/state/steady_frame.h",
+    ),
     compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
     compiled("vnext.runtime._exchange", "vnext/runtime/_exchange.c", "vnext/runtime/rank_sum.h"),  # Linux only
 ]

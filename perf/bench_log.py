@@ -22,6 +22,7 @@ from vnext.replay.info import info
 from vnext.replay.source import open_log
 from vnext.replay.verify import verify
 from vnext.runtime.recorder import Recorder
+from vnext.runtime.segments import Bounds
 from vnext.sched.schedule import schedule
 from vnext.state import keyframe as keyframes, log, log_forms
 from vnext.state.committing import Settled, settle
@@ -39,6 +40,8 @@ LOG_BYTES = 96 * 2**20
 ANSWER_LENGTH = 200
 RUNNING = (8, 64, 256)
 KEY = bytes(16)
+STEP_S = 0.005
+COLD_BYTES = 64 * 2**20
 
 Iteration = tuple[list[AnyEvent], list[State], int, tuple, list[Settled | None]]
 running = pytest.mark.parametrize("request_count", RUNNING)
@@ -80,10 +83,10 @@ class Engine:
         return done, befores, digest(self.state), (), settled
 
 
-def recorded(log_dir: Path, privacy: str, request_count: int) -> tuple[Engine, Recorder]:
-    """An engine in its steady state, and its log so far."""
+def recorded(log_dir: Path, privacy: str, request_count: int, durable: bool = False) -> tuple[Engine, Recorder]:
+    """An engine in its steady state, and its log so far, with stamps as a real engine's."""
     engine = Engine(request_count)
-    recorder = Recorder.open(log_dir, engine.started, privacy)
+    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(stamped=True, durable=durable))
     for iteration in engine.starting(request_count):
         recorder.append(*iteration)
     return engine, recorder
@@ -109,11 +112,43 @@ def test_loop(benchmark) -> None:
 @running
 @privacies
 def test_append(benchmark, tmp_path, privacy: str, request_count: int) -> None:
-    """The whole of it."""
+    """The whole of it, stamps included."""
     engine, recorder = recorded(tmp_path / "log", privacy, request_count)
-    measure(benchmark, engine.iteration, recorder.append)
+    measure(benchmark, engine.iteration, recording(recorder))
     assert recorder.frames_lost == 0 and len(engine.state.rows) == request_count
     benchmark.extra_info["frame_bytes"] = len(recorder._frame)
+
+
+@privacies
+def test_append_cold(benchmark, tmp_path, privacy: str) -> None:
+    """The same for 64 requests where others had the processor's caches in between, as ranks have them."""
+    engine, recorder = recorded(tmp_path / "log", privacy, 64)
+    others = np.zeros(COLD_BYTES, dtype=np.uint8)
+
+    def setup() -> Iteration:
+        iteration = engine.iteration()
+        others.__iadd__(1)
+        return iteration
+
+    measure(benchmark, setup, recording(recorder))
+
+
+def test_append_durable(benchmark, tmp_path) -> None:
+    """The same for 64 requests, up to the device."""
+    engine, recorder = recorded(tmp_path / "log", "shape", 64, durable=True)
+    measure(benchmark, engine.iteration, recording(recorder))
+    assert recorder.frames_lost == 0
+
+
+def recording(recorder: Recorder) -> Callable[..., None]:
+    """What the engine core does for each iteration."""
+    took, append = recorder.took, recorder.append
+
+    def record(events, befores, state_digest, ranks, settled) -> None:
+        took(events[0].step, STEP_S)
+        append(events, befores, state_digest, ranks, settled)
+
+    return record
 
 
 @running

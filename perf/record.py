@@ -36,7 +36,7 @@ def main() -> int:
     if measured is None:
         return 1
     record = {
-        "command": f"python -m pytest perf/{options.suite}.py" + (f" -k {options.only!r}" if options.only else ""),
+        "command": f"python -m pytest perf/{options.suite}.py" + (f" -k '{options.only}'" if options.only else ""),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": msgspec.to_builtins(before),
@@ -50,7 +50,7 @@ def main() -> int:
     return 0
 
 
-def run_suite(suite: str, output: Path, only: str = "") -> dict[str, Any] | None:
+def run_suite(suite: str, output: Path, only: str) -> dict[str, Any] | None:
     """What pytest-benchmark measured of the benchmarks that `only` names, None when one failed."""
     command = [sys.executable, "-m", "pytest", str(PERF / f"{suite}.py"), "-q", f"--benchmark-json={output}", "-k", only]
     ran = subprocess.run(command, cwd=PERF.parent, check=False)

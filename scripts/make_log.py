@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from vnext.runtime.recorder import Recorder  # noqa: E402
+from vnext.runtime.segments import Bounds  # noqa: E402
 from vnext.sched.schedule import schedule  # noqa: E402
 from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
@@ -56,7 +57,7 @@ def main() -> int:
 def make_log(log_dir: Path, steps: int, batch: int, privacy: str = "full", seed: int = 1) -> int:
     """Write the log; its bytes. The last request ends whenever the steps do."""
     engine = _Engine(batch, seed)
-    recorder = Recorder.open(log_dir, engine.started, privacy)
+    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(stamped=True))
     while engine.state.planned < steps:
         recorder.append(*engine.iteration())
     bytes_written = recorder.bytes_written

@@ -133,11 +133,16 @@ def as_it_is(events, state_digest, ranks):
     return events, state_digest, ranks
 
 
-def record(log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6, max_bytes=0) -> Path:
+def record(
+    log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6, max_bytes=0, stamped=False
+) -> Path:
     """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
     config = config or small_config()
-    recorder = Recorder.open(log_dir, started(config), privacy, Bounds(segment_bytes=size, max_bytes=max_bytes))
+    bounds = Bounds(segment_bytes=size, max_bytes=max_bytes, stamped=stamped)
+    recorder = Recorder.open(log_dir, started(config), privacy, bounds)
     for events, befores, after, ranks in engine(config, seed, arrivals):
+        for step in [event.step for event in events if stamped and isinstance(event, StepCommitted)]:
+            recorder.took(step, 1e-6 * (1 + step % 5))
         events, state_digest, ranks = change(events, digest(after), ranks)
         recorder.append(events, befores, state_digest, ranks)
     recorder.close()

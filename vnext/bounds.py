@@ -135,6 +135,8 @@ def _check_together(settings: EngineSettings) -> None:
             f"log_max_bytes is {settings.log_max_bytes}: a log of less than {size_text(LOG_BYTES_MIN)} forgets too "
             "much at once; give it more, or 0 for no such bound."
         )
+    if settings.log_durable and settings.log == "off":
+        raise SettingsError("log_durable is on and the log is off: leave one of the two out.")
     if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."

@@ -52,15 +52,18 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     assert replay(["verify", "--laws", str(server.log_dir)]) == 0
 
 
-def test_a_killed_server_leaves_a_log_that_verifies_up_to_its_last_record(tmp_path: Path) -> None:
-    with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
-        thread, _ = in_background(server.url, 8)
-        while server.metric("vnext_steps_total") < 60:
-            pass
-        for process in server.processes:
-            process.send_signal(signal.SIGKILL)
-        thread.join(END_TIMEOUT_S)
-    assert replay(["verify", "--laws", str(server.log_dir)]) == 0
+@pytest.mark.parametrize(("seed", "form"), [(3, "full, durable"), (4, "shape, ring"), (6, "full, one process")])
+def test_a_server_killed_under_load_leaves_a_log_that_verifies_and_holds_what_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, form: str
+) -> None:
+    """Three of the kills of scripts/kill_under_load.py, which perf/records has by the hundred."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from kill_under_load import kill
+
+    killed = kill(seed, form)
+    assert killed.wrong == "" and killed.steps > 0 and killed.told > 0 and killed.frames_lost == 0
+    assert killed.processes == (3 if form == "full, one process" else 4)
 
 
 @pytest.mark.parametrize("module", ["vnext.runtime.rank_main", "vnext.runtime.core_main", "vnext.server"])

@@ -63,17 +63,18 @@ def test_stat_counts_what_folding_shows(tmp_path, capsys, seed, size):
 
 def test_step_times_are_those_of_the_clock(tmp_path, monkeypatch):
     """Frames that are 5 ms apart while steps run, and an hour in which nobody asks."""
-    from vnext.runtime import recorder as recording
+    from vnext.runtime import stamps
 
     now = [0]
-    monkeypatch.setattr(recording.time, "monotonic_ns", lambda: now[0])
-    recorder, idle = Recorder.open(tmp_path, started(small_config()), "full"), 0
+    monkeypatch.setattr(stamps.time, "monotonic_ns", lambda: now[0])
+    recorder, idle = Recorder.open(tmp_path, started(small_config()), "full", Bounds(stamped=True)), 0
     for events, befores, after, reports in engine(small_config(), 3, 60):
         now[0] += 5_000_000
         if befores and not befores[0].requests and not befores[0].flights:
             now[0] += 3_600_000_000_000
             idle += 1
         recorder.append(events, befores, digest(after), reports)
+    recorder.close()
     found = stat(Index(open_log(tmp_path)))
     assert idle > 0 and found.step_us[0] == 5000 and found.seconds < 60
 
@@ -98,9 +99,7 @@ def rewritten(log_dir: Path, out: Path, change, size: int = 10**6) -> Path:
     data, chain = logs.open_segment(header)
     for frame in (item for item in items if isinstance(item, logs.Frame)):
         events = [change(number, event) for number, event in enumerate(frame.events, frame.first_event)]
-        body = logs.encode_body(
-            frame.first_event, events, frame.rank_digests, 0, header.token_width, frame.clock_us, frame.details
-        )
+        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, header.token_width, frame.details)
         data += logs.encode_frame(frame.digest, body)
     (out / logs.segment_name(0)).write_bytes(data)
     return out

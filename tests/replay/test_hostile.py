@@ -18,15 +18,20 @@ from log_drive import record, small_config
 
 from vnext.replay.cachefile import cache_path
 from vnext.replay.cli import main
+from vnext.replay.index import Index
 from vnext.replay.source import UnusableLog, open_log
-from vnext.state import log as logs
-from vnext.state.log_plain import RECORD_HEAD, record_end
+from vnext.replay.ui.step import step_view
+from vnext.replay.ui.walk import Walk
+from vnext.state import log as logs, stamps
+from vnext.state.log_plain import RECORD_HEAD, checksum, record_end
 from vnext.state.log_read import read
 
 COMMANDS = (
     ("info",), ("verify",), ("verify", "--laws"), ("show",), ("show", "7"), ("req", "3"), ("stat",), ("ranks",),
     ("diff", "GOOD"), ("cut", "2", "9", "-o", "OUT"), ("redact", "-o", "OUT"), ("merge", "GOOD", "-o", "OUT"),
     ("convert", "--to", "jsonl", "-o", "OUT"), ("convert", "--to", "mooncake", "-o", "OUT"),
+    ("trace", "-o", "OUT"), ("what-if", "--set", "running_max=3"), ("shrink", "-o", "OUT"), ("to-test", "-o", "OUT"),
+    ("fork", "5", "--forks", "2", "--steps", "30"), ("watch", "--once", "--whole"), ("watch", "--once", "--laws"),
 )  # fmt: skip
 NASTY = (
     -1, 0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), "", "x" * 3000,
@@ -40,7 +45,8 @@ SLACK = 3 * 2**19
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
     """A log of several segments."""
-    return record(tmp_path_factory.mktemp("good") / "log", "full", small_config(block_count=18), arrivals=40, size=3500)
+    log_dir, config = tmp_path_factory.mktemp("good") / "log", small_config(block_count=18)
+    return record(log_dir, "full", config, arrivals=40, size=3500, stamped=True)
 
 
 def run_all(capsys, path: Path, good: Path, tmp_path: Path) -> list[int]:
@@ -57,6 +63,20 @@ def run_all(capsys, path: Path, good: Path, tmp_path: Path) -> list[int]:
         assert "Traceback" not in told.out + told.err and "\x1b[31m" not in told.out + told.err
         codes.append(code)
     return codes
+
+
+def with_nasty_times(data: bytes, chance: random.Random) -> bytes:
+    """A file of stamps: noise, cut, flipped, or numbers that cannot be behind a right checksum; or as it was."""
+    place = chance.randrange(len(data))
+    big = [chance.choice((0, 1, 2**31, 2**53 - 1, 2**53, 2**64 - 1)) for _ in range(8)]
+    records = struct.pack("<3Q", *big[:3])
+    block = stamps.block_head.pack(chance.choice((3, 2, 2**32 - 1)), -(2**63), *big[3:6]) + records
+    return chance.choice((
+        data, data, chance.randbytes(chance.randint(0, 400)), data[:place], stamps.BLOCK_MAGIC + data[8:][:place],
+        stamps.block_start.pack(stamps.BLOCK_MAGIC, checksum(block)) + block,
+        stamps.head.pack(stamps.MAGIC, *big[:2]) + struct.pack("<6Q", *big[:6]),
+        data + stamps.block_start.pack(stamps.BLOCK_MAGIC, checksum(block)) + block,
+    ))  # fmt: skip
 
 
 def replaced(value: object, chance: random.Random) -> object:
@@ -92,7 +112,7 @@ def with_nasty_parts(data: bytes, chance: random.Random, place: int) -> bytes:
     return bytes(out)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_nasty_values_behind_right_checksums(tmp_path, capsys, good, seed):
     chance = random.Random(seed)
     paths = sorted(good.glob("*.vnextlog"))
@@ -105,6 +125,8 @@ def test_nasty_values_behind_right_checksums(tmp_path, capsys, good, seed):
             frames = len(list(read([data]))) - 2
             data = with_nasty_parts(data, chance, chance.choice((0, 0, chance.randint(1, frames))))
         (bad / path.name).write_bytes(data)
+        times = stamps.stamps_name(path.name)
+        (bad / times).write_bytes(with_nasty_times((good / times).read_bytes(), chance))
     target = bad if chance.random() < 0.7 else bad / paths[victim].name
     run_all(capsys, target, good, tmp_path)
 
@@ -126,7 +148,7 @@ def test_random_bytes(tmp_path, capsys, good, seed):
         assert number > 1 or set(codes) == {2}
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "show", "stat", "diff", "ranks"])
+@pytest.mark.parametrize("command", ["info", "verify", "show", "stat", "diff", "ranks", "trace", "watch", "shrink"])
 def test_a_length_in_a_file_reserves_no_memory(tmp_path, good, command):
     """Records and values that say they are gigabytes long: what is taken stays within twice the file and a little."""
     data = sorted(good.glob("*.vnextlog"))[0].read_bytes()
@@ -141,7 +163,9 @@ def test_a_length_in_a_file_reserves_no_memory(tmp_path, good, command):
     )):  # fmt: skip
         path = tmp_path / f"{command}-{number}.vnextlog"
         path.write_bytes(bad)
-        arguments = [command, str(path), *([str(good)] if command == "diff" else [])]
+        out = ["-o", tmp_path / f"out-{number}"]
+        more = {"diff": [good], "trace": out, "shrink": out, "watch": ["--once"]}
+        arguments = [command, str(path), *map(str, more.get(command, ()))]
         main(arguments)
         cache_path(path).unlink(missing_ok=True)
         tracemalloc.start()
@@ -189,6 +213,9 @@ def test_a_name_in_a_log_runs_nothing(tmp_path, good, monkeypatch):
         out = tmp_path / f"out-{name}-{len(rest)}-{rest[-1] if rest else ''}".replace("OUT", rest[1] if len(rest) > 2 else "")
         arguments = [{"GOOD": str(good), "OUT": str(out)}.get(each, each) for each in rest]
         assert main([name, str(log_dir), *arguments]) in (0, 1, 2)
+    walk = Walk(Index(open_log(log_dir)))
+    for moment in walk.moments(walk.first_step, walk.last_step + 1):
+        step_view(moment)
     assert "trap" not in sys.modules
     with pytest.raises(SystemExit, match="sprung"):
         main(["verify", str(log_dir), "--own-policy"])

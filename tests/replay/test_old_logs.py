@@ -15,7 +15,11 @@ from log_drive import engine, record, small_config, started
 
 from vnext.replay import verify as verifying
 from vnext.replay.cli import main
+from vnext.replay.index import Index
+from vnext.replay.info import info
 from vnext.replay.source import open_log
+from vnext.replay.stat import stat
+from vnext.replay.times import stamps_of
 from vnext.replay.verify import verify
 from vnext.runtime.recorder import Recorder
 from vnext.state import digest as digests, log as logs
@@ -25,7 +29,7 @@ from vnext.state.log import RankDetail, RankDigest
 from vnext.state.log_read import read
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
-WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100)}
+WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56)}
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -50,6 +54,18 @@ def test_an_old_log_folds_and_decides_as_it_did(capsys, name):
         ours = f"this code computes version {DIGEST_VERSION}: states fold, digests not compared"
         assert found["digests_unchecked"] == f"written with digest version {version}; {ours}"
         assert found["digests"] == found["rank_digests"] == 0 < found["rank_digests_unchecked"]
+
+
+def test_two_clocks_of_an_old_log_are_read_as_they_were() -> None:
+    """Frames that tell a time, which nobody asks for any more, and stamps in their first form."""
+    log = open_log(GOLDEN / "digest-2-clocks")
+    bodies = [msgspec.msgpack.decode(item.body) for item in log.items() if isinstance(item, logs.Frame)]
+    assert {len(body) for body in bodies} == {5, 7} and all(body[5] > 0 for body in bodies if len(body) == 7)
+    stamps = stamps_of(log)
+    assert stamps.events.tolist() == [body[0] + len(body[1]) for body in bodies]
+    assert stamps.busy_ns == {step: int(1e-4 * (1 + step % 7) * 1e9) for step in range(56)}
+    counted, read_all = info(log), [item for item in log.items() if isinstance(item, logs.Frame)]
+    assert counted.frames == len(read_all) and stat(Index(log)).step_us
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

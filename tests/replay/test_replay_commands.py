@@ -119,7 +119,7 @@ def test_a_changed_token_that_changes_a_decision_is_found(tmp_path):
     for number, frame in enumerate(frames):
         events = [_other_token(event) if number == place else event for event in frame.events]
         width = start_item.header.token_width
-        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, frame.clock_us)
+        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width)
         data += logs.encode_frame(frame.digest, body)
     path.write_bytes(data)
     found = verify(open_log(log_dir)).difference

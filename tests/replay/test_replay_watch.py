@@ -94,6 +94,25 @@ def test_damage_is_an_alarm(tmp_path):
     assert main(["watch", str(log_dir), "--once"]) == 1
 
 
+def test_a_next_segment_is_followed_when_its_header_is_whole_and_an_alarm_if_it_is_none(tmp_path):
+    log_dir = record(tmp_path / "log", size=2000)
+    path = sorted(log_dir.iterdir())[1]
+    data, header_size = path.read_bytes(), 16 + int.from_bytes(path.read_bytes()[8:12], "little")
+    path.write_bytes(b"")
+    tail = Tail(log_dir, whole=True)
+    before = len(list(tail.news()))
+    for size in (0, 7, 12, 100, header_size - 1):
+        path.write_bytes(data[:size])
+        assert list(tail.news()) == [], "it is still being written"
+    path.write_bytes(data)
+    assert len(list(tail.news())) > 10 and before > 10
+    for bad in (b"x" * 8 + data[8:], data[:20] + bytes([data[20] ^ 1]) + data[21:]):
+        path.write_bytes(bad)
+        with pytest.raises(Damaged):
+            list(Tail(log_dir, whole=True).news())
+        assert main(["watch", str(log_dir), "--once", "--whole"]) == 1
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
 from log_drive import engine, small_config, started
 
+from vnext.replay.source import open_log
+from vnext.replay.verify import verify
 from vnext.runtime import segments
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.segments import Bounds, LogUnwritable
@@ -22,7 +25,7 @@ CONFIG = small_config()
 
 
 def items(log_dir: Path) -> list:
-    return list(read(path.read_bytes() for path in sorted(log_dir.iterdir())))
+    return list(read(path.read_bytes() for path in sorted(log_dir.glob("*.vnextlog"))))
 
 
 def record(recorder: Recorder, seed: int = 1, arrivals: int = 20) -> list:
@@ -79,8 +82,15 @@ def test_segments_roll_over_by_size_and_chain(tmp_path):
     assert len(starts) > 3 and [item.header.index for item in starts] == list(range(len(starts)))
     assert items(tmp_path / "many")[-1].kind == "complete"
     frames = [[item for item in items(tmp_path / name) if isinstance(item, Frame)] for name in ("one", "many")]
-    bodies = [[(each.first_event, each.events, each.rank_digests) for each in some] for some in frames]
-    assert bodies[0] == bodies[1] and all(each.clock_us > 0 for each in frames[0] if len(each.events) > 2)
+    assert [each.body for each in frames[0]] == [each.body for each in frames[1]]
+
+
+def test_two_runs_that_decide_alike_write_the_same_bytes(tmp_path):
+    """No time gets into a segment: chained digests are equal from the first frame to the last."""
+    for name in ("one", "two"):
+        record(Recorder.open(tmp_path / name, started(CONFIG), "full", Bounds(segment_bytes=2000, stamped=True)), arrivals=60)
+    one, two = ([path.read_bytes() for path in sorted((tmp_path / name).glob("*.vnextlog"))] for name in ("one", "two"))
+    assert one == two and len(one) > 2
 
 
 def test_off_writes_nothing(tmp_path):
@@ -140,6 +150,79 @@ def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
     before = start(started(CONFIG))
     recorder.append([StepPlanned(step=0)], [before], digest(before))
     assert items(tmp_path)[-1].kind == "complete" and items(tmp_path)[-2].lost == lost
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_slow_disk_costs_frames_and_not_the_engine_s_time(tmp_path, monkeypatch, durable):
+    """Steps of 100 ms on a disk that takes 50 ms for each write, and gets well again; a durable log waits all the same."""
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(durable=durable))
+    now, slow, waited, write = [1.0], True, [0.0], os.write
+
+    def slowly(fd, data):
+        now[0] += 0.05 * slow
+        waited[0] += 0.05 * slow
+        return write(fd, data)
+
+    monkeypatch.setattr(segments.time, "monotonic_ns", lambda: round(now[0] * 1e9))
+    monkeypatch.setattr(os, "write", slowly)
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 1, 200)):
+        if count == 300:
+            slow, lost, waited_s, took_s = False, recorder.frames_lost, waited[0], now[0]
+        now[0] += 0.1
+        recorder.append(events, befores, digest(after), ranks)
+    if durable:
+        assert lost == recorder.frames_lost == 0 and waited_s == pytest.approx(300 * 0.05)
+        return
+    assert 1.0 < waited_s < 0.1 * took_s + 1.1 and 100 < lost < 300, "a tenth of the time, and the first second"
+    assert recorder.frames_lost < lost + 60 and recorder.failure == "the disk is too slow for the log"
+    frames = [item for item in items(tmp_path) if isinstance(item, Frame)]
+    assert items(tmp_path)[-1].kind == "complete" and sum(frame.lost for frame in frames) == recorder.frames_lost
+    assert frames[-1].first_event + len(frames[-1].events) == after.sequence
+
+
+def test_after_a_gap_the_log_goes_on_in_a_segment_of_its_own(tmp_path, monkeypatch):
+    """The frame that tells of the gap ends a segment that is not too young; the next one begins with a keyframe and folds."""
+    monkeypatch.setattr(segments, "RENEW_S", 0.0)
+    recorder = Recorder.open(tmp_path, started(CONFIG), "full", Bounds(stamped=True))
+    FailingDisk(monkeypatch, range(20, 23), half=True)
+    record(recorder, arrivals=40)
+    recorder.close()
+    frames = [list(read([path.read_bytes()])) for path in sorted(tmp_path.glob("*.vnextlog"))]
+    assert len(frames) == 2 and frames[0][-2].lost == 3 and frames[1][0].header.keyframe
+    whole, after = verify(open_log(tmp_path)), verify(open_log(sorted(tmp_path.glob("*.vnextlog"))[1]))
+    assert whole.difference.field == "gap" and after.same and after.steps > 20
+
+
+# ---- durable -----------------------------------------------------------------------------------------------------
+
+
+def test_a_durable_log_is_on_the_device_before_append_returns(tmp_path, monkeypatch):
+    """Each frame and each header is synced after it was written, a new segment's name too; a sync that fails costs a frame."""
+    told, sync_data, sync = [], os.fdatasync, os.fsync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (told.append(("data", os.fstat(fd).st_size)), sync_data(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (told.append(("folder", stat.S_ISDIR(os.fstat(fd).st_mode))), sync(fd)))
+    recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, durable=True))
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):
+        recorder.append(events, befores, digest(after), ranks)
+        newest = max(tmp_path.glob("*.vnextlog"))
+        assert told[-1] == ("data", newest.stat().st_size)
+    headers = len(list(tmp_path.glob("*.vnextlog")))
+    assert headers > 1 and told.count(("folder", True)) == headers and len(told) == count + 1 + 2 * headers
+
+    def failing(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    size = newest.stat().st_size
+    recorder.append([StepPlanned(step=after.planned)], [after], digest(after))
+    assert recorder.frames_lost == 1 and newest.stat().st_size == size, "what may not be there is cut off again"
+
+
+def test_other_logs_wait_for_no_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fdatasync", None)
+    monkeypatch.setattr(os, "fsync", None)
+    record(Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, stamped=True)))
+    assert items(tmp_path)[-1].kind == "complete"
 
 
 # ---- the ring ----------------------------------------------------------------------------------------------------

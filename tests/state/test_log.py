@@ -23,6 +23,7 @@ from vnext.state.log import Frame, LogEnd, RankDigest, SegmentStart
 from vnext.state.log_read import read
 from vnext.state.log_schema import describe, schema_digest
 from vnext.state.params import Sampling
+from vnext.state.stamps import Stamper
 
 FORMS = [form for form in (log_plain, log_forms._log) if form is not None]
 CONFIG = SchedulerConfig(
@@ -209,7 +210,7 @@ def test_a_token_beyond_the_vocabulary_widens_its_frame():
 @pytest.mark.parametrize("batch, bytes_max", [(8, 10.0), (64, 4.0), (256, 4.0)])
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 def test_bytes_per_generated_token(batch, bytes_max, privacy):
-    """A million steps on, a plan and a commit in each frame, four ranks' digests every 64 steps."""
+    """A million steps on, a plan and a commit in each frame, four ranks' digests every 64 steps; and each step's stamp."""
     width = log.first_header(STARTED, privacy, "1.0").token_width
     size = 0
     for step in range(1_000_000, 1_000_064):
@@ -217,7 +218,12 @@ def test_bytes_per_generated_token(batch, bytes_max, privacy):
         events = (StepCommitted(step=step - 1, tokens=tokens), StepPlanned(step=step))
         ranks = [RankDigest(rank, step, 2**63) for rank in range(4)] if step % CONFIG.digest_interval == 0 else []
         size += len(log.encode_frame(2**63, log.encode_body(2 * step, events, ranks, 0, width)))
-    assert size / (64 * batch) <= bytes_max
+    stamper = Stamper(0)
+    for step in range(1_000_000, 1_000_064):
+        stamper.took(step, 9_000)
+        stamper.add(2 * step, 10_000 * step)
+    stamper.end_block()
+    assert (size + len(stamper.data)) / (64 * batch) <= bytes_max
 
 
 def test_the_schema_digest_names_every_field():

@@ -26,7 +26,7 @@ from vnext.version import __version__
 
 CACHE_SUFFIX = ".vnextcache"
 MAGIC = b"vnextIDX"
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 BYTES_MIN = 4 * 2**20
 """A cache may take this much, or as much as its segment if that is more."""
 

@@ -18,6 +18,7 @@ from vnext.replay.cachefile import Directory, Entry
 from vnext.replay.folding import IMPOSSIBLE, first_state
 from vnext.replay.source import Log, UnusableLog, contents, open_log
 from vnext.replay.tally import Tally, Tallying
+from vnext.replay.times import Clock, stamps_of_segment
 from vnext.state import keyframe as keyframes, log as logs
 from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.errors import IllegalEvent
@@ -166,7 +167,7 @@ class Segment:
         stat, data = self.path.stat(), self.path.read_bytes()
         state = self._loaded(kept[-1]) if kept else first_state(self.log)
         making = _Making(entries, kept, cachefile.bytes_max(len(data)), self.log.header.token_width)
-        tallying = Tallying(counted, state)
+        tallying = Tallying(counted, state, Clock(stamps_of_segment(self.path)))
         base, stopped, offset = entries[-1].offset, "", 0
         for offset, item in read_frames(memoryview(data)[base:], entries[-1].sequence, self.log.header.index):
             if isinstance(item, LogEnd):

@@ -7,7 +7,7 @@ in which they begin; merge puts slices together again, byte by byte what they we
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,7 +82,7 @@ def redact(log: Log, out: Path, segment_bytes: int = logs.SEGMENT_SIZE_BYTES) ->
     shaper = Shaper(header.started, secrets.token_bytes(pseudonym.KEY_SIZE_BYTES))
     width = log_pack.width_bytes(logs.token_bound(header.started.config, "shape"))
     shaped_header = msgspec.structs.replace(header, privacy="shape", token_width=width)
-    writer = Writer(out, shaped_header, shaper.keyframe, segment_bytes)
+    writer = Writer(out, shaped_header, shaper.keyframe, segment_bytes, made_of=(log,))
     first = state = first_state(log)
     shaped: list = []
     for item in fold(log):
@@ -103,9 +103,9 @@ def _body(header: SegmentHeader, frame: Frame, events: list, width: int) -> byte
     What ranks told in another version of digests means nothing in a log that is written now: it goes.
     """
     if header.digest_version != DIGEST_VERSION:
-        return logs.encode_body(frame.first_event, events, (), 0, width, frame.clock_us)
+        return logs.encode_body(frame.first_event, events, (), 0, width)
     details = tuple(msgspec.structs.replace(each, token_digest=0) for each in frame.details)
-    return logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, frame.clock_us, details)
+    return logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, details)
 
 
 def _same_body(header: SegmentHeader, frame: Frame) -> bytes:
@@ -131,7 +131,7 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
     writer, first, before = None, place.state, place.state
     if first_step == index.first.planned:
         place, first, before = index.at_event(0), index.first, index.first
-        writer = _writer_from(log, out, before)
+        writer = _writer_from((log,), out, before)
     for item in fold_items(place.state, place.items):
         _whole(item)
         if not isinstance(item, FrameFolded):
@@ -140,7 +140,7 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
         if end_step is not None and planned and planned[-1] >= end_step:
             break
         if writer is None and planned and planned[-1] >= first_step:
-            writer, first = _writer_from(log, out, before), before
+            writer, first = _writer_from((log,), out, before), before
         if writer is not None:
             writer.ready(before)
             writer.write(_same_body(log.header, item.frame), item.state)
@@ -149,22 +149,22 @@ def cut(index: Index, out: Path, first_step: int, end_step: int | None) -> Writt
     return _proved(writer, out, first, before)
 
 
-def _writer_from(log: Log, out: Path, state: State) -> Writer:
-    """A log that begins in this state: as the original does, or with a keyframe."""
-    header, privacy = log.header, log.header.privacy
+def _writer_from(parts: Sequence[Log], out: Path, state: State) -> Writer:
+    """A log of these that begins in this state: as the first one does, or with a keyframe."""
+    header, privacy = parts[0].header, parts[0].header.privacy
     if state.sequence != header.first_event:
         kept = keyframes.encode(keyframe_of_log(state, privacy), header.token_width)
         header = msgspec.structs.replace(
             header, index=max(1, header.index), previous=0, first_event=state.sequence, keyframe=kept
         )
-    return Writer(out, header, lambda each: keyframe_of_log(each, privacy))
+    return Writer(out, header, lambda each: keyframe_of_log(each, privacy), made_of=parts)
 
 
 def merge(parts: list[Log], out: Path) -> Written:
     """Slices of one run as one log again; where they overlap they must say the same. UnusableLog if they do not fit."""
     parts = sorted(parts, key=lambda log: log.header.first_event)
     first = state = first_state(parts[0])
-    writer = _writer_from(parts[0], out, first)
+    writer = _writer_from(parts, out, first)
     for log in parts:
         joined = log is parts[0]
         for before, frame, after in _frames(log):

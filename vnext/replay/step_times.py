@@ -108,12 +108,13 @@ def recorded(log: Log) -> Recorded:
         )
     if log.header.index:
         raise UnusableLog(f"{log.paths[0]} does not begin at the engine's start: give the whole log")
-    taken = _Taken(Clock(stamps), stamps.busy_ns)
+    clock = Clock(stamps)
+    taken = _Taken(clock, stamps.busy_ns)
     for item in fold(log):
+        if isinstance(item, Broken) or (isinstance(item, Folded) and not clock.knows(item.number)):
+            break  # an engine that was killed leaves a last second without times
         if isinstance(item, Folded):
             taken.hear(item)
-        elif isinstance(item, Broken):
-            break
     return taken.recorded()
 
 

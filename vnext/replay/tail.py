@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vnext.replay.source import Log, UnusableLog, open_log
-from vnext.state.log import SEGMENT_SUFFIX, Frame, SegmentStart, segment_name
+from vnext.state.log import MAGIC, SEGMENT_SUFFIX, Frame, SegmentStart, record_head, segment_name
 from vnext.state.log_read import BadRecord, Reading
 
 
@@ -97,11 +97,21 @@ class Tail:
         return len(self._reading.data) - self._reading.offset
 
     def _follow(self, path: Path) -> bool:
-        """Go on to the next segment; False as long as its header is still being written."""
+        """Go on to the next segment; False while its header is still being written. Damaged if it is none."""
         try:
             self.log = open_log(path)
-        except UnusableLog:
+        except UnusableLog as error:
+            if _header_is_whole(path):
+                raise Damaged(str(error)) from error
             return False
         self._before, self._path, self._size, self._opened = self._reading, path, 0, False
         self._reading = Reading(b"")
         return True
+
+
+def _header_is_whole(path: Path) -> bool:
+    """Whether as many bytes are there as the header says it has."""
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC) + record_head.size)
+    length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + 4], "little")
+    return not MAGIC.startswith(start[: len(MAGIC)]) or path.stat().st_size >= len(MAGIC) + record_head.size + length

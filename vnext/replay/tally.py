@@ -10,6 +10,7 @@ from collections import Counter
 
 import msgspec
 
+from vnext.replay.times import Clock
 from vnext.state.log import Frame
 from vnext.state.state import Counters, State
 
@@ -21,7 +22,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How often each value occurred, over the steps of one segment.
 
     `tokens` computed, `requests` in the step, `queue` and `running` when it was planned, `free` blocks, `step_us` from
-    one step to the next: the mean between two frames that tell the time. `first` and `last` are the state's counters.
+    one step to the next, where the frames of both have stamps. `first` and `last` are the state's counters.
     """
 
     tokens: dict[int, int] = {}
@@ -38,13 +39,14 @@ COUNTED = ("tokens", "requests", "queue", "running", "free", "step_us")
 
 
 class Tallying:
-    """The running count over one segment's frames, going on from an earlier one."""
+    """The running count over one segment's frames, going on from an earlier one. `clock` is that of the segment's stamps."""
 
-    def __init__(self, before: Tally, first: State) -> None:
+    def __init__(self, before: Tally, first: State, clock: Clock) -> None:
         self._counts = {name: Counter(getattr(before, name)) for name in COUNTED}
         self._first = before.first or numbers(first.counters)
         self._last = first
-        self._clock_us = self._clock_step = 0
+        self._clock = clock
+        self._planned_us: float | None = None
 
     def meet(self, frame: Frame, after: State) -> None:
         """A frame was folded."""
@@ -55,16 +57,17 @@ class Tallying:
             counts["queue"][len(after.waiting)] += 1
             counts["running"][len(after.rows)] += 1
             counts["free"][after.pool.free] += 1
-        if frame.clock_us:
-            self._tell_time(frame.clock_us, after)
+        if after.planned > self._last.planned:
+            self._tell_time(self._clock.frame_us(frame.first_event + len(frame.events)))
+        if not after.flights:
+            self._planned_us = None  # time passes at work only while a step is under way; else the engine waits
         self._last = after
 
-    def _tell_time(self, clock_us: int, after: State) -> None:
-        """Time passes at work only while a step is under way; else the engine waits for somebody to ask."""
-        steps = after.planned - self._clock_step
-        if self._clock_us and steps > 0 and clock_us > self._clock_us:
-            self._counts["step_us"][rounded((clock_us - self._clock_us) / steps)] += steps
-        self._clock_us, self._clock_step = (clock_us, after.planned) if after.flights else (0, 0)
+    def _tell_time(self, now_us: float | None) -> None:
+        """A step was planned."""
+        if now_us is not None and self._planned_us is not None:
+            self._counts["step_us"][rounded(now_us - self._planned_us)] += 1
+        self._planned_us = now_us
 
     def done(self) -> Tally:
         counts = {name: dict(counter) for name, counter in self._counts.items()}

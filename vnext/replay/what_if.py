@@ -25,6 +25,7 @@ from vnext.replay import render
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_noise import Noise, noise
 from vnext.replay.step_times import Model, Recorded, fit, recorded
+from vnext.replay.verify import why_not_decided
 from vnext.replay.what_if_run import Ran, Served, rerun, retrace
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
@@ -97,9 +98,13 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 Changes = tuple[tuple[str, object], ...]
 
 
-def what_if(log_path: Path, candidates: Sequence[Changes], objective: Objective, jobs: int = 1) -> WhatIf:
-    """Run every candidate. UnusableLog if the log has no times, or a configuration cannot work."""
+def what_if(
+    log_path: Path, candidates: Sequence[Changes], objective: Objective, jobs: int = 1, own_policy: bool = False
+) -> WhatIf:
+    """Run every candidate. UnusableLog if the log has no times, or a configuration cannot work; `own_policy` as in `verify`."""
     log = open_log(log_path)
+    if why_not := why_not_decided(log, own_policy):
+        raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
     started = log.header.started
     configs = [changed(started, changes) for changes in candidates]
     taken = recorded(log)
@@ -248,13 +253,15 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
     asking.add_argument("--sweep", metavar="K=A,B,C", action="append", default=[], help="values to try, all with all")
     asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="what a request should feel: the objective")
     asking.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    asking.add_argument("--own-policy", action="store_true", help="import the policy that the log names: runs its code")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """0 leave it as it is, 1 something else is better."""
     if arguments.jobs < 1:
         raise UnusableLog(f"--jobs {arguments.jobs}: it must be at least 1")
-    answer = what_if(arguments.log, candidates(arguments.set, arguments.sweep), objective_of(arguments.slo), arguments.jobs)
+    tried, objective = candidates(arguments.set, arguments.sweep), objective_of(arguments.slo)
+    answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy)
     if arguments.json:
         render.print_json(console, answer)
     else:

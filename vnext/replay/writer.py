@@ -1,17 +1,18 @@
 """Writing a log from a log: a folder of segments like the recorder's, its chain made anew from folded states.
 
 Owns the files that redact, cut, merge and convert make. Everything in them was folded first, so their digests are right
-by making; what they say of their engine is what the first log's header says.
+by making; what they say of their engine is what the first log's header says. Stamps are carried over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from vnext.replay.source import UnusableLog
+from vnext.replay.source import Log, UnusableLog
+from vnext.replay.times import Carried, stamps_path
 from vnext.state import keyframe as keyframes, log as logs
 from vnext.state.digest import DIGEST_VERSION, digest
 from vnext.state.keyframe import Keyframe, keyframe
@@ -50,15 +51,18 @@ class Writer:
         header: SegmentHeader,
         kept: Callable[[State], Keyframe],
         segment_bytes: int = logs.SEGMENT_SIZE_BYTES,
+        made_of: Sequence[Log] = (),
     ) -> None:
         self._folder, self._kept, self._segment_bytes = new_folder(folder), kept, segment_bytes
         self._header = msgspec.structs.replace(header, digest_version=DIGEST_VERSION, schema=schema_digest())
-        self._data = bytearray()
+        self._data, self._times = bytearray(), Carried(made_of)
+        self._before: State | None = None
         self.chain = self.frames = self.decisions = self.bytes_written = 0
         self._open(self._header)
 
     def ready(self, before: State) -> None:
         """The next frame comes in this state: begin a segment with it if the last one is full."""
+        self._before = before
         if len(self._data) >= self._full_at:
             self._flush()
             kept = keyframes.encode(self._kept(before), self._header.token_width)
@@ -71,6 +75,8 @@ class Writer:
         self.decisions = logs.chained(self.decisions, state_digest, b"")
         self._data += logs.encode_frame(self.chain, body)
         self.frames += 1
+        if self._before is not None:
+            self._times.frame(self._before, after)
 
     def close(self) -> None:
         self._flush()
@@ -85,6 +91,8 @@ class Writer:
         path = self._folder / logs.segment_name(self._header.index)
         try:
             path.write_bytes(self._data)
+            if times := self._times.taken():
+                stamps_path(path).write_bytes(times)
         except OSError as error:
             raise UnusableLog(f"{path} cannot be written: {error}") from error
         self.bytes_written += len(self._data)

@@ -133,8 +133,11 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     require_policy(settings.engine)
     ranks = executor.start()
     started = started_event(settings, ranks)
-    bounds = Bounds(max_bytes=settings.engine.log_max_bytes, max_age_s=settings.engine.log_max_age_s, stamped=True)
-    recorder = Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
+    engine = settings.engine
+    bounds = Bounds(
+        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, stamped=True, durable=engine.log_durable
+    )
+    recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
     ready = EngineReady(
         config=started.config,
         model=started.model,
@@ -142,9 +145,9 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         log_dir=settings.log_dir,
         environment=started.environment,
     )
-    seed = settings.engine.seed
+    seed = engine.seed
     clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
-    return EngineCore(started, executor, recorder, clients, settings.engine.check_laws), clients
+    return EngineCore(started, executor, recorder, clients, engine.check_laws), clients
 
 
 def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:

@@ -10,7 +10,6 @@ mapped into memory would save that one, and let a full or failing disk kill the 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from itertools import repeat
 from pathlib import Path
@@ -38,7 +37,6 @@ class Recorder:
         self._shaper = shaper
         self._next_event = log.FIRST_FRAME_EVENT
         self._lost_now = 0
-        self._opened_ns = time.monotonic_ns()
         self._frame = bytearray()
         self.frames_lost = 0
 
@@ -84,7 +82,7 @@ class Recorder:
         """Write one iteration: its events, the state before each, and the digest of the state after the last.
 
         `settled` has for each event what `settle(before, event)` gave, or None; empty where nobody has asked. `details`
-        come with the `rank_digests` that are not the engine's. A frame that is not steady also says when it was written.
+        come with the `rank_digests` that are not the engine's.
         """
         files = self._files
         if files is None:
@@ -95,7 +93,7 @@ class Recorder:
         if rank_digests or self._lost_now or not self._put_steady(events, befores, settled):
             if self._shaper is not None:
                 events = list(map(self._shaper.shape, befores, events, settled or repeat(None)))
-            told = events, rank_digests, self._lost_now, self._width, self._clock_us(), details
+            told = events, rank_digests, self._lost_now, self._width, details
             log.put_frame(frame, log.encode_body(self._next_event, *told))
         self._next_event += len(events)
         try:
@@ -104,16 +102,15 @@ class Recorder:
             self._lost_now += 1
             self.frames_lost += 1
         else:
+            if self._lost_now:
+                files.renew()
             self._lost_now = 0
-
-    def _clock_us(self) -> int:
-        """Since the log was opened; no decision depends on it."""
-        return max(1, (time.monotonic_ns() - self._opened_ns) // 1000)
 
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step (stamps.py)."""
-        if self._files is not None:
-            self._files.took(step, seconds)
+        files = self._files
+        if files is not None and files.stamps is not None:
+            files.stamps.took(step, seconds)
 
     def _put_steady(
         self, events: Sequence[AnyEvent], befores: Sequence[State], settled: Sequence[Settled | None]

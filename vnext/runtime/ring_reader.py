@@ -20,7 +20,8 @@ from vnext.runtime.ring_ends import (
 from vnext.runtime.ring_memory import WRITER, Segment
 from vnext.runtime.ring_plain import ALIGNMENT_BYTES, HEAD_BYTES, NUMBER_MASK, Presence, length_in, padded
 
-WRITER_POLL_S = 0.25  # how often a sleeping reader asks whether the writer still lives
+WRITER_POLL_S = 0.25  # after so long a sleeping reader asks whether the writer still lives, then half as often, ...
+IDLE_POLLS = 8  # ... down to once in so many times that: an idle rank wakes every two seconds
 SPIN_US_DEFAULT = 50.0  # where there are cores to spare
 
 
@@ -65,15 +66,15 @@ class RingReader:
         """The next message, or None when `timeout_s` is over (None: no limit); a message begun stays for the next call.
 
         Raises, once every whole message was read, RingClosed when the writer has closed the ring and RingAbandoned,
-        within WRITER_POLL_S, when its process has ended. Raises RingCorrupt for memory that no writer of ours has
-        written.
+        within IDLE_POLLS times WRITER_POLL_S, when its process has ended. Raises RingCorrupt for memory that no writer of
+        ours has written.
         """
         require_open(self._segment)
         end_s = deadline_s(timeout_s)
-        spin_ns, is_dead = self._spin_ns, False
+        spin_ns, is_dead, poll_s = self._spin_ns, False, WRITER_POLL_S
         while True:
             rest_s = left_s(end_s)
-            wait_s = WRITER_POLL_S if rest_s is None else max(0.0, min(rest_s, WRITER_POLL_S))
+            wait_s = poll_s if rest_s is None else max(0.0, min(rest_s, poll_s))
             if (message := self._wait_and_take(spin_ns, 0 if is_dead else int(wait_s * NANOSECONDS))) is not None:
                 return message
             presence, position = look(self._memory, WRITER)
@@ -88,7 +89,7 @@ class RingReader:
                 is_dead = True  # what it wrote last may have come after our look
             elif end_s is not None and left_s(end_s) <= 0:
                 return None
-            spin_ns = 0
+            spin_ns, poll_s = 0, min(2 * poll_s, IDLE_POLLS * WRITER_POLL_S)
 
     def close(self) -> None:
         """Leave the ring: a writer that would have to wait for this reader gets RingClosed. Idempotent."""

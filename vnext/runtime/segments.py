@@ -1,7 +1,8 @@
 """Segments: the files of one engine's log, a ring that is bounded by size and age.
 
 Owns what is opened, written, cut off and deleted in one log directory. Every segment but the first begins with a
-keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was.
+keyframe, so the oldest can go at any time and what is left still folds. A write that fails leaves the file as it was. A log
+that is durable has each frame on the device before its effects: a power cut costs no more than a kill, and each step waits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ NEXT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 KEYFRAME_SHARE = 4
 """A segment is at least so many times as long as its header, so that keyframes never are most of a log."""
 RETRY_SHARE = 16
+RENEW_S = 10.0
+"""After a gap a segment ends when it is so old."""
+WAITED_SHARE_MAX = 0.1
+WAITED_MAX_NS = 10**9
+NOTICED_NS = 10**6
+"""An engine waits for a slow disk a tenth of its time, and a second beyond that; then frames are lost until it has caught up.
+A write of less than a millisecond is no wait."""
 SEGMENTS_MIN = 4
 """A bound on all segments is at least so many of them: a ring of few would forget much at once."""
 
@@ -36,13 +44,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
     A segment counts from its last frame. Segments are deleted when a new one starts, so an engine that does nothing
     deletes nothing.
-    `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it.
+    `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it. `durable`: a frame is
+    written when the device has it.
     """
 
     segment_bytes: int = log.SEGMENT_SIZE_BYTES
     max_bytes: int = 0
     max_age_s: float = 0.0
     stamped: bool = False
+    durable: bool = False
 
     @property
     def segment_bytes_max(self) -> int:
@@ -79,10 +89,32 @@ class _Closed(msgspec.Struct, frozen=True):
     last_write_s: float
 
 
+class _Patience:
+    """What was waited for the disk beyond its share of the time: `over_ns`. Mutable."""
+
+    def __init__(self) -> None:
+        self.over_ns = 0.0
+        self._at_ns = 0
+        self._is_out = False
+
+    def is_out(self, now_ns: int) -> bool:
+        """Whether the disk is too slow at present: from WAITED_MAX_NS on, until half of that is made up for."""
+        self.over_ns = max(0.0, self.over_ns - WAITED_SHARE_MAX * (now_ns - self._at_ns))
+        self._at_ns = now_ns
+        self._is_out = self.over_ns > (WAITED_MAX_NS / 2 if self._is_out else WAITED_MAX_NS)
+        return self._is_out
+
+    def waited(self, from_ns: int, until_ns: int) -> None:
+        """A write took so long."""
+        self.is_out(from_ns)
+        self.over_ns += until_ns - from_ns
+
+
 class Segments:
     """The newest segment file, where the log stands in it, and the older ones.
 
     `is_due`: the next frame belongs into a new segment, because this one is full or old. `failure` is the last complaint.
+    `stamps` are the newest segment's, None where there shall be none.
     """
 
     def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
@@ -91,7 +123,8 @@ class Segments:
         self._closed: deque[_Closed] = deque()
         self._fd = -1
         self._torn = False
-        self._stamps: StampFile | None = None
+        self.stamps: StampFile | None = None
+        self._patience = _Patience()
         self._written_event = header.first_event
         self.bytes_written = 0
         self.bytes_deleted = 0
@@ -118,30 +151,38 @@ class Segments:
 
     def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
         """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
+        began_ns = time.monotonic_ns()
+        if self._patience.over_ns and self._patience.is_out(began_ns):
+            self.failure = "the disk is too slow for the log"
+            raise OSError(self.failure)
         if self._torn:
             self._cut()
-        digest = log.seal_frame(frame, self._chain, state_digest)
+        digest, durable = log.seal_frame(frame, self._chain, state_digest), self._bounds.durable
         try:
-            _write_whole(self._fd, frame)
+            _write_whole(self._fd, frame, durable)
         except OSError as error:
             self._torn, self.failure = True, str(error)
             self._cut()
             raise
-        self._size += len(frame)
-        self.bytes_written += len(frame)
+        now_ns, size = time.monotonic_ns(), len(frame)
+        if now_ns - began_ns > NOTICED_NS and not durable:
+            self._patience.waited(began_ns, now_ns)
+        self._size += size
+        self.bytes_written += size
         self._chain, self._written_event = digest, next_event
-        if self._stamps is not None:
-            self._stamps.add(next_event)
+        if self.stamps is not None:
+            self.stamps.add(next_event, now_ns)
         self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
 
-    def took(self, step: int, seconds: float) -> None:
-        """How long rank 0 was busy with a step: worth a stamp, where there are any."""
-        if self._stamps is not None:
-            self._stamps.took(step, seconds)
+    def renew(self) -> None:
+        """A gap is behind us, and replaying goes on from the next keyframe: the next segment begins soon, but not each time."""
+        due = self._begun_s + RENEW_S
+        self._old_at = min(self._old_at, due) if self._old_at else due
+        self.is_due = self.is_due or time.monotonic() > due
 
     def close(self) -> None:
-        if self._stamps is not None:
-            self._stamps.flush()
+        if self.stamps is not None:
+            self.stamps.close()
         os.close(self._fd)
 
     def _start(self, header: SegmentHeader, flags: int) -> None:
@@ -149,18 +190,21 @@ class Segments:
         path = self._dir / log.segment_name(header.index)
         fd = os.open(path, flags, FILE_MODE)
         try:
-            _write_whole(fd, data)
+            _write_whole(fd, data, self._bounds.durable)
+            if self._bounds.durable:
+                _sync_folder(self._dir)
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
         if self._fd >= 0:
             self.close()
-        self._stamps = StampFile(path) if self._bounds.stamped else None
+        self.stamps = StampFile(path) if self._bounds.stamped else None
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
         self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
-        self._old_at = time.monotonic() + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
+        self._begun_s = time.monotonic()
+        self._old_at = self._begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
         self.bytes_written += len(data)
 
     def _delete_oldest(self) -> None:
@@ -187,8 +231,19 @@ class Segments:
         self._torn = False
 
 
-def _write_whole(fd: int, data: bytes | bytearray) -> None:
-    """One os.write; a short one is an error, because the rest could not follow at once."""
+def _write_whole(fd: int, data: bytes | bytearray, durable: bool) -> None:
+    """One os.write; a short one is an error, because the rest could not follow at once. `durable`: up to the device."""
     written = os.write(fd, data)
     if written != len(data):
         raise OSError(f"only {written} of {len(data)} bytes were written")
+    if durable:
+        os.fdatasync(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name reaches the device with its folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,7 +1,7 @@
 """Stamps: the file beside a log's segment that says when each frame was written (format: vnext/state/stamps.py).
 
-Kept in memory and written some hundred at once: what a kill loses are times, never events. A disk that fails costs the
-stamps and nothing else.
+Noted in memory; packed and written some hundred, or those of a second, at once: what a kill loses are times, never events, and
+a step pays for a note. A disk that fails costs stamps and nothing else.
 """
 
 from __future__ import annotations
@@ -10,44 +10,68 @@ import os
 import time
 from pathlib import Path
 
-from vnext.state.log import SEGMENT_SUFFIX
-from vnext.state.stamps import MAGIC, STAMPS_SUFFIX, STEP_BIT, head, stamp
+from vnext.state.stamps import Stamper, stamps_name
 
 FILE_MODE = 0o600
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-UNWRITTEN_MAX_BYTES = 256 * stamp.size
+NOTES_MAX = 2 * 1024
+UNWRITTEN_MAX_NS = 10**9
 
 
 def stamps_path(segment: Path) -> Path:
     """The file of a segment's stamps."""
-    return segment.with_name(segment.name.removesuffix(SEGMENT_SUFFIX) + STAMPS_SUFFIX)
+    return segment.with_name(stamps_name(segment.name))
 
 
 class StampFile:
-    """The stamps of one segment. Mutable."""
+    """The stamps of one segment. Mutable. A note is two numbers: the event behind a frame, or a step's complement, and ns."""
 
     def __init__(self, segment: Path) -> None:
         self._path = stamps_path(segment)
-        self._unwritten = bytearray(head.pack(MAGIC, time.time_ns(), time.monotonic_ns()))
+        self._stamper = Stamper(time.time_ns() - time.monotonic_ns())
+        self._notes: list[int] = []
+        self._due_ns = 0
+        self._usable = True
 
-    def add(self, next_event: int) -> None:
-        """A frame that ends before this event is written now."""
-        self._unwritten += stamp.pack(next_event, time.monotonic_ns())
-        if len(self._unwritten) >= UNWRITTEN_MAX_BYTES:
+    def add(self, next_event: int, now_ns: int) -> None:
+        """A frame that ends before this event was written now."""
+        notes = self._notes
+        notes += (next_event, now_ns)
+        if now_ns >= self._due_ns or len(notes) >= NOTES_MAX:
+            self._due_ns = now_ns + UNWRITTEN_MAX_NS
             self.flush()
 
     def took(self, step: int, seconds: float) -> None:
         """Rank 0 was busy with a step for so long."""
-        self._unwritten += stamp.pack(STEP_BIT | step, int(seconds * 1e9))
+        self._notes += (~step, int(seconds * 1e9))
+
+    def close(self) -> None:
+        """Write the rest; the result of a step whose frame comes into the next segment is here."""
+        self._pack()
+        self._stamper.set_apart()
+        self.flush()
+
+    def _pack(self) -> None:
+        notes, stamper = self._notes, self._stamper
+        for number, time_ns in zip(notes[::2], notes[1::2]):
+            if number < 0:
+                stamper.took(~number, time_ns // 1000)
+            else:
+                stamper.add(number, time_ns // 1000)
+        notes.clear()
 
     def flush(self) -> None:
-        """Append what was added; a failing disk loses it."""
+        """Append what was added; a failing disk loses it, and all that would come behind a part of it."""
+        self._pack()
+        self._stamper.end_block()
+        data = self._stamper.data
         try:
-            fd = os.open(self._path, FLAGS, FILE_MODE)
-            try:
-                os.write(fd, self._unwritten)
-            finally:
-                os.close(fd)
+            if self._usable and data:
+                fd = os.open(self._path, FLAGS, FILE_MODE)
+                try:
+                    self._usable = os.write(fd, data) == len(data)
+                finally:
+                    os.close(fd)
         except OSError:
             pass  # times are worth no trouble
-        self._unwritten.clear()
+        data.clear()

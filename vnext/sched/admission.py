@@ -26,8 +26,8 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
     places, pool = places_best_first(state, room), state.pool
-    names, status = pool.names.mapping(), pool.status.values()
-    if kept_out(config, names, status, state.waiting[places[0]], budget, pool.free - running_pages):
+    blocks, status = pool.names.blocks(), pool.status.values()
+    if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
         return ()
     return _tried(state, places, budget, running_pages)
 
@@ -52,9 +52,9 @@ def _tried(state: State, places: Sequence[int], budget: int, running_pages: int)
 
 
 def kept_out(
-    config: SchedulerConfig, names: Mapping[bytes | int, int | bytes], status: np.ndarray, waiting: Waiting, budget: int, free: int
+    config: SchedulerConfig, blocks: Mapping[bytes, int], status: np.ndarray, waiting: Waiting, budget: int, free: int
 ) -> bool:
-    """Whether a trial on a pool of these `names` and this `status` (Pool) would surely find no blocks for the request.
+    """Whether a trial on a pool of these named `blocks` and this `status` (Pool) would surely find no blocks for the request.
 
     It takes all its tokens at once if the budget has room for them, so it needs blocks for all it knows but those that
     others hold already; what running rows take first can make hits fewer, never more. False: try it.
@@ -66,7 +66,7 @@ def kept_out(
     if lacks <= 0:
         return False
     for key in waiting.keys[: (known - 1) // size]:
-        block = names.get(key)
+        block = blocks.get(key)
         if block is None:
             break
         lacks -= int(status[block]) < 0

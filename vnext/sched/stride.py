@@ -18,11 +18,12 @@ import numpy as np
 import xxhash
 
 from vnext.sched.admission import kept_out
-from vnext.state import columns as column_forms, extents, rows as columns
+from vnext.state import columns as column_forms, extents, names, rows as columns
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Arena, Extents
 from vnext.state.laws import check_cheap
+from vnext.state.names import Names
 from vnext.state.planning import ALL_SEEN, NO_ROWS
 from vnext.state.pool import HELD, Pool
 from vnext.state.rows import Rows
@@ -55,7 +56,7 @@ def own_copy(state: State) -> State:
         requests=VersionedMap(dict(state.requests.items())),
         pool=replace(
             pool, status=VersionedArray(pool.status.values().copy(), pool.status.sum), queue=_copy(pool.queue),
-            names=VersionedMap(dict(pool.names.items())),
+            names=Names(dict(pool.names.blocks()), pool.names.keys()),
         ),
     )  # fmt: skip
 
@@ -145,7 +146,7 @@ def _may_admit(state: State, stores: _Stores, budget: int, lacks: int) -> bool:
         return False
     if state.config.policy != "fcfs":
         return True
-    return not kept_out(state.config, stores.names, stores.status, state.waiting[0], budget, stores.free - lacks)
+    return not kept_out(state.config, stores.named, stores.status, state.waiting[0], budget, stores.free - lacks)
 
 
 def _flight(step: int, cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, total: int) -> Flight:
@@ -175,7 +176,7 @@ class _Stores:
     def __init__(self, state: State) -> None:
         self._pool = pool = state.pool
         self.tokens, self.tables = extents.own(state.tokens), extents.own(state.tables)
-        self.status, self.names = pool.status.donated(), pool.names.donated()
+        self.status, (self.named, self._keys) = pool.status.donated(), pool.names.donated()
         self.free, self._sum, self._head, self._kept = pool.free, pool.status.sum, pool.head, pool.kept
 
     def take(self, count: int) -> np.ndarray:
@@ -185,23 +186,16 @@ class _Stores:
         self._sum = (self._sum + kernels.put(self.status, blocks, np.full(count, HELD))) & _WORD
         self.free -= count
         if self._kept:
-            for block in blocks.tolist():
-                key = self.names.pop(block, None)
-                if key is not None:
-                    del self.names[key]
-                    self._kept -= 1
+            self._kept -= len(names.kernels.forget(self.named, self._keys, blocks))
         return blocks
 
     def name(self, pairs: list[tuple[bytes, int]]) -> None:
         """As `pool.name`."""
-        names = self.names
-        fresh = {key: block for key, block in reversed(pairs) if key not in names}
-        names.update(fresh)
-        names.update(zip(fresh.values(), fresh))
+        names.kernels.offer(self.named, self._keys, pairs)
 
     def pool(self) -> Pool:
         """The pool that was reached, in these stores."""
         return replace(
             self._pool, status=VersionedArray(self.status, self._sum), head=self._head, free=self.free, kept=self._kept,
-            names=VersionedMap(self.names),
+            names=Names(self.named, self._keys),
         )  # fmt: skip

@@ -272,7 +272,7 @@ static int count_frame(const uint8_t *payload, uint32_t size, Counts *counts) {
     now.ranks += get_numbers(&c, 3);
     must_be(&c, get_uint(&c), 0); /* frames lost before this one */
     uint64_t width = get_uint(&c);
-    if (fields == 7) { /* the clock, and no rank's details */
+    if (fields == 7) { /* of logs of earlier versions: a time, and no rank's details */
         get_uint(&c);
         must_be(&c, get_array(&c), 0);
     }

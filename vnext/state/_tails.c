@@ -380,7 +380,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *names) {
     if (!PyArg_ParseTuple(args, "y#LL|p", &key, &key_size, &block_size, &base, &portable)) return NULL;
     int bits = base > 0 ? 63 - __builtin_clzll((unsigned long long)base) : 0;
     int is_power = bits >= 2 && bits <= 30 && bits % 2 == 0 && base == 1LL << bits;
-    if (key_size != KEYED_DIGEST || block_size < 1 || block_size > INT32_MAX / 8 || !is_power)
+    if (key_size != BLAKE2B_DIGEST || block_size < 1 || block_size > INT32_MAX / 8 || !is_power)
         return PyErr_Format(PyExc_ValueError, "a key has 16 bytes, a block at least one token; the base is a power of four");
     Tails *self = (Tails *)type->tp_alloc(type, 0);
     if (!self) return NULL;
@@ -392,7 +392,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *names) {
     if (self->wide) self->reckon = reckon_wide;
 #endif
     self->message_size = TOKENS_AT + 4 * (Py_ssize_t)block_size;
-    Py_ssize_t padded = (self->message_size + KEYED_CHUNK - 1) / KEYED_CHUNK * KEYED_CHUNK;
+    Py_ssize_t padded = (self->message_size + BLAKE2B_CHUNK - 1) / BLAKE2B_CHUNK * BLAKE2B_CHUNK;
     self->stride = ((Py_ssize_t)sizeof(Tail) + padded + LINE - 1) / LINE * LINE;
     if (make_room(self, TAILS_MIN) < 0) Py_CLEAR(self);
     return (PyObject *)self;

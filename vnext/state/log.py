@@ -86,8 +86,8 @@ class SegmentStart(msgspec.Struct, frozen=True, kw_only=True):
 class FrameBody(msgspec.Struct, frozen=True, array_like=True):
     """A frame as it is encoded: `lost` frames are missing before it, tokens take `width` bytes.
 
-    The last two fields are left out together where there is nothing to say, as in every steady frame: `clock_us` is the
-    time since the log was opened (0: not told), `details` those of ranks that had another state.
+    The last two fields are left out together where there is nothing to say, as in nearly every frame: `details` are those
+    of ranks that had another state. `unused` was a time in logs of earlier versions; no frame tells one now (stamps.py).
     """
 
     first_event: int
@@ -95,7 +95,7 @@ class FrameBody(msgspec.Struct, frozen=True, array_like=True):
     rank_digests: tuple[RankDigest, ...]
     lost: int
     width: int
-    clock_us: int = 0
+    unused: int = 0
     details: tuple[RankDetail, ...] = ()
 
 
@@ -108,7 +108,6 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     digest: int
     body: bytes
-    clock_us: int = 0
     details: tuple[RankDetail, ...] = ()
 
 
@@ -192,13 +191,12 @@ def encode_body(
     rank_digests: Sequence[RankDigest],
     lost: int,
     width: int,
-    clock_us: int = 0,
     details: Sequence[RankDetail] = (),
 ) -> bytes:
     """The part of a frame that its chained digest covers. `width` is the header's; the frame may need a wider one."""
     packed, width = log_pack.pack_all(events, width)
-    if clock_us or details:
-        body = FrameBody(first_event, packed, tuple(rank_digests), lost, width, clock_us, tuple(details))
+    if details:
+        body = FrameBody(first_event, packed, tuple(rank_digests), lost, width, details=tuple(details))
         return frame_encoder.encode(body)
     return frame_encoder.encode((first_event, packed, tuple(rank_digests), lost, width))
 

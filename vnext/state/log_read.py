@@ -195,7 +195,6 @@ def _decode_frame(payload: memoryview) -> Frame:
         lost=decoded.lost,
         digest=log.digest_word.unpack_from(payload)[0],
         body=body,
-        clock_us=decoded.clock_us,
         details=decoded.details,
     )
 

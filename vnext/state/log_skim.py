@@ -97,7 +97,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _is_plain(body: Any) -> bool:
-    """Five fields, or seven of which the last is empty: no rank's details (log.FrameBody)."""
+    """Five fields, or seven of which the last is empty (log.FrameBody): earlier versions told a time there."""
     if not (_is_list(body, 5) or (_is_list(body, 7) and _is_uint(body[5]) and body[6] == [])):
         return False
     _, events, ranks, lost, width = body[:5]

@@ -13,6 +13,7 @@ import numpy as np
 from vnext.replay.ui.walk import Moment
 from vnext.replay.verify import hexadecimal
 from vnext.sched.explain import Explanation, Wait, explain
+from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
 from vnext.state.state import State
@@ -52,8 +53,10 @@ def step_view(moment: Moment) -> dict[str, Any]:
 
 
 def explained(moment: Moment) -> Explanation:
-    """Why requests wait in this step; nothing to ask where nobody does."""
+    """Why requests wait in this step; nothing to ask where nobody does, nor an engine's own policy: that would import it."""
     plan = moment.plan
+    if moment.before.config.policy not in BUILT_IN:
+        return Explanation(plan, ())
     if moment.before.waiting or plan.preempted or plan.changed:
         return explain(moment.before)
     return Explanation(plan, ())
