@@ -1,4 +1,4 @@
-"""A program: under MKL_CBWR each query's result is bitwise the same alone, in a batch, chunked or decoded."""
+"""A program: each query's result is bitwise the same alone, in a batch, chunked or decoded; products where MKL can hold it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from attention_cases import make_sequences
 
 from vnext.kernels import references
 from vnext.kernels.table import choose
+from vnext.runtime.determinism import cpu_flags, has_strict_path
 
 LENGTHS = [300, 1, 77, 128, 129, 260, 17, 5]
 SHAPES = [(4, 4, 4, 16), (4, 4, 8, 16), (8, 4, 8, 16), (6, 2, 64, 3), (4, 1, 128, 16), (7, 1, 80, 1), (2, 2, 64, 200)]
@@ -112,6 +113,7 @@ if __name__ == "__main__":
         check_rows(width)
     for heads in ((4, 2, 8), (7, 1, 80), (2, 2, 256)):
         check_heads(*heads)
-    for width in (32, 100, 256):
-        check_products(width)
+    if has_strict_path(cpu_flags()):
+        for width in (32, 100, 256):
+            check_products(width)
     print("invariant")

@@ -11,6 +11,8 @@ import pytest
 import torch
 from attention_cases import attend, dense, make_sequences
 
+from vnext.runtime.determinism import cpu_flags, mkl_branch
+
 HERE = Path(__file__).resolve().parent
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -101,10 +103,7 @@ def test_half_precision_caches(dtype: torch.dtype) -> None:
 
 
 def test_bits_do_not_depend_on_company_or_chunks() -> None:
-    if not torch.backends.mkl.is_available():
-        pytest.skip("this torch has no MKL, whose MKL_CBWR makes products independent of the number of rows")
-    level = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
-    settings = {"MKL_CBWR": f"{level},STRICT", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
+    settings = {"MKL_CBWR": mkl_branch(cpu_flags()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     environment = {**os.environ, **settings}
     program = [sys.executable, str(HERE / "attention_invariance.py")]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)

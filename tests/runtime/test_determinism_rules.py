@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from vnext.runtime.determinism import COMPILED_DTYPES, has_strict_path, invariance, mkl_branch, prepare_process
+from vnext.runtime.determinism import COMPILED_DTYPES, INTEL, has_strict_path, invariance, mkl_branch, prepare_process
 from vnext.runtime.settings import SettingsError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -42,8 +42,8 @@ def test_what_cannot_be_had_is_refused_and_not_claimed(dtype: str) -> None:
 
 
 def test_only_some_processors_have_a_strict_path() -> None:
-    assert has_strict_path(frozenset({"avx2"})) and has_strict_path(frozenset({"avx2", "avx512f"}))
-    assert not has_strict_path(frozenset({"sse4_2"}))
+    assert has_strict_path(frozenset({INTEL, "avx2"})) and has_strict_path(frozenset({INTEL, "avx2", "avx512f"}))
+    assert not has_strict_path(frozenset({INTEL, "sse4_2"})) and not has_strict_path(frozenset({"AuthenticAMD", "avx512f"}))
 
 
 def test_the_code_path_is_prescribed_unless_declined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +51,6 @@ def test_the_code_path_is_prescribed_unless_declined(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "before")
     prepare_process(3, prescribe=False)
     assert (os.environ["MKL_CBWR"], os.environ["OMP_NUM_THREADS"]) == ("before", "3")
-    monkeypatch.setattr("vnext.runtime.determinism.cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr("vnext.runtime.determinism.cpu_flags", lambda: frozenset({INTEL, "avx2"}))
     prepare_process(2)
-    assert os.environ["MKL_CBWR"] == mkl_branch(frozenset({"avx2"})) == "AVX2,STRICT"
+    assert os.environ["MKL_CBWR"] == mkl_branch(frozenset({INTEL, "avx2"})) == "AVX2,STRICT"

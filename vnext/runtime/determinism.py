@@ -16,6 +16,7 @@ import msgspec
 
 from vnext.runtime.settings import SettingsError
 
+INTEL = "GenuineIntel"
 COMPILED_DTYPES = ("float32", "bfloat16")  # what the CPU's own kernels compute in
 
 
@@ -43,10 +44,10 @@ def invariance(asked: bool | None, dtype: str, *, compiled: bool, strict_mkl: bo
     if not strict_mkl:
         if asked:
             raise SettingsError(
-                "--deterministic needs the compiled kernels in float32 or bfloat16, or a torch with MKL on AVX2; this one "
+                "--deterministic needs the compiled kernels in float32 or bfloat16, or a torch with MKL on an Intel processor; this one "
                 f"computes {dtype} without either: install a C++ compiler and vnext again, or leave --deterministic out"
             )
-        return Invariance(holds=False, why=f"plain torch without MKL sums {dtype} by the batch")
+        return Invariance(holds=False, why=f"plain torch without one code path of MKL sums {dtype} by the batch")
     if dtype == "float32":
         return Invariance(holds=True, why="plain torch in float32, by one code path of MKL")
     if asked:
@@ -92,7 +93,9 @@ def kernels_are_built() -> bool:
 
 
 def mkl_branch(flags: frozenset[str]) -> str:
-    """MKL_CBWR for a processor with these flags."""
+    """MKL_CBWR for a processor with these flags. Only on Intel's own does MKL keep to the path that is prescribed."""
+    if INTEL not in flags:
+        return "AUTO"
     if "avx512f" in flags:
         return "AVX512,STRICT"
     return "AVX2,STRICT" if "avx2" in flags else "COMPATIBLE"
@@ -104,12 +107,13 @@ def has_strict_path(flags: frozenset[str]) -> bool:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets of this processor as Linux names them; empty where they cannot be read."""
+    """Instruction sets of this processor, and who makes it, as Linux names them; empty where they cannot be read."""
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return frozenset()
-    lines = (line for line in info.read_text().splitlines() if line.startswith(("flags", "Features")))
-    return frozenset(next(lines, "").partition(":")[2].split())
+    first = info.read_text().partition("\n\n")[0].splitlines()
+    lines = (line for line in first if line.startswith(("vendor_id", "flags", "Features")))
+    return frozenset(word for line in lines for word in line.partition(":")[2].split())
 
 
 def describe_process(device: str) -> dict[str, str]:
