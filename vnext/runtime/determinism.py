@@ -44,8 +44,8 @@ def invariance(asked: bool | None, dtype: str, *, compiled: bool, strict_mkl: bo
     if not strict_mkl:
         if asked:
             raise SettingsError(
-                "--deterministic needs the compiled kernels in float32 or bfloat16, or a torch with MKL on an Intel processor; this one "
-                f"computes {dtype} without either: install a C++ compiler and vnext again, or leave --deterministic out"
+                "--deterministic needs the compiled kernels in float32 or bfloat16, or a torch with MKL on an Intel processor; "
+                f"this one computes {dtype} without either: install a C++ compiler and vnext again, or leave --deterministic out"
             )
         return Invariance(holds=False, why=f"plain torch without one code path of MKL sums {dtype} by the batch")
     if dtype == "float32":
