@@ -69,6 +69,7 @@ def play(block: str, capfd) -> str:
 
 def printed(command: str, capfd) -> str:
     """What a command prints, lines stripped of trailing blanks."""
+    forget_policies()
     if command.startswith("python scripts/story_logs.py "):
         record(command.split()[2:])
         text = capfd.readouterr().out
@@ -80,7 +81,6 @@ def printed(command: str, capfd) -> str:
 def in_this_process(command: str, capfd) -> str:
     """The log's tool, with at most `head`s and `tail`s behind it."""
     words, *filters = command.split(" | ")
-    forget_policies()
     main(shlex.split(words)[1:])
     captured = capfd.readouterr()
     assert not captured.err, captured.err
