@@ -20,8 +20,8 @@ from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
 from vnext.runtime.collectives import describe as describe_collectives
 from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
-from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.device_choice import describe as describe_device_collectives
+from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.ring_memory import implementation as ring_implementation
 from vnext.state import columns, log_forms, names, tails
 from vnext.version import __version__

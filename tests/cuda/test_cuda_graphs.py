@@ -83,11 +83,11 @@ def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
     return chosen
 
 
-def answers(kernels: Operations, folder: Path, shapes: Shapes, count: int = 9, **changes: object) -> tuple[dict, dict]:
+def answers(kernels: Operations, folder: Path, shapes: Shapes, count: int = 6) -> tuple[dict, dict]:
     """Tokens of each request, and how often each form was run."""
     forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=shapes)
     rank = device_rank(runner_of(folder), TwinDevice(), forms)
-    found = drive(rank, started_with(runner_of(folder), **changes), some_arrivals(count, seed=8))
+    found = drive(rank, started_with(runner_of(folder)), some_arrivals(count, seed=8))
     return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
 
 
@@ -97,10 +97,10 @@ def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
 ) -> None:
     folder = tiny_checkpoint(tmp_path / "tiny", **changes)
     expected, ran = answers(kernels, folder, Shapes((), ()))
-    assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 20
+    assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 10
     found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
     assert found == expected
-    assert ran["graph"] > 10 and ran["pieces"] > 0 and ran["eager"] == 0
+    assert ran["graph"] > 5 and ran["pieces"] > 0 and ran["eager"] == 0
 
 
 def test_a_graph_that_is_given_an_old_block_gives_other_tokens(
