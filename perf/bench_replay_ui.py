@@ -29,7 +29,10 @@ ROOT = Path(__file__).resolve().parents[1]
 LONG_STEPS = 1_000_000
 LONG = ROOT / "build" / f"replay-{LONG_STEPS}"
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800",
+    "--disable-ipc-flooding-protection",  # a page may change its address 200 times in ten seconds, and we are quicker
+)  # fmt: skip
 SEEKS = 200
 WAIT_S, SCRIPT_S = 120, 20
 COUNT = """
