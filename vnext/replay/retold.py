@@ -34,7 +34,7 @@ def events_of(log: Log, own_policy: bool = False) -> tuple[AnyEvent, ...]:
 
     Requests are named by their numbers, so that what each was answered can be told by its name. `own_policy` as in `verify`.
     """
-    require_story(log)
+    require_story(log, own_policy)
     events: list[AnyEvent] = [log.header.started]
     for item in log.items():
         if isinstance(item, Frame):
@@ -44,8 +44,8 @@ def events_of(log: Log, own_policy: bool = False) -> tuple[AnyEvent, ...]:
     return tuple(replace(event, name=str(event.id)) if isinstance(event, RequestArrived) else event for event in events)
 
 
-def require_story(log: Log) -> None:
-    """UnusableLog unless the log begins with the engine's start and its steps can be decided here."""
+def require_story(log: Log, own_policy: bool = False) -> None:
+    """UnusableLog unless the log begins with the engine's start and its steps can be decided here. `own_policy` as in `verify`."""
     header = log.header
     if header.index:
         raise UnusableLog(
