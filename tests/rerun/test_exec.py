@@ -123,6 +123,15 @@ def test_a_log_without_its_beginning_runs_from_its_keyframe(checkpoint, tmp_path
     assert answer("exec", log, "--solo")[:1] == (0,)
 
 
+def test_a_log_of_two_ranks_runs_on_two_and_is_compared_with_them(full_log, tmp_path, answer):
+    two = rewritten(full_log, tmp_path / "two", lambda header: replace(header, started=replace(header.started, world_size=2)))
+    code, found = answer("exec", two)
+    assert (code, found["differ"], found["numerics"]["ranks"]) == (0, 0, 2)
+    code, found = answer("bisect", two, "--steps", ":8")
+    assert (code, found["found"], found["numerics"]["ranks"], found["against"]["ranks"]) == (0, None, 1, 2)
+    assert 0 < max(each["max_rel"] for each in found["operations"]) < 1e-5 < found["tolerance"]
+
+
 def record_of_nowhere(log: Path, target: Path) -> Path:
     """The log, as if its model had been somewhere else."""
     return rewritten(log, target, lambda header: replace(header, started=replace(header.started, model="some/where")))
