@@ -37,6 +37,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 Account = dict[str, Any]
 ring_reader.WRITER_POLL_S = ring_writer.ALIVE_POLL_S = 0.0005  # thousands of kills: the same code, asked more often
+ring_reader.IDLE_POLLS = 1
 
 
 # ---- victims -----------------------------------------------------------------------------------------------------
