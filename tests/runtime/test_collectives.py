@@ -1,4 +1,5 @@
-"""The choice of the ranks' collectives: shared memory if every rank has it, else gloo; both give the same bits."""
+"""The choice of the ranks' collectives: shared memory if every rank has it, else gloo; both give the same bits,
+and so does what stands for NCCL (spread_group.py), run here over gloo."""
 
 from __future__ import annotations
 
@@ -9,61 +10,90 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from vnext.runtime import collectives
 
 ROOT = Path(__file__).parents[2]
-RANK = """
-import json, sys, torch
+RANKS = """
+import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 from vnext.runtime import collectives, exchange_memory
-rank, world_size, folder, trouble = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-if trouble == "no room" and rank == 0:
-    def reserve(handle, size_bytes): raise OSError(28, "No space left on device")
-    exchange_memory.shared_file.reserve = reserve
-if trouble == "one cannot" and rank == 1:
-    class Exchange:
-        def __init__(self, name, rank): raise ValueError("not on this machine")
-    collectives.Exchange = Exchange
-parallel = collectives.join_group(rank, world_size, Path(folder) / "rendezvous")
-generator = torch.Generator().manual_seed(rank)
-sums = [
-    parallel.all_reduce((torch.randn(1001, generator=generator) * 10 ** (rank - 1)).to(dtype)).double().tolist()
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
-]
-joined = parallel.all_gather(torch.full((2, 3), float(rank)), 1)
-print(json.dumps([type(collectives._joined[0]).__name__, sums, joined.tolist()]))
-collectives.leave_group()
+from vnext.runtime.spread_group import SpreadGroup
+
+DTYPES, WORLD_SIZE = (torch.float32, torch.bfloat16, torch.float16), 3
+
+def break_one(trouble, rank):
+    if trouble == "no room" and rank == 0:
+        def reserve(handle, size_bytes): raise OSError(28, "No space left on device")
+        exchange_memory.shared_file.reserve = reserve
+    if trouble == "one cannot" and rank == 1:
+        class Exchange:
+            def __init__(self, name, rank): raise ValueError("not on this machine")
+        collectives.Exchange = Exchange
+
+def values(rank):
+    generator = torch.Generator().manual_seed(rank)
+    return [(torch.randn(1001, generator=generator) * 10 ** (rank - 1)).to(dtype) for dtype in DTYPES]
+
+def check_spread(rank, sums, joined):
+    spread = SpreadGroup()
+    for given, expected in zip(values(rank), sums):
+        found = spread.all_reduce(given.view(7, 143))
+        assert found.shape == (7, 143) and found.flatten().double().tolist() == expected
+    assert torch.equal(spread.all_gather(torch.full((2, 3), float(rank)), -1), joined)
+    assert spread.all_gather(torch.full((3,), rank), 0).tolist() == [0] * 3 + [1] * 3 + [2] * 3
+
+def work(rank, folder, trouble):
+    sys.stderr = open(folder / f"complaint {rank}", "w")
+    break_one(trouble, rank)
+    parallel = collectives.join_group(rank, WORLD_SIZE, folder / "rendezvous")
+    sums = [parallel.all_reduce(given).double().tolist() for given in values(rank)]
+    joined = parallel.all_gather(torch.full((2, 3), float(rank)), 1)
+    if trouble != "none":
+        check_spread(rank, sums, joined)
+    told = [type(collectives._joined[0]).__name__, sums, joined.tolist()]
+    collectives.leave_group()
+    sys.stderr.flush()
+    (folder / f"told {rank}").write_text(json.dumps(told))
+
+folder = Path(sys.argv[1])
+for rank in range(WORLD_SIZE):
+    if os.fork() == 0:
+        try:
+            work(rank, folder, sys.argv[2])
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            raise
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+for rank in range(WORLD_SIZE):
+    os.wait()
 """
+WORLD_SIZE = 3
 
 
-def start(folder: Path, world_size: int, trouble: str) -> list[tuple[str, list[Any], list[Any], str]]:
-    """(group, sums, joined, stderr) of each rank."""
+def start(folder: Path, trouble: str) -> list[tuple[str, list[Any], list[Any], str]]:
+    """(group, sums, joined, stderr) of each rank; they are forks of one process, which has torch loaded once."""
     folder.mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(folder), trouble],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    told = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, told
-    return [(*json.loads(said), complaint) for said, complaint in told]
+    subprocess.run([sys.executable, "-c", RANKS, str(folder), trouble], env=environment, timeout=120, check=True)
+    complaints = [(folder / f"complaint {rank}").read_text() for rank in range(WORLD_SIZE)]
+    missing = [rank for rank in range(WORLD_SIZE) if not (folder / f"told {rank}").exists()]
+    assert not missing, complaints
+    return [(*json.loads((folder / f"told {rank}").read_text()), complaints[rank]) for rank in range(WORLD_SIZE)]
 
 
-@pytest.mark.parametrize(("trouble", "reason"), [("no room", "No space left"), ("one cannot", "rank 1: not on this machine")])
-def test_all_ranks_choose_the_same_and_sum_the_same(tmp_path: Path, trouble: str, reason: str) -> None:
-    shared, gloo = start(tmp_path / "shared", 3, "none"), start(tmp_path / "gloo", 3, trouble)
+def test_all_ranks_choose_the_same_and_sum_the_same(tmp_path: Path) -> None:
+    """Where everybody has shared memory, where there is no room for it, and where one rank cannot map it."""
+    shared = start(tmp_path / "shared", "none")
     assert {group for group, *_ in shared} == {"SharedGroup"}
-    assert {group for group, *_ in gloo} == {"GlooGroup"}
-    assert all(sums == shared[0][1] for _, sums, *_ in (*shared, *gloo))
-    assert all(joined == [[0, 0, 0, 1, 1, 1, 2, 2, 2]] * 2 for *_, joined, _ in (*shared, *gloo))
-    assert reason in gloo[0][3] and "over gloo" in gloo[0][3]
+    for trouble, reason in (("no room", "No space left"), ("one cannot", "rank 1: not on this machine")):
+        gloo = start(tmp_path / trouble, trouble)
+        assert {group for group, *_ in gloo} == {"GlooGroup"}
+        assert all(sums == shared[0][1] for _, sums, *_ in (*shared, *gloo))
+        assert all(joined == [[0, 0, 0, 1, 1, 1, 2, 2, 2]] * 2 for *_, joined, _ in (*shared, *gloo))
+        assert reason in gloo[0][3] and "over gloo" in gloo[0][3]
 
 
 def test_one_rank_needs_nothing(tmp_path: Path) -> None:
