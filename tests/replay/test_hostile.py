@@ -27,7 +27,7 @@ from vnext.state.log_plain import RECORD_HEAD, checksum, record_end
 from vnext.state.log_read import read
 
 COMMANDS = (
-    ("info",), ("verify",), ("verify", "--laws"), ("show",), ("show", "7"), ("req", "3"), ("stat",), ("ranks",),
+    ("info",), ("verify",), ("verify", "--laws"), ("show",), ("show", "7"), ("req", "3"), ("stat",), ("ranks",), ("slow",), ("cache",),
     ("diff", "GOOD"), ("cut", "2", "9", "-o", "OUT"), ("redact", "-o", "OUT"), ("merge", "GOOD", "-o", "OUT"),
     ("convert", "--to", "jsonl", "-o", "OUT"), ("convert", "--to", "mooncake", "-o", "OUT"),
     ("trace", "-o", "OUT"), ("what-if", "--set", "running_max=3"), ("shrink", "-o", "OUT"), ("to-test", "-o", "OUT"),
