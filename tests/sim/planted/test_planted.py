@@ -1,6 +1,12 @@
-"""Bugs planted on purpose: a plain scan of consecutive seeds finds every one of them, soon, and by its law."""
+"""Bugs planted on purpose: a plain scan of consecutive seeds finds every one of them, soon, and by its law.
+
+Where it did last time is looked at first (seen_before.py); `--rewrite` scans anew.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
 
 import msgspec
 import pytest
@@ -10,6 +16,7 @@ from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import STATE_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import Bug, plain_columns, planted, small_arenas, swapped, swaps
+from seen_before import SeenBefore
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.simulator import Simulation
 
@@ -27,31 +34,39 @@ class Find(msgspec.Struct, frozen=True):
     message: str
 
 
-def hunt(bug: Bug, events_max: int = EVENTS_MAX) -> Find | None:
-    """Scan seeds from 0. None if so many events show nothing."""
-    seed = events = 0
+def hunt(bug: Bug, seeds: Iterable[int], events_max: int = EVENTS_MAX) -> Find | None:
+    """Scan these seeds. None if so many events show nothing."""
+    events = 0
     with plain_columns(), small_arenas(), planted(bug):
-        while events < events_max:
+        for seed in seeds:
             simulation = Simulation(scenario(seed, CLIENTS))
             try:
                 simulation.run_and_require_all()
             except Exception as error:  # any failure of any kind is a find
                 return Find(seed, events + len(simulation.events), f"{type(error).__name__}: {error}")
             events += len(simulation.events)
-            seed += 1
+            if events >= events_max:
+                return None
     return None
 
 
+@pytest.fixture(scope="module")
+def seen(pytestconfig: pytest.Config) -> SeenBefore:
+    return SeenBefore(pytestconfig.getoption("--rewrite"))
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found(bug: Bug) -> None:
-    found = hunt(bug)
+def test_a_planted_bug_is_found(bug: Bug, seen: SeenBefore) -> None:
+    found = hunt(bug, seen.seeds("found", bug.name))
+    if found is not None:
+        seen.keep("found", bug.name, found.seed, found.events)
     assert found is not None, f"{EVENTS_MAX} events and nobody noticed: a law or a fault is missing"
     assert any(words in found.message for words in bug.found_by), f"seed {found.seed} failed otherwise: {found.message}"
 
 
 def test_without_a_bug_nothing_is_found() -> None:
     nothing = Bug(name="nothing", found_by=())
-    assert hunt(nothing, 5_000) is None
+    assert hunt(nothing, count(), 5_000) is None
 
 
 def test_planting_leaves_no_trace() -> None:

@@ -3,12 +3,14 @@ passes without, and needs nothing but the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 
 import pytest
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import ONE_RANK, STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
+from seen_before import SeenBefore
 from test_planted import CLIENTS, EVENTS_MAX
 
 from vnext.replay.retold import judged, voice_of
@@ -27,29 +29,44 @@ FOLDED_MAX = (1_500, 1_500, 1_500, 8_000)
 BUGS = [bug for bug in (*STATE_BUGS, *SCHED_BUGS) if bug not in ONE_RANK]  # a story has one rank
 
 
-def failing_events() -> Iterator[tuple[AnyEvent, ...]]:
-    """The events of scenarios in which a story shows the bug that is planted."""
-    seed = events = 0
-    while events < EVENTS_MAX:
+def failing_events(seeds: Iterable[int]) -> Iterator[tuple[int, tuple[AnyEvent, ...]]]:
+    """(seed, events) of scenarios in which a story shows the bug that is planted."""
+    events = 0
+    for seed in seeds:
         simulation = Simulation(scenario(seed, CLIENTS))
         try:
             simulation.run_and_require_all()
         except Exception:  # any failure of any kind is what is looked for
             if judged(simulation.events)[0] is not None:
-                yield tuple(simulation.events)
-        events, seed = events + len(simulation.events), seed + 1
+                yield seed, tuple(simulation.events)
+        events += len(simulation.events)
+        if events >= EVENTS_MAX:
+            return
 
 
-def small_story(events_max: int) -> tuple[AnyEvent, ...]:
+def made_small(events: tuple[AnyEvent, ...], folded_max: int) -> tuple[AnyEvent, ...]:
+    found, toy = judged(events)
+    return shrink(events[: found.length], failing_like(found.kind, toy), voice_of(events, toy), folded_max)
+
+
+def small_story(events_max: int, name: str, seen: SeenBefore) -> tuple[AnyEvent, ...]:
     """The first story that is small enough, or the smallest of some; none if no scenario shows the bug."""
     smallest: tuple[AnyEvent, ...] = ()
-    for events, folded_max in zip(failing_events(), FOLDED_MAX):
-        found, toy = judged(events)
-        small = shrink(events[: found.length], failing_like(found.kind, toy), voice_of(events, toy), folded_max)
+    last = seen.last("story", name)
+    for _, events in failing_events(last[:1]):
+        smallest = made_small(events, last[1])
+    for (seed, events), folded_max in zip(failing_events(count()), FOLDED_MAX) if not 0 < len(smallest) <= events_max else ():
+        small = made_small(events, folded_max)
         smallest = min(smallest or small, small, key=len)
         if len(smallest) <= events_max:
+            seen.keep("story", name, seed, folded_max)
             break
     return smallest
+
+
+@pytest.fixture(scope="module")
+def seen(pytestconfig: pytest.Config) -> SeenBefore:
+    return SeenBefore(pytestconfig.getoption("--rewrite"))
 
 
 def outcome(text: str) -> str:
@@ -65,10 +82,10 @@ def outcome(text: str) -> str:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_becomes_a_test(bug: Bug) -> None:
+def test_a_planted_bug_becomes_a_test(bug: Bug, seen: SeenBefore) -> None:
     with plain_columns(), small_arenas(), planted(bug):
         events_max = LONG_STORIES.get(bug.name, STORY_EVENTS_MAX)
-        small = small_story(events_max)
+        small = small_story(events_max, bug.name, seen)
         if not small:
             assert not found_by_laws(bug), f"{EVENTS_MAX} events and no story shows it"
             return
