@@ -3,6 +3,7 @@
 #define VNX_BF16
 #define VNX_VBMI
 #include "attention_few.h"
+#include "attention_pairs_few.h"
 #include "linear_pairs.h"
 #include "rows_lanes.h"
 #include "sampling_lanes.h"
@@ -11,7 +12,7 @@ namespace vnx {
 
 extern const Kernels avx512_bf16_kernels = {
     level_avx512_bf16::linear_f32, level_avx512_bf16::linear_pairs, level_avx512_bf16::attend_by_vectors<float>,
-    level_avx512_bf16::attend_by_vectors<uint16_t>, level_avx512_bf16::join, level_avx512_bf16::finish,
+    level_avx512_bf16::attend_by_pairs, level_avx512_bf16::join, level_avx512_bf16::finish,
     level_avx512_bf16::norm, level_avx512_bf16::gate, level_avx512_bf16::rotary, level_avx512_bf16::find_peaks,
     level_avx512_bf16::weigh, level_avx512_bf16::collect,
 };
