@@ -5,6 +5,7 @@ Owns the order of a start: settings first, then the ranks' processes, whose impo
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import msgspec
@@ -15,10 +16,13 @@ from vnext.runtime.settings import CoreSettings
 
 
 def main() -> int:
+    gc.disable()  # what is imported stays: looking for garbage in it takes time
     settings = msgspec.msgpack.decode(enter_child(), type=CoreSettings)
     ranks = start_ranks(settings.engine)
     from vnext.runtime.core_process import run
 
+    gc.freeze()
+    gc.enable()
     return run(settings, ranks)
 
 
