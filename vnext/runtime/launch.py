@@ -137,7 +137,7 @@ def log_directory(settings: EngineSettings) -> Path:
 
 
 def await_ready(children: Sequence[Child], address: str) -> EngineReady:
-    """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied where one of `children` ended."""
+    """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied for one of `children`."""
     import zmq
 
     from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder

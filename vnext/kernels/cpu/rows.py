@@ -78,7 +78,8 @@ def rotary_kv_write(
     module().rotary_kv_write(
         KINDS[joined.dtype], joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
         weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
-        key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size, key_cache.stride(0),
+        key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
+        key_cache.stride(0),
         query.data_ptr(),
     )  # fmt: skip
     return query
