@@ -19,14 +19,13 @@ import msgspec
 
 from vnext.bounds import engine_settings
 from vnext.generation_config import sampling_defaults
-from vnext.runtime.client_sync import SyncEngineClient
 from vnext.runtime.launch import RunningEngine, StartingEngine, find_model, start_engine
-from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
 from vnext.state.config import request_length_max
-from vnext.state.events import pack_tokens
 
-if TYPE_CHECKING:  # libraries for texts take a while to import: the engine starts meanwhile
+if TYPE_CHECKING:  # what talks to the engine and what makes texts takes a while to import: the engine starts meanwhile
+    from vnext.runtime.client_sync import SyncEngineClient
+    from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
     from vnext.server.text.answer import Answer, Delta
     from vnext.server.text.tokenizer import Tokenizer
 
@@ -80,6 +79,8 @@ class LLM:
         model_path = find_model(self._settings)
         self._defaults = sampling_defaults(model_path, self._settings.generation_config)
         starting = start_engine(self._settings, model_path)
+        from vnext.runtime.client_sync import SyncEngineClient
+
         self.tokenizer = _tokenizer(model_path, starting)
         self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
@@ -195,6 +196,9 @@ class LLM:
 
     def _request(self, tokens: Sequence[int], params: SamplingParams, index: int) -> SubmitRequest:
         """One answer's request. Without a seed its key comes from the engine core, rooted in the LLM's seed."""
+        from vnext.runtime.messages import SubmitRequest
+        from vnext.state.events import pack_tokens
+
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
         return SubmitRequest(
             name=str(next(self._names)),

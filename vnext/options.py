@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -177,7 +178,7 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
 
 def _add_field(group: argparse._ArgumentGroup, struct: type[msgspec.Struct], name: str, words: str) -> None:
     """One option for one field. Its default stays out of the parse: what was not given is the struct's business."""
-    hint, default = get_type_hints(struct)[name], _default(struct, name)
+    hint, default = _hints(struct)[name], _defaults(struct)[name]
     if default not in (None, "", ()) and hint is not bool:
         words += f" (default: {default if name not in SIZES else size_text(default)})"
     form: dict[str, Any] = {"type": str}
@@ -197,8 +198,14 @@ def _flags_of(name: str) -> tuple[str, ...]:
     return FLAGS.get(name, ("--" + name.replace("_", "-"),))
 
 
-def _default(struct: type[msgspec.Struct], name: str) -> Any:
-    return {field.name: field.default for field in msgspec.structs.fields(struct)}[name]
+@cache
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(struct)
+
+
+@cache
+def _defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(struct)}
 
 
 def _as_flags(message: str) -> str:
@@ -214,7 +221,7 @@ def engine_of(given: Mapping[str, Any]) -> EngineSettings:
 
 
 def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeCommand:
-    hints = get_type_hints(ServerSettings)
+    hints = _hints(ServerSettings)
     values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
     values.setdefault("api_key", environment.get(API_KEY_VARIABLE, ""))
     engine, server = engine_of(given), ServerSettings(**values)

@@ -7,6 +7,7 @@ finishes what it has within its drain time; the second: at once. Then the engine
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import select
@@ -29,7 +30,7 @@ from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
 
 POLL_S = 0.5
-STARTING_POLL_S = 0.05
+STARTING_POLL_S = 0.01
 HEALTH_TIMEOUT_S = 5.0
 EDGE_GRACE_S = 5.0  # beyond the drain time: closing sockets and saying goodbye
 EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to call
@@ -40,39 +41,50 @@ def serve(command: ServeCommand) -> int:
     """Serve until a signal comes; returns the exit status: 0 after a signal, else 1 with one sentence on stderr."""
     print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
     try:
-        port = _usable_port(command.server)
-        edge = start_child("API server", "vnext.server")  # imports what it needs meanwhile, then waits for its settings
-    except StartFailed as error:
-        return _fail(error)
-    try:
         with _terminate_as_interrupt():
-            model_path = find_model(command.engine)
-            defaults = sampling_defaults(model_path, command.engine.generation_config)
-            engine = start_engine(command.engine, model_path).wait()
+            engine, edge, settings = _start(command)
     except (StartFailed, ChildDied) as error:
-        edge.terminate(EDGE_GRACE_S)
         return _fail(error)
     except KeyboardInterrupt:
-        edge.terminate(EDGE_GRACE_S)
         return 0
     try:
-        settings = msgspec.structs.replace(command.server, port=port, sampling_defaults=defaults)
         return _serve_engine(engine, edge, settings)
     finally:
         engine.stop()
         print("vnext: stopped", flush=True)
 
 
+def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
+    """Both processes, with the settings of the edge, which gets ready while the model loads.
+
+    Raises StartFailed, ChildDied or KeyboardInterrupt; nothing is left behind then.
+    """
+    port = _usable_port(command.server)
+    model_path = find_model(command.engine)
+    starting = start_engine(command.engine, model_path)
+    edge = start_child("API server", "vnext.server")
+    try:
+        settings = msgspec.structs.replace(
+            command.server,
+            port=port,
+            engine_address=starting.address,
+            model_path=str(model_path),
+            log_dir=starting.log_dir if command.server.show_log else "",
+            sampling_defaults=sampling_defaults(model_path, command.engine.generation_config),
+            connect_timeout_s=None,
+        )
+        edge.send_config(msgspec.json.encode(settings))
+        importlib.import_module("http.client")  # for the calls that follow, while the processes import theirs
+        return starting.wait(beside=edge), edge, settings
+    except BaseException:
+        starting.abandon()
+        edge.terminate(EDGE_GRACE_S)
+        raise
+
+
 def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:
-    settings = msgspec.structs.replace(
-        settings,
-        engine_address=engine.address,
-        model_path=str(engine.model_path),
-        log_dir=engine.log_dir if settings.show_log else "",
-    )
     with _wake_on_signals() as wake:
         try:
-            edge.send_config(msgspec.json.encode(settings))
             if _wait_until_healthy(engine, edge, settings, wake):
                 _print_ready(engine, settings)
                 _wait(engine, edge, wake, None)
@@ -225,7 +237,7 @@ def _url(settings: ServerSettings) -> str:
 
 
 def _is_healthy(settings: ServerSettings) -> bool:
-    import http.client  # while the engine and the edge import theirs
+    import http.client  # imported already, at a time that costs nothing
 
     connection = http.client.HTTPConnection(
         EVERYWHERE.get(settings.host, settings.host), settings.port, timeout=HEALTH_TIMEOUT_S

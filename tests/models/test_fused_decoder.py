@@ -11,8 +11,9 @@ import torch
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, load_model, make_batch
 
+from vnext.kernels.table import operations, plain_operations, substituted
 from vnext.models import fused
-from vnext.models.kv_cache import make_kv_cache
+from vnext.models.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers import layer_steps
 from vnext.models.weights import load_params
 
@@ -64,7 +65,7 @@ def hidden_states(model: Model, sample_at: list[torch.Tensor]) -> list[torch.Ten
     """What each step of STEPS gives where it is sampled."""
     found = []
     for chunks, places in zip(STEPS, sample_at):
-        batch = make_batch(chunks, 16)._replace(sample_at=places)
+        batch = make_batch(chunks, 16, len(kv_groups(model.config).windows))._replace(sample_at=places)
         found.append(model.family.forward(model.params, model.kv, batch, model.config, model.parallel)[0])
     return found
 
@@ -94,6 +95,22 @@ def test_one_call_is_the_calls(folders: Any, name: str, dtype: torch.dtype, monk
         assert all(torch.equal(*pair) for ours, theirs in zip(model.kv, plain.kv) for pair in zip(ours, theirs))
         assert model.kv[-1][0][:10].abs().sum() > 0
     assert len(served) == 3 * len(STEPS)
+
+
+@pytest.mark.parametrize("form", ["one call", "layer by layer", "references"])
+@pytest.mark.parametrize("name", ["llama", "qwen2_window"])
+def test_pages_that_lie_together_change_no_bit(folders: Any, name: str, form: str) -> None:
+    """Nor does it where groups of layers share them."""
+    with substituted(plain_operations() if form == "references" else operations("cpu")):
+        model = load(folders(name), torch.float32)
+        if form == "layer by layer":
+            model = one_by_one(model)
+        pages = 64 * len(kv_groups(model.config).windows)
+        kv = [make_kv_cache(model.config, pages, 16, torch.float32, "cpu", model.parallel, at_once) for at_once in (False, True)]
+        (expected, apart), (found, together) = ((hidden_states(model._replace(kv=each), SOME), each) for each in kv)
+    assert not together[0][0].is_contiguous() and (model.params.stack is not None) is (name == "llama" and form == "one call")
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for ours, theirs in zip(together, apart) for pair in zip(ours, theirs))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -15,6 +15,7 @@ from vnext.replay.cli import main as replay
 from vnext.runtime.broadcast import decode_events
 from vnext.runtime.clients import Clients, derived_seed
 from vnext.runtime.core import EngineCore
+from vnext.runtime.children import start_child
 from vnext.runtime.executor import MpExecutor
 from vnext.runtime.messages import (
     AbortRequests,
@@ -317,7 +318,8 @@ def test_shutdown_aborts_what_lives(make_bench) -> None:
 
 def test_a_full_ring_is_seen_in_the_metrics(make_bench, tmp_path: Path) -> None:
     """A rank that is too far behind: counted by its ring, told with the engine's numbers, shown by the edge."""
-    ranks = MpExecutor(1, tmp_path, settings_of=lambda *_: pytest.fail("no rank is started here"))
+    idle = start_child("rank 0", "vnext.runtime.core_main")  # a light one; as a rank it waits for its settings
+    ranks = MpExecutor([idle], tmp_path, settings_of=lambda *_: pytest.fail("no rank is told anything here"))
 
     class Stalling(ToyExecutor):
         stall_count = property(lambda self: ranks.stall_count)

@@ -42,7 +42,7 @@ class Roomy(TwinDevice):
 
 def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's kernels stand in for the GPU's row of the table."""
-    monkeypatch.setattr(loading, "open_device", lambda rank: Roomy())
+    monkeypatch.setattr(device_loading, "open_device", lambda rank: Roomy())
     monkeypatch.setattr(device_loading, "operations", lambda device_type: operations("cpu"))
     monkeypatch.setattr(device_loading, "chooser", lambda device_type: chooser("cpu"))
     settings = settings_of()

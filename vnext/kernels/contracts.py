@@ -109,16 +109,25 @@ def check_gelu_tanh(x: torch.Tensor) -> None:
     expect("x", x, (None, None), FLOATS)
 
 
-def check_pack_weight(weight: torch.Tensor, form: str = "plain") -> None:
-    """weight [out, in] float; a form that is known."""
-    expect("weight", weight, (None, None), FLOATS, contiguous=True)
+def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str = "plain") -> None:
+    """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a known form."""
     expect_form(form)
+    if not isinstance(weight, tuple):
+        expect("weight", weight, (None, None), FLOATS, contiguous=True)
+        return
+    if not weight:
+        raise ContractError("a weight in parts must have one at least")
+    for part in weight:
+        expect("each part of weight", part, (None, weight[0].shape[-1]), FLOATS if part is weight[0] else (weight[0].dtype,))
 
 
-def check_pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> None:
-    """weight [2 * I, in] float: gate, then up."""
+def check_pack_gated_weight(
+    weight: torch.Tensor | tuple[torch.Tensor, ...], activation: str, form: str = "plain"
+) -> None:
+    """weight [2 * I, in] float: gate, then up; as in `check_pack_weight`."""
     check_pack_weight(weight, form)
-    expect_gate(weight.shape[0], activation)
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    expect_gate(sum(part.shape[0] for part in parts), activation)
 
 
 def check_pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> None:
@@ -201,9 +210,23 @@ def check_experts(
 
 
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
-    """Both [block_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn."""
-    expect("key_cache", key_cache, (None, None, None, None), (*FLOATS, FP8), contiguous=True)
-    expect("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), contiguous=True)
+    """Both [block_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn.
+
+    On the CPU blocks may lie apart, each of them dense: other layers' may be between them.
+    """
+    apart = key_cache.device.type == "cpu" and key_cache.dim() == 4
+    expect("key_cache", key_cache, (None, None, None, None), (*FLOATS, FP8), contiguous=not apart)
+    expect("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), contiguous=not apart)
+    if apart and not have_dense_blocks(key_cache, value_cache):
+        found = f"{key_cache.stride()} and {value_cache.stride()}"
+        raise ContractError(f"key_cache and value_cache must have dense blocks and equal strides but have {found}")
+
+
+def have_dense_blocks(key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
+    """Whether two caches of one shape [block_count, kv_heads, block_size, D] have dense blocks at equal distances."""
+    _, _, block_size, head_dim = key_cache.shape
+    strides = key_cache.stride()
+    return strides[1:] == (block_size * head_dim, head_dim, 1) and strides == value_cache.stride()
 
 
 def expect_scales(cache: torch.Tensor, key_scale: float, value_scale: float) -> None:

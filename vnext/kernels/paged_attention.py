@@ -289,11 +289,12 @@ def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """One piece of the cache as float32 [tiles * kv_heads, L, D], in memory of its own."""
     block_count, kv_heads, block_size, head_dim = cache.shape
     piece_size = blocks_per_piece(block_size) * block_size
-    flat = cache.view(block_count * kv_heads, block_size * head_dim)
-    if cache.dtype.itemsize == 1:  # torch indexes bytes everywhere, fp8 not
-        found = flat.view(torch.uint8).index_select(0, pages).view(cache.dtype)
+    kept = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache  # torch indexes bytes everywhere, fp8 not
+    if cache.is_contiguous():
+        found = kept.view(block_count * kv_heads, block_size * head_dim).index_select(0, pages)
     else:
-        found = flat.index_select(0, pages)
+        found = kept[pages // kv_heads, pages % kv_heads]
+    found = found.view(cache.dtype)
     return found.view(-1, piece_size, head_dim).float()
 
 

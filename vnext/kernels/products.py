@@ -22,14 +22,23 @@ from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
 
-def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
-    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. It may be the same tensor."""
-    return forms.formed(weight, form)
+Parts = torch.Tensor | tuple[torch.Tensor, ...]
+"""A weight, or parts of it one below the other, which are copied: they may lie in memory that soon goes."""
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
+def joined(weight: Parts) -> torch.Tensor:
+    """The weight in one."""
+    return torch.cat(weight) if isinstance(weight, tuple) else weight
+
+
+def pack_weight(weight: Parts, form: str = "plain") -> Any:
+    """A weight [out, in] in the form that `linear`, `gated_linear` and `logits` want. A tensor may come back as it is."""
+    return forms.formed(joined(weight), form)
+
+
+def pack_gated_weight(weight: Parts, activation: str, form: str = "plain") -> Any:
     """A weight [2 * I, in], gate, then up, in the form that `gated_linear` with this activation wants, without bias."""
-    return forms.formed(weight, form)
+    return forms.formed(joined(weight), form)
 
 
 def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
+from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu.stack import Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
@@ -46,7 +47,9 @@ def run(
     _, kv_heads, block_size, head_dim = keys.shape
     heads = stack.joined // head_dim - 2 * kv_heads
     expected = (step.metadata.kv_head_count, step.metadata.block_size)
-    dense = residual.is_contiguous() and all(cache.is_contiguous() for pair in kv for cache in pair)
+    strides = keys.stride()
+    dense = residual.is_contiguous() and have_dense_blocks(*kv[0])
+    dense = dense and all(cache.stride() == strides for pair in kv for cache in pair)
     if (kv_heads, block_size) != expected or heads % kv_heads or head_dim % 2 or not dense:
         return None
     plan, config = step.metadata.kernel(heads), step.config

@@ -63,17 +63,26 @@ def make_kv_cache(
     dtype: torch.dtype,
     device: torch.device | str,
     parallel: Parallel,
+    together: bool = False,
 ) -> KvCache:
-    """An empty cache, zeroed: a (key, value) pair for each layer. On the CPU a page takes memory when it is first used."""
-    shape = (page_count, local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
+    """An empty cache, zeroed: a (key, value) pair for each layer. On the CPU a page takes memory when it is first used.
 
-    def zeros() -> torch.Tensor:
-        if torch.device(device).type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        return huge(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-
+    `together`: a page's layers are one run of memory, [page_count, layers, 2, ...], so that few pages take few huge pages;
+    else each tensor is. What computes on the CPU takes both forms, with the same bits.
+    """
     groups = kv_groups(config)
-    pairs = tuple((zeros(), zeros()) for _ in range(groups.page_layers))
+    shape = (local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
+
+    def zeros(*sizes: int) -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            return torch.zeros(sizes, dtype=dtype, device=device)
+        return huge(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)
+
+    if together:
+        pages = zeros(page_count, groups.page_layers, 2, *shape)
+        pairs = tuple((pages[:, place, 0], pages[:, place, 1]) for place in range(groups.page_layers))
+    else:
+        pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
     return tuple(pairs[place] for place in groups.place_of)
 
 

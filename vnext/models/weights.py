@@ -1,13 +1,13 @@
 """Loading weights: from the files of a checkpoint to one rank's parameters, straight and without detours.
 
 Owns slicing by the sharding table, fusing, packing, conversion of dtypes and the report of progress. Each target tensor
-is made once at its final size, dtype and place, and filled part by part from memory-mapped files: the whole model is
-never held twice, and a rank reads its own part only.
+is made once at its final size, dtype and place, and filled part by part from memory-mapped files; what is packed and needs no
+conversion is packed from there. The whole model is never held twice, and a rank reads its own part only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from vnext.kernels.cpu.memory import apart
+from vnext.kernels.products import Parts
 from vnext.kernels.table import operations
 from vnext.models.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.config import DTYPES, ModelConfig
@@ -112,22 +113,22 @@ class Loader:
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
-        if exact:
-            return self._operations.pack_weight(self.fused(names), self._exact_form)
-        return self._operations.pack_weight(self._source(names), self._form)
+        form = self._exact_form if exact else self._form
+        return self._pack(names, form, lambda weight: self._operations.pack_weight(weight, form))
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._operations.pack_gated_weight(self._source(names), self._config.activation, self._form)
+        pack, activation = self._operations.pack_gated_weight, self._config.activation
+        return self._pack(names, self._form, lambda weight: pack(weight, activation, self._form))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
         names = tuple(name for group in groups for name in group)
         shape = (len(groups), *self._local_shape(groups[0]))
-        target = self._zeros(shape, self._packing_dtype(names))
+        target = self._zeros(shape, self._packing_dtype(names, self._form))
         for place, group in zip(target, groups):
             self._fill(place, group)
-        self._check_finite(target, names)
+        self._check_finite((target,), names, self._form)
         return self._operations.pack_experts(target, self._config.activation if gated else "", self._form)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -150,22 +151,34 @@ class Loader:
             return torch.zeros(shape, dtype=dtype, device=self._device)
         return apart(size_bytes).view(dtype).view(shape)
 
-    def _source(self, names: tuple[str, ...]) -> torch.Tensor:
-        """`fused`, as exact as packing wants it."""
-        target = self._fused(names, self._packing_dtype(names))
-        self._check_finite(target, names)
-        return target
+    def _pack(self, names: tuple[str, ...], form: str, pack: Callable[[Parts], Any]) -> Any:
+        """Pack the weight from the files where they hold it as packing wants it, else from a copy that is as exact."""
+        dtype = self._packing_dtype(names, form)
+        in_files = self._device.type == "cpu" and all(self._is_in_file(name, dtype) for name in names)
+        parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
+        self._check_finite(parts, names, form)
+        packed = pack(parts if in_files else parts[0])
+        for name in names if in_files else ():
+            self._checkpoint.release(name)
+        return packed
 
-    def _packing_dtype(self, names: tuple[str, ...]) -> torch.dtype:
+    def _is_in_file(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether a tensor's file has this rank's part of it in this dtype, row by row and without padding."""
+        layout = layout_of(name, self._layouts)
+        axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
+        whole = all((part := self._part(axis)).stop - part.start == part.size for axis in axes)
+        return whole and not layout.flipped and self._checkpoint.dtype(name) is dtype
+
+    def _packing_dtype(self, names: tuple[str, ...], form: str) -> torch.dtype:
         """What is quantised is rounded once, from the checkpoint's own numbers, which float32 holds all."""
-        if self._form != "int8":
+        if form != "int8":
             return self._dtype
         kinds = {self._checkpoint.dtype(name) for name in names}
         return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float32
 
-    def _check_finite(self, weight: torch.Tensor, names: tuple[str, ...]) -> None:
+    def _check_finite(self, parts: tuple[torch.Tensor, ...], names: tuple[str, ...], form: str) -> None:
         """Raise ModelError for what no scale can hold. One pass: a NaN is both bounds."""
-        if self._form == "int8" and not torch.stack(torch.aminmax(weight)).isfinite().all():
+        if form == "int8" and not all(torch.stack(torch.aminmax(part)).isfinite().all() for part in parts):
             raise ModelError(
                 f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
                 "leave --quantization out or repair the checkpoint"
@@ -183,15 +196,18 @@ class Loader:
         """Copy this rank's parts of the tensors into `target`, one below the other."""
         row = 0
         for name in names:
-            layout = layout_of(name, self._layouts)
-            above = 0
-            for axis in layout.out:
-                part = self._part(axis)
-                piece = self._read(name, layout, slice(above + part.start, above + part.stop))
+            for size, piece in self._pieces(name):
                 target[row : row + piece.shape[0]].copy_(piece)
-                row += part.size
-                above += axis_size(axis, self._config)
+                row += size
             self._checkpoint.release(name)
+
+    def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
+        layout, above = layout_of(name, self._layouts), 0
+        for axis in layout.out:
+            part = self._part(axis)
+            yield part.size, self._read(name, layout, slice(above + part.start, above + part.stop))
+            above += axis_size(axis, self._config)
 
     def _read(self, name: str, layout: Layout, rows: slice) -> torch.Tensor:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""

@@ -33,7 +33,7 @@ from vnext.runtime.messages import (
     encoder,
     engine_decoder,
 )
-from vnext.runtime.output_stream import EngineDead, OutputStream, Refused
+from vnext.runtime.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
@@ -57,8 +57,9 @@ class EngineClient:
         self._death: str | None = None
 
     @classmethod
-    async def connect(cls, address: str, timeout_s: float = 60.0) -> EngineClient:
-        """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead when late."""
+    async def connect(cls, address: str, timeout_s: float | None = 60.0) -> EngineClient:
+        """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead when late (None: never),
+        EngineNotStarted when it says so."""
         client = cls(address)
         try:
             client._socket.connect(address)
@@ -170,7 +171,7 @@ class EngineClient:
             if isinstance(message, EngineReady):
                 return message
             if isinstance(message, EngineDied):
-                raise EngineDead(message.message)
+                raise EngineNotStarted(message.message)
 
     async def _read(self) -> None:
         while self._death is None:

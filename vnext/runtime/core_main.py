@@ -1,189 +1,29 @@
 """The engine core's process: `python -m vnext.runtime.core_main`, started by launch.py.
 
-Owns start-up and end: ranks, cache size, log, socket, signals. What it must know of the model the ranks tell it, so that
-this process needs no torch. Waits in the kernel while nothing happens. A start that
-fails tells its one sentence to whoever says hello and ends with status 2; a broken engine says where its log is.
+Owns the order of a start: settings first, then the ranks' processes, whose imports take longest, then this one's own.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-import signal
-import socket
+import gc
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
-import zmq
 
-from vnext.models.errors import ModelError
-from vnext.runtime.children import ChildDied, enter_child
-from vnext.runtime.clients import Clients
-from vnext.runtime.core import EngineCore
-from vnext.runtime.determinism import default_threads, prepare_process
-from vnext.runtime.executor import Executor, InprocExecutor, MpExecutor, RankStartFailed
-from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
-from vnext.runtime.recorder import Recorder
-from vnext.runtime.ring import RingClosed
-from vnext.runtime.segments import Bounds, LogUnwritable
-from vnext.runtime.settings import CoreSettings, EngineSettings, GpuSettings, RankSettings, SettingsError
-from vnext.runtime.sizing import require_policy, scheduler_config
-from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import EngineStarted
-
-START_ERRORS = (ModelError, SettingsError, RankStartFailed, LogUnwritable, ChildDied, OSError)
-DEATHS = (ChildDied, LawBroken, IllegalEvent, RingClosed, RuntimeError)
-FAREWELL_MS = 1500
+from vnext.runtime.children import enter_child
+from vnext.runtime.rank_children import start_ranks
+from vnext.runtime.settings import CoreSettings
 
 
 def main() -> int:
+    gc.disable()  # what is imported stays: looking for garbage in it takes time
     settings = msgspec.msgpack.decode(enter_child(), type=CoreSettings)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with wake_on_signals() as wake, zmq.Context() as context, context.socket(zmq.ROUTER) as front:
-        front.set(zmq.SNDHWM, 0)
-        front.set(zmq.LINGER, FAREWELL_MS)
-        front.bind(settings.address)
-        executor = make_executor(settings)
-        try:
-            core, clients = start_core(settings, executor, front)
-        except START_ERRORS as error:
-            executor.stop()
-            say_died(front, sentence_of(error))
-            return 2
-        try:
-            serve(core, executor, front, wake.fileno())
-        except DEATHS as error:
-            core.record_end()
-            where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
-            clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
-            logging.exception("the engine stopped.%s", where)
-            return 1
-        finally:
-            executor.stop()
-    return 0
+    ranks = start_ranks(settings.engine)
+    from vnext.runtime.core_process import run
 
-
-@contextmanager
-def wake_on_signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable at SIGTERM, which does nothing else; SIGTERM is ignored once this has ended.
-
-    The process ends by itself then: a signal that comes late must not write to a socket that is gone.
-    """
-    wake, writer = socket.socketpair()
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    with wake, writer:
-        try:
-            yield wake
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.set_wakeup_fd(-1)
-
-
-def make_executor(settings: CoreSettings) -> Executor:
-    """The ranks' executor, not started yet."""
-    engine = settings.engine
-    threads = engine.threads or default_threads(engine.tensor_parallel_size)
-
-    def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
-        return RankSettings(
-            rank=rank,
-            world_size=engine.tensor_parallel_size,
-            ipc_bytes_max=engine.ipc_bytes_max,
-            ring=ring,
-            results_address=results_address,
-            rendezvous=rendezvous,
-            model_path=settings.model_path,
-            dtype=engine.dtype,
-            quantization=engine.quantization,
-            deterministic=engine.deterministic,
-            device=engine.device,
-            threads=threads,
-            block_size=engine.block_size,
-            kv_cache_bytes=engine.kv_cache_memory or 0,
-            generation_config=engine.generation_config,
-            gpu=gpu_settings(engine),
-        )
-
-    if engine.executor == "inproc":
-        prepare_process(threads, engine.deterministic is not False)
-        return InprocExecutor(settings_of(0, "", "", ""))
-    return MpExecutor(engine.tensor_parallel_size, Path(settings.run_dir), settings_of)
-
-
-def gpu_settings(engine: EngineSettings) -> GpuSettings:
-    """The engine's settings for ranks on GPUs."""
-    return GpuSettings(
-        memory_utilization=engine.gpu_memory_utilization,
-        enforce_eager=engine.enforce_eager,
-        graph_sizes=engine.graph_sizes,
-        compile=engine.compile,
-        tokens_max=engine.max_num_batched_tokens,
-        rows_max=engine.max_num_seqs,
-    )
-
-
-def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
-    """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
-    require_policy(settings.engine)
-    ranks = executor.start()
-    started = started_event(settings, ranks)
-    engine = settings.engine
-    bounds = Bounds(
-        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, stamped=True, durable=engine.log_durable
-    )
-    recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
-    ready = EngineReady(
-        config=started.config,
-        model=started.model,
-        world_size=started.world_size,
-        log_dir=settings.log_dir,
-        environment=started.environment,
-    )
-    seed = engine.seed
-    clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
-    return EngineCore(started, executor, recorder, clients, engine.check_laws), clients
-
-
-def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:
-    return EngineStarted(
-        config=scheduler_config(settings.engine, ranks[0].model, ranks),
-        model=settings.engine.model or "demo",
-        model_digest=ranks[0].model_digest,
-        world_size=len(ranks),
-        environment=ranks[0].environment,
-        started_ns=time.time_ns(),
-    )
-
-
-def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> None:
-    """Turn after turn until a signal comes; sleeps in the kernel between them."""
-    poller = zmq.Poller()
-    poller.register(front, zmq.POLLIN)
-    poller.register(wake, zmq.POLLIN)
-    executor.watch(poller)
-    while True:
-        ready = dict(poller.poll(0 if core.busy else None))
-        if wake in ready:
-            break
-        core.step()
-    core.shut_down()
-
-
-def say_died(front: zmq.Socket, sentence: str) -> None:
-    """Tell the launcher, who is waiting for an answer to its hello, why there is no engine."""
-    if front.poll(FAREWELL_MS):
-        peer, _ = front.recv_multipart()
-        front.send_multipart((peer, encoder.encode(EngineDied(message=sentence))))
-
-
-def sentence_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    gc.freeze()
+    gc.enable()
+    return run(settings, ranks)
 
 
 if __name__ == "__main__":

@@ -65,15 +65,21 @@ def gpu_invariance(asked: bool | None) -> Invariance:
 
 
 def prepare_process(threads: int, prescribe: bool = True) -> None:
-    """Set the environment for torch in this process. Call it before the first import of torch.
+    """Set the environment for torch in this process. Call it before the first import of torch."""
+    os.environ.update(process_environment(threads, prescribe))
+
+
+def process_environment(threads: int, prescribe: bool = True) -> dict[str, str]:
+    """This process's environment with what torch is to find in its own, for a process that imports it at once.
 
     `prescribe` False lets MKL choose its code path by the number of rows.
     """
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if prescribe:
-        os.environ["MKL_CBWR"] = mkl_branch(cpu_flags())
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # a team that spins long starves the other processes of the machine
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine need no resolvable host name
+        environment["MKL_CBWR"] = mkl_branch(cpu_flags())
+    environment.setdefault("GOMP_SPINCOUNT", "1000")  # a team that spins long starves the other processes of the machine
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine need no resolvable host name
+    return environment
 
 
 def default_threads(world_size: int) -> int:

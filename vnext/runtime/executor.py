@@ -8,13 +8,13 @@ Owns the ranks' life. Decides nothing and looks into no message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import zmq
 
-from vnext.runtime.children import Child, check_alive, start_child, terminate_all
+from vnext.runtime.children import Child, check_alive, terminate_all
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.ring import RingWriter
 from vnext.runtime.settings import RankSettings, SettingsError
@@ -62,27 +62,27 @@ class Executor(Protocol):
 
 
 class MpExecutor:
-    """Ranks as processes. `settings_of(rank, ring name, results address, rendezvous)` makes each rank's settings."""
+    """Ranks as processes that wait for their settings, `settings_of(rank, ring name, results address, rendezvous)`."""
 
-    def __init__(self, world_size: int, run_dir: Path, settings_of: Callable[[int, str, str, str], RankSettings]) -> None:
-        self._world_size = world_size
+    def __init__(
+        self, children: Sequence[Child], run_dir: Path, settings_of: Callable[[int, str, str, str], RankSettings]
+    ) -> None:
+        self._children = children
         self._run_dir = run_dir
         self._settings_of = settings_of
-        self._children: list[Child] = []
-        self._ring = RingWriter.create(reader_count=world_size)
+        self._are_ready = False
+        self._ring = RingWriter.create(reader_count=len(children))
         self._context = zmq.Context()
         self._results = self._context.socket(zmq.PULL)
         self._address = f"ipc://{run_dir}/results"
         self._results.bind(self._address)
 
     def start(self) -> tuple[RankReady, ...]:
-        for rank in range(self._world_size):
-            child = start_child(f"rank {rank}", "vnext.runtime.rank_main")
-            self._children.append(child)
+        for rank, child in enumerate(self._children):
             settings = self._settings_of(rank, self._ring.name, self._address, str(self._run_dir / "rendezvous"))
             child.send_config(encoder.encode(settings))
         ready: dict[int, RankReady] = {}
-        while len(ready) < self._world_size:
+        while len(ready) < len(self._children):
             if not self._results.poll(POLL_MS):
                 self.check()
                 continue
@@ -90,8 +90,9 @@ class MpExecutor:
             if isinstance(message, RankFailed):
                 raise RankStartFailed(message.message)
             ready[message.rank] = message
+        self._are_ready = True
         self._ring.unlink()  # all ranks are attached: a killed engine leaves nothing behind in shared memory
-        return tuple(ready[rank] for rank in range(self._world_size))
+        return tuple(ready[rank] for rank in range(len(ready)))
 
     def send(self, message: bytes) -> None:
         self._ring.write(message, is_alive=self.check)
@@ -127,7 +128,7 @@ class MpExecutor:
 
     def stop(self) -> None:
         self._ring.close()
-        for child in self._children:
+        for child in self._children if self._are_ready else ():  # one that is not does not look at the ring
             child.wait(STOP_GRACE_S)
         terminate_all(self._children, grace_s=1.0)
         self._results.close(linger=0)

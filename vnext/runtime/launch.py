@@ -1,7 +1,8 @@
 """Launch: from settings to a running engine core process, and its end.
 
 Owns the choice of the model folder, the run directory with its sockets, and the log directory of this start. The engine
-core is always a process of its own; what runs inside it is the executor's business.
+core is always a process of its own; what runs inside it is the executor's business. What talks to it is imported once it
+has been started: the start does not wait for that.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import zmq
+import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.runtime.children import Child, start_child
-from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
+from vnext.runtime.children import Child, check_alive, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
+
+if TYPE_CHECKING:
+    from vnext.runtime.messages import EngineReady
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 POLL_MS = 100
@@ -52,20 +57,24 @@ class RunningEngine:
 
 
 class StartingEngine:
-    """An engine core process on its way: `wait` for it, once, or `abandon` it."""
+    """An engine core process on its way: `wait` for it, once, or `abandon` it. `address` and `log_dir` as they will be."""
 
     def __init__(self, child: Child, core: CoreSettings) -> None:
         self._child = child
         self._core = core
+        self.address = core.address
+        self.log_dir = core.log_dir
 
     def send_config(self) -> None:
         """Hand over the settings. Raises ChildDied."""
-        self._child.send_config(encoder.encode(self._core))
+        self._child.send_config(msgspec.msgpack.encode(self._core))
 
-    def wait(self) -> RunningEngine:
-        """The engine once it is ready. Raises StartFailed, ChildDied; nothing is left behind then."""
+    def wait(self, beside: Child | None = None) -> RunningEngine:
+        """The engine once it is ready. Raises StartFailed, ChildDied, also of the child `beside` it; nothing of the engine
+        is left behind then."""
+        children = [self._child] if beside is None else [self._child, beside]
         try:
-            ready = await_ready(self._child, self._core.address)
+            ready = await_ready(children, self._core.address)
         except BaseException:
             self.abandon()
             raise
@@ -127,14 +136,18 @@ def log_directory(settings: EngineSettings) -> Path:
     return (parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute()
 
 
-def await_ready(child: Child, address: str) -> EngineReady:
-    """Say hello until the engine core answers. Raises StartFailed with its sentence."""
+def await_ready(children: Sequence[Child], address: str) -> EngineReady:
+    """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied for one of `children`."""
+    import zmq
+
+    from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
+
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
         socket.connect(address)
         socket.send(encoder.encode(Hello()))
         while not socket.poll(POLL_MS):
-            child.check_alive()
+            check_alive(children)
         message = engine_decoder.decode(socket.recv())
         socket.send(encoder.encode(Goodbye()))
     if isinstance(message, EngineDied):

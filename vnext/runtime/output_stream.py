@@ -18,6 +18,10 @@ class EngineDead(Exception):
     """The engine core has died, its connection is lost or it never answered."""
 
 
+class EngineNotStarted(EngineDead):
+    """The engine core says why it cannot start. It tells whoever started it as well."""
+
+
 class Refused(Exception):
     """The engine core refused a request: one sentence with the value and the remedy."""
 

@@ -1,8 +1,8 @@
-"""The rank process: `python -m vnext.runtime.rank_main`, started by the engine core.
+"""The rank process: `python -m vnext.runtime.rank_main`, started by the engine core's process.
 
-Owns start-up and end of one rank: environment before torch, the ring it reads, the socket it answers on. A failure is
-told to the engine core in one sentence, and so is another rank's end, without which this one cannot go on; a closed ring
-is the orderly end.
+Owns start-up and end of one rank: what it imports before anybody tells it anything, the ring it reads, the socket it answers
+on. Its environment is there already (rank_children.py). A failure is told to the engine core in one sentence, and so is
+another rank's end, without which this one cannot go on; a closed ring is the orderly end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from vnext.runtime.children import enter_child
-from vnext.runtime.determinism import prepare_process
 from vnext.runtime.settings import RankSettings, SettingsError
 
 FAREWELL_MS = 1000
@@ -22,12 +21,12 @@ FAREWELL_MS = 1000
 
 def main() -> int:
     gc.disable()  # what is imported and loaded stays: looking for garbage in it took a quarter of torch's import
-    settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
-    prepare_process(settings.threads, settings.deterministic is not False)
     import zmq
 
+    from vnext.runtime import loading  # noqa: F401  torch comes with it, while the engine core gets ready
     from vnext.runtime.messages import RankFailed, encoder
 
+    settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
     with zmq.Context() as context, context.socket(zmq.PUSH) as results:
         results.set(zmq.LINGER, FAREWELL_MS)
         results.connect(settings.results_address)

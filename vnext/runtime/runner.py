@@ -78,14 +78,9 @@ class ModelRunner:
         return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel)
 
     def make_cache(self, block_count: int, block_size: int) -> None:
-        """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough.
-
-        Each layer's first page is written to: the system clears a huge page then, which no request is to wait for.
-        """
-        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self.parallel)
-        for keys, values in self._kv:
-            keys[0].zero_()
-            values[0].zero_()
+        """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
+        together = self.device.type == "cpu"
+        self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self.parallel, together)
 
     def device_model(self, block_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own, for steps on a device: `block_count` pages and one that is nobody's."""

@@ -17,7 +17,8 @@ from types import FrameType
 import msgspec
 from aiohttp import web
 
-from vnext.runtime.client import EngineClient, EngineDead
+from vnext.runtime.client import EngineClient
+from vnext.runtime.output_stream import EngineDead, EngineNotStarted
 from vnext.server.app import make_app, make_runner
 from vnext.server.edge import EDGE
 from vnext.server.settings import ServerSettings
@@ -40,6 +41,8 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
     try:
         asyncio.run(_serve(settings))
+    except EngineNotStarted:
+        return 1  # the launcher says why
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
         print(f"vnext: {error}", file=sys.stderr, flush=True)
         return 1

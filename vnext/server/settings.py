@@ -21,8 +21,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
     process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
-    core gets to become ready. `sampling_defaults` are the model's own, for requests that do not say otherwise. With
-    `show_log` viewers may read the log, whose folder is `log_dir`. Access lines are written from log level "info" down.
+    core gets to become ready (None: as long as it takes, for who watches it otherwise). `sampling_defaults` are the model's
+    own, for requests that do not say otherwise. With `show_log` viewers may read the log, whose folder is `log_dir`. Access lines are written from log level "info" down.
     """
 
     host: str = "127.0.0.1"
@@ -38,5 +38,5 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes_max: int = 32 * 2**20
     live_requests_max: int = 4096
     drain_s: float = 30.0
-    connect_timeout_s: float = 600.0
+    connect_timeout_s: float | None = 600.0
     log_level: LogLevel = "warning"

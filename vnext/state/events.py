@@ -13,13 +13,15 @@ int32 bytes: a prompt of 4,096 tokens decodes in no time and cannot be changed b
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+from typing import TYPE_CHECKING, Literal, NewType
 
 import msgspec
-import numpy as np
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Sampling
+
+if TYPE_CHECKING:  # who only passes events on needs no numpy: a start is shorter by its import
+    import numpy as np
 
 RequestId = NewType("RequestId", int)
 AbortReason = Literal["client", "stop", "shutdown", "error"]
@@ -89,9 +91,13 @@ AnyEvent = EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepC
 
 def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:
     """Token ids as little-endian int32 bytes."""
+    import numpy as np
+
     return np.asarray(tokens, dtype="<i4").tobytes()
 
 
 def unpack_tokens(data: bytes) -> np.ndarray:
     """The ids of `pack_tokens` as a read-only int32 array."""
+    import numpy as np
+
     return np.frombuffer(data, dtype="<i4")

@@ -15,8 +15,8 @@ namespace {
 template <typename T>
 inline const T *cache_row(const void *cache, const AttentionCall &call, const Split &split, int64_t key) {
     const int64_t block = split.blocks[key / call.block_size];
-    return static_cast<const T *>(cache) +
-           ((block * call.kv_heads + split.kv_head) * call.block_size + key % call.block_size) * call.head_dim;
+    return static_cast<const T *>(cache) + block * call.block_stride +
+           (split.kv_head * call.block_size + key % call.block_size) * call.head_dim;
 }
 
 inline int32_t lowest(const int32_t *values, int count) {

@@ -63,17 +63,17 @@ struct RotaryCall {
     const float *cosine, *sine;
     const int64_t *slots;
     void *key_cache, *value_cache, *query;
-    int64_t joined_stride, heads, kv_heads, head_dim, rotated_dim, block_size;
+    int64_t joined_stride, heads, kv_heads, head_dim, rotated_dim, block_size, block_stride;
     float eps, weight_offset;
 };
 
-/* One step's attention. Caches [block_count, kv_heads, block_size, head_dim]; query and result [tokens, heads,
-   head_dim]. `padded_dim` is head_dim in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last
+/* One step's attention. Caches [block_count, kv_heads, block_size, head_dim], each block dense and `block_stride`
+   elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last
    `window` keys. */
 struct AttentionCall {
     const void *query, *key_cache, *value_cache;
     void *result;
-    int64_t heads, kv_heads, head_dim, block_size, padded_dim, window;
+    int64_t heads, kv_heads, head_dim, block_size, block_stride, padded_dim, window;
     float scale, cap;
 };
 

@@ -38,17 +38,23 @@ Packed layout(int64_t out, int64_t in, int kind, int gate) {
     return p;
 }
 
+float number_at(const void *data, int kind, int64_t index) {
+    if (kind == FLOAT32) return static_cast<const float *>(data)[index];
+    const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* A weight whose parts lie one below the other, each where it is. */
 struct Source {
-    const void *data;
+    const WeightPart *parts;
     int kind;
-    int64_t stride;
-    float at(int64_t row, int64_t column) const {
-        const int64_t index = row * stride + column;
-        if (kind == FLOAT32) return static_cast<const float *>(data)[index];
-        const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
-        float value;
-        std::memcpy(&value, &bits, 4);
-        return value;
+    const void *row(int64_t index) const {
+        const WeightPart *part = parts;
+        for (; index >= part->rows; ++part)
+            index -= part->rows;
+        return static_cast<const char *>(part->data) + index * part->stride * (kind == FLOAT32 ? 4 : 2);
     }
 };
 
@@ -74,10 +80,10 @@ uint8_t quantised(float value, float scale) {
     return uint8_t(magnitude | (value < 0 && magnitude > 0 ? 0x80 : 0));
 }
 
-float scale_of_row(const Source &source, int64_t row, int64_t in) {
+float scale_of_row(const void *row, int kind, int64_t in) {
     float largest = 0;
     for (int64_t k = 0; k < in; ++k)
-        largest = std::max(largest, std::fabs(source.at(row, k)));
+        largest = std::max(largest, std::fabs(number_at(row, kind, k)));
     const float scale = largest / 127;
     return scale > 0 ? scale : 1;
 }
@@ -91,39 +97,41 @@ int64_t place_in_panel(int64_t k, int64_t place) {
 int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
 
 /* bfloat16 as it is, two inputs at a time: they lie side by side in a panel as well. */
-void pack_pairs(const Source &source, int64_t row, int64_t pair_count, int64_t place, char *panel) {
-    const uint16_t *from = static_cast<const uint16_t *>(source.data) + row * source.stride;
+void pack_pairs(const uint16_t *from, int64_t pair_count, int64_t place, char *panel) {
     for (int64_t pair = 0; pair < pair_count; ++pair)
         std::memcpy(panel + 2 * place_in_panel(2 * pair, place), from + 2 * pair, 4);
 }
 
-/* One output's weights into its place of a panel. */
-void pack_row(const Packed &p, const Source &source, int64_t row, int64_t place, float scale, char *panel) {
-    const int64_t paired = p.kind == BFLOAT16 && source.kind == BFLOAT16 ? p.in / 2 : 0;
-    pack_pairs(source, row, paired, place, panel);
+/* One output's weights, of the kind `given`, into its place of a panel. */
+void pack_row(const Packed &p, const void *row, int given, int64_t place, float scale, char *panel) {
+    const int64_t paired = p.kind == BFLOAT16 && given == BFLOAT16 ? p.in / 2 : 0;
+    pack_pairs(static_cast<const uint16_t *>(row), paired, place, panel);
     for (int64_t k = 2 * paired; k < p.in; ++k) {
         if (p.kind == FLOAT32) {
-            reinterpret_cast<float *>(panel)[k * PANEL + place] = source.at(row, k);
+            reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
             continue;
         }
         const int64_t at = place_in_panel(k, place);
         if (p.kind == BFLOAT16)
-            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(source.at(row, k));
+            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(number_at(row, given, k));
         else
-            reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(source.at(row, k), scale);
+            reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(number_at(row, given, k), scale);
     }
 }
 
-void pack_panel(const Packed &p, const Source &source, const Source &bias, int64_t panel, char *base) {
+void pack_panel(const Packed &p, const Source &source, const void *bias, int64_t panel, char *base) {
     char *to = base + p.panels_at + panel * p.panel_bytes;
     float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
     float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * PANEL;
     std::memset(to, 0, size_t(p.panel_bytes));
     for (int64_t place = 0; place < PANEL; ++place) {
-        const int64_t row = row_at(p, panel, place);
-        bias_to[place] = row < 0 || bias.data == nullptr ? 0.0f : bias.at(0, row);
-        scales_to[place] = row < 0 || p.kind != INT8 ? 1.0f : scale_of_row(source, row, p.in);
-        if (row >= 0) pack_row(p, source, row, place, scales_to[place], to);
+        const int64_t index = row_at(p, panel, place);
+        bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, source.kind, index);
+        scales_to[place] = 1;
+        if (index < 0) continue;
+        const void *row = source.row(index);
+        if (p.kind == INT8) scales_to[place] = scale_of_row(row, source.kind, p.in);
+        pack_row(p, row, source.kind, place, scales_to[place], to);
     }
 }
 
@@ -161,12 +169,12 @@ int64_t group_count(const Packed &w, int64_t chunks) {
 
 int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate) { return layout(out, in, kind, gate).total_bytes; }
 
-void pack_linear(const void *weight, int weight_kind, int64_t stride, const void *bias, int64_t out, int64_t in,
-                 int kind, int gate, void *buffer) {
+void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind,
+                 int gate, void *buffer) {
     Packed p = layout(out, in, kind, gate);
-    const Source source{weight, weight_kind, stride}, bias_source{bias, weight_kind, 0};
+    const Source source{parts, weight_kind};
     char *base = static_cast<char *>(buffer);
-    for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias_source, panel, base); });
+    for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias, panel, base); });
     if (bias == nullptr) p.bias_at = 0;
     if (kind != INT8) p.scales_at = 0;
     std::memcpy(base, &p, sizeof p);

@@ -8,11 +8,17 @@ namespace vnx {
 /* Bytes that `pack_linear` fills: header, bias, scales, panels. */
 int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate);
 
-/* Pack weight [out, in] (rows `stride` elements apart; FLOAT32 or BFLOAT16) with bias [out] of the same kind or null
-   into `buffer`, 64-byte aligned. INT8 takes one scale an output: largest magnitude / 127. A gated weight has gate
-   above up. */
-void pack_linear(const void *weight, int weight_kind, int64_t stride, const void *bias, int64_t out, int64_t in,
-                 int kind, int gate, void *buffer);
+/* Some rows of a weight, `stride` elements apart. Python writes the fields as 64-bit numbers, in this order. */
+struct WeightPart {
+    const void *data;
+    int64_t rows, stride;
+};
+
+/* Pack weight [out, in] (FLOAT32 or BFLOAT16), whose rows are those of the parts one below the other, with bias [out] of
+   the same kind or null into `buffer`, 64-byte aligned. INT8 takes one scale an output: largest magnitude / 127. A gated
+   weight has gate above up. */
+void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind,
+                 int gate, void *buffer);
 
 /* result [rows, out], or [rows, out / 2] of a gated weight, = x [rows, in] * weight^T + the packed bias, rounded; then
    + `bias` as in LinearCall. */

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from vnext.kernels.cpu.memory import Arena
@@ -31,7 +32,7 @@ class PackedLinear(NamedTuple):
 
 
 def pack(
-    weight: torch.Tensor,
+    weight: torch.Tensor | tuple[torch.Tensor, ...],
     bias: torch.Tensor | None = None,
     *,
     gate: str = "",
@@ -40,18 +41,21 @@ def pack(
 ) -> PackedLinear:
     """Pack weight [out, in] (float32 or bfloat16, rows dense) and bias [out] of the same dtype, dense.
 
+    The weight may come in parts of one dtype, one below the other: they are read where they are.
     With a `gate` the weight holds gate, then up, [2 * I, in], and a product is act(gate) * up, [T, I]. `int8` keeps
     round(w / s) with s = max |w| of the output / 127, for bfloat16 activations. Buffers come from `arena`.
     """
-    outputs, inputs = weight.shape
-    kind = Kind.INT8 if int8 else KINDS[weight.dtype]
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    places = np.array([(part.data_ptr(), part.shape[0], part.stride(0)) for part in parts], dtype=np.int64)
+    outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
+    kind = Kind.INT8 if int8 else KINDS[given]
     native = module()
     buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate]))
     native.pack_linear(
-        weight.data_ptr(), KINDS[weight.dtype], weight.stride(0), None if bias is None else bias.data_ptr(),
-        outputs, inputs, kind, GATES[gate], buffer.data_ptr(),
+        places.ctypes.data, KINDS[given], None if bias is None else bias.data_ptr(), outputs, inputs, kind, GATES[gate],
+        buffer.data_ptr(),
     )  # fmt: skip
-    dtype, width = torch.bfloat16 if int8 else weight.dtype, outputs // 2 if gate else outputs
+    dtype, width = torch.bfloat16 if int8 else given, outputs // 2 if gate else outputs
     return PackedLinear(buffer, buffer.data_ptr(), inputs, outputs, width, dtype, gate, int8)
 
 

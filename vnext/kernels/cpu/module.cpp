@@ -86,10 +86,10 @@ void do_configure(int members, int spin_us) {
     configure_team(members, spin_us);
 }
 
-void do_pack(const void *weight, int weight_kind, int64_t stride, const void *bias, int64_t out, int64_t in, int kind,
-             int gate, void *buffer) {
+void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind, int gate,
+             void *buffer) {
     const WithoutLock apart(true);
-    pack_linear(weight, weight_kind, stride, bias, out, in, kind, gate, buffer);
+    pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, buffer);
 }
 
 void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
@@ -110,10 +110,10 @@ void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t wi
 void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t tokens, const void *query_norm,
                const void *key_norm, float offset, float eps, const float *cosine, const float *sine,
                int64_t rotated_dim, void *key_cache, void *value_cache, const int64_t *slots, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t block_size, void *query) {
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t block_stride, void *query) {
     rotary_kv_write(kind, tokens,
                     {joined, query_norm, key_norm, cosine, sine, slots, key_cache, value_cache, query, joined_stride,
-                     heads, kv_heads, head_dim, rotated_dim, block_size, eps, offset});
+                     heads, kv_heads, head_dim, rotated_dim, block_size, block_stride, eps, offset});
 }
 
 constexpr int64_t LONG_SAMPLING = int64_t(1) << 22;  // logits
@@ -135,13 +135,15 @@ PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, c
 }
 
 void do_attention(int kind, const AttentionPlan *plan, const void *query, const void *key_cache,
-                  const void *value_cache, void *result, int64_t head_dim, float scale, int64_t window, float cap) {
+                  const void *value_cache, void *result, int64_t head_dim, int64_t block_stride, float scale,
+                  int64_t window, float cap) {
     AttentionCall call{};
     call.query = query;
     call.key_cache = key_cache;
     call.value_cache = value_cache;
     call.result = result;
     call.head_dim = head_dim;
+    call.block_stride = block_stride;
     call.scale = scale;
     call.window = window;
     call.cap = cap;
@@ -152,13 +154,13 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     run_attention(kind, *plan, call);
 }
 
-void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, const void *last_norm,
-              const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim, int64_t rotated_dim,
+void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
+              const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim, int64_t rotated_dim,
               float eps, float scale, float cap, const float *cosine, const float *sine, const int64_t *slots,
               const int64_t *sample_at, int64_t samples, void *residual, void *result) {
     const WithoutLock apart(true);
     run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
-               last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at,
+               block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at,
                samples, residual, result});
 }
 
@@ -176,7 +178,7 @@ PyMethodDef methods[] = {
     VNX_DOOR("level", get_level, "level() -> level in use"),
     VNX_DOOR("set_level", set_level, "set_level(level) -> whether this machine has it"),
     VNX_DOOR("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
-    VNX_DOOR("pack_linear", do_pack, "pack_linear(weight, weight_kind, stride, bias, out, in, kind, gate, buffer)"),
+    VNX_DOOR("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
     VNX_DOOR("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
     VNX_DOOR("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
     VNX_DOOR("rms_norm", do_norm,
@@ -185,7 +187,7 @@ PyMethodDef methods[] = {
     VNX_DOOR("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
              "rotated_dim, "
-             "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, query)"),
+             "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, query)"),
     VNX_DOOR("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
     VNX_DOOR("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, temperature, top_k, top_p, min_p, seed, position, tokens)"),
@@ -193,9 +195,9 @@ PyMethodDef methods[] = {
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
     VNX_DOOR("attention", do_attention,
-             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, scale, window, cap)"),
+             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
     VNX_DOOR("run_stack", do_stack,
-             "run_stack(kind, layers, caches, layer_count, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, "
+             "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, "
              "scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
     {nullptr, nullptr, 0, nullptr},
 };

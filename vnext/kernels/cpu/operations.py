@@ -47,24 +47,24 @@ class PackedExperts(NamedTuple):
 _arena = Arena()
 
 
-def pack_weight(weight: torch.Tensor, form: str = "plain") -> Any:
+def pack_weight(weight: products.Parts, form: str = "plain") -> Any:
     """As products.pack_weight; float16 is the reference's unless it becomes int8."""
     return _packed(weight, "", form)
 
 
-def pack_gated_weight(weight: torch.Tensor, activation: str, form: str = "plain") -> Any:
+def pack_gated_weight(weight: products.Parts, activation: str, form: str = "plain") -> Any:
     """As products.pack_gated_weight; float16 is the reference's unless it becomes int8."""
     return _packed(weight, activation, form)
 
 
-def _packed(weight: torch.Tensor, gate: str, form: str) -> Any:
-    int8 = form == "int8"
-    if int8 and weight.dtype is torch.float16:
-        weight = weight.float()
-    if weight.dtype not in PACKED_TYPES:
+def _packed(weight: products.Parts, gate: str, form: str) -> Any:
+    int8, dtype = form == "int8", (weight[0] if isinstance(weight, tuple) else weight).dtype
+    if int8 and dtype is torch.float16:
+        weight, dtype = products.joined(weight).float(), torch.float32
+    if dtype not in PACKED_TYPES:
         return products.pack_weight(weight, form)
     packed = packing.pack(weight, gate=gate, int8=int8, arena=_arena)
-    return Packed(packed, tuple(weight.shape), packed.dtype)
+    return Packed(packed, (packed.outputs, packed.inputs), packed.dtype)
 
 
 def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
@@ -178,7 +178,7 @@ def rotary_kv_write(
     fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
     fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
     caches = _alike(qkv, key_cache) and key_cache.shape == value_cache.shape and value_cache.dtype is qkv.dtype
-    caches = caches and key_cache.is_contiguous() and value_cache.is_contiguous() and key_scale == value_scale == 1.0
+    caches = caches and contracts.have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
     if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv.dtype, head_dim, eps):
         return rows.rotary_kv_write(*arguments)
     contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
@@ -259,7 +259,7 @@ def paged_attention(
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
     fits = key_cache.shape[1:] == wanted and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
-    sized = sized and key_scale == value_scale == 1.0
+    sized = sized and key_scale == value_scale == 1.0 and contracts.have_dense_blocks(key_cache, value_cache)
     if fits and sized and _alike(query, key_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
         plan = metadata.kernel(query.shape[1])
         return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)

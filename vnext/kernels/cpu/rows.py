@@ -69,7 +69,7 @@ def rotary_kv_write(
 
     Norm weights [D] or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of a head turns; None:
     no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count, kv_heads, block_size, D] of
-    the same dtype, in place; slots must be distinct.
+    the same dtype, both with dense blocks at equal distances, in place; slots must be distinct.
     """
     _, kv_heads, block_size, head_dim = key_cache.shape
     tokens = joined.shape[0]
@@ -79,6 +79,7 @@ def rotary_kv_write(
         KINDS[joined.dtype], joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
         weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
         key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
+        key_cache.stride(0),
         query.data_ptr(),
     )  # fmt: skip
     return query

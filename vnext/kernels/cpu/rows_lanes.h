@@ -114,14 +114,14 @@ inline void place_head(const RotaryCall &call, const void *norm_weight, const T 
 
 template <typename T>
 inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
-    const int64_t size = call.head_dim, block_stride = call.kv_heads * call.block_size * size;
+    const int64_t size = call.head_dim;
     for (int64_t token = first; token < last; ++token) {
         const T *joined = static_cast<const T *>(call.joined) + token * call.joined_stride;
         T *query = static_cast<T *>(call.query) + token * call.heads * size;
         for (int64_t head = 0; head < call.heads; ++head)
             place_head(call, call.query_norm, joined + head * size, query + head * size, token);
         const int64_t slot = call.slots[token];
-        const int64_t at = slot / call.block_size * block_stride + slot % call.block_size * size;
+        const int64_t at = slot / call.block_size * call.block_stride + slot % call.block_size * size;
         const T *keys = joined + call.heads * size, *values = keys + call.kv_heads * size;
         for (int64_t head = 0; head < call.kv_heads; ++head) {
             const int64_t place = at + head * call.block_size * size;

@@ -65,13 +65,14 @@ struct Layer {
         rotary_kv_write(call.kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, call.cosine, call.sine, call.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
-                         call.head_dim, call.rotated_dim, plan.block_size, call.eps, 0});
+                         call.head_dim, call.rotated_dim, plan.block_size, call.block_stride, call.eps, 0});
         AttentionCall attention{};
         attention.query = space.query_or_mixed;
         attention.key_cache = cache.keys;
         attention.value_cache = cache.values;
         attention.result = space.seen_or_normed;
         attention.head_dim = call.head_dim;
+        attention.block_stride = call.block_stride;
         attention.window = weights.window;
         attention.scale = call.scale;
         attention.cap = call.cap;

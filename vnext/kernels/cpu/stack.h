@@ -18,7 +18,7 @@ struct StackLayer {
     int64_t window;
 };
 
-/* A layer's caches [block_count, kv_heads, block_size, head_dim]. */
+/* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall. */
 struct StackCache {
     void *keys, *values;
 };
@@ -29,7 +29,7 @@ struct StackCall {
     int kind;
     const StackLayer *layers;
     const StackCache *caches;
-    int64_t layer_count;
+    int64_t layer_count, block_stride;
     const void *last_norm;
     const AttentionPlan *plan;
     int64_t tokens, hidden, head_dim, rotated_dim;

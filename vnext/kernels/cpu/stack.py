@@ -84,16 +84,16 @@ def run(
 ) -> torch.Tensor:
     """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`.
 
-    Caches, slots and angles as in `rows.rotary_kv_write`, one pair of caches a layer; `plan`, `scale` and `softcap` as
-    in `attention.paged_attention`, with every token of the step in a row of the plan.
+    Caches, slots and angles as in `rows.rotary_kv_write`, one pair of caches a layer, all of equal strides; `plan`, `scale`
+    and `softcap` as in `attention.paged_attention`, with every token of the step in a row of the plan.
     """
     tokens, samples = residual.shape[0], sample_at.shape[0]
     found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
     places = np.array([cache.data_ptr() for pair in caches for cache in pair], dtype=np.int64)
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
-        KINDS[residual.dtype], stack.table.ctypes.data, places.ctypes.data, len(stack.layers), last_norm.data_ptr(),
-        plan.handle, tokens, stack.hidden, caches[0][0].shape[3], rotated, eps, scale, softcap,
+        KINDS[residual.dtype], stack.table.ctypes.data, places.ctypes.data, len(stack.layers), caches[0][0].stride(0),
+        last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches[0][0].shape[3], rotated, eps, scale, softcap,
         address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(),
     )  # fmt: skip
