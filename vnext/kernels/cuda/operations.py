@@ -111,7 +111,7 @@ _paged_attention = register(
 )
 _sample_rows = register(
     "sample_rows(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
-    "int threads=1024) -> Tensor",
+    "int threads=0) -> Tensor",
     sampling.sample_rows,
     _fake_sample,
 )
