@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from host_shim import ORDERS, HostBackend
-from planted_bugs import SEARCH, Bug, plant
+from planted_bugs import ROWS_READ, Bug, plant
 from sampling_cases import THREADS, Draws, sampled
 
 from vnext.kernels.cuda import backends, sampling
@@ -64,7 +64,7 @@ def test_rows_apart_in_memory(shim: HostBackend) -> None:
 
 LOADING = "__device__ __forceinline__ float4 load_four(const Row &row, int first) {\n"
 COUNTED = Bug(
-    "loads that count themselves", SEARCH, LOADING,
+    "loads that count themselves", ROWS_READ, LOADING,
     'extern "C" unsigned long long loaded = 0;\n' + LOADING + "    __atomic_fetch_add(&loaded, 4ull, __ATOMIC_RELAXED);\n",
 )  # fmt: skip
 PASSES = {
