@@ -33,9 +33,32 @@ template <typename T, int WIDTH>
 struct Products {
     static constexpr int PITCH = pitch_of<T>(WIDTH);
     static constexpr int SPARE = 0;
+    static constexpr bool HOLDS = WIDTH <= 128;  // queries in registers; for more there is no room
+
+    /* A warp's queries [16, WIDTH]. */
+    struct Queries {
+        const T *at;
+        unsigned held[HOLDS ? WIDTH / 16 : 1][4];
+    };
+
+    static __device__ __forceinline__ void load(unsigned (&a)[4], const T *queries, int first) {
+        const int lane = threadIdx.x % 32;
+        ldmatrix_x4(a, queries + lane % 16 * PITCH + first + lane / 16 * 8);
+    }
+
+    /* Those in shared memory; where they are held, that memory is free for the warp's other uses after it. */
+    static __device__ __forceinline__ void hold(Queries &queries, const T *at) {
+        queries.at = at;
+        if constexpr (HOLDS) {
+#pragma unroll
+            for (int first = 0; first < WIDTH; first += 16)
+                load(queries.held[first / 16], at, first);
+            __syncwarp();
+        }
+    }
 
     /* scores [16, KEYS] = queries [16, WIDTH] * keys [KEYS, WIDTH] transposed. */
-    static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const T *queries, const T *keys) {
+    static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const Queries &queries, const T *keys) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < KEYS / COLUMNS; ++j)
@@ -45,7 +68,13 @@ struct Products {
 #pragma unroll
         for (int first = 0; first < WIDTH; first += 16) {
             unsigned a[4], b[4];
-            ldmatrix_x4(a, queries + lane % 16 * PITCH + first + lane / 16 * 8);
+            if constexpr (HOLDS) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    a[i] = queries.held[first / 16][i];
+            } else {
+                load(a, queries.at, first);
+            }
 #pragma unroll
             for (int j = 0; j < KEYS / COLUMNS; j += 2) {
                 ldmatrix_x4(b, keys + (j * COLUMNS + lane / 16 * 8 + lane % 8) * PITCH + first + lane / 8 % 2 * 8);
@@ -80,14 +109,21 @@ template <int WIDTH>
 struct Products<float, WIDTH> {
     static constexpr int PITCH = pitch_of<float>(WIDTH);
     static constexpr int SPARE = ROWS * KEYS;  // floats a warp needs to pass its weights around
+    static constexpr bool HOLDS = false;
 
-    static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const float *queries,
+    struct Queries {
+        const float *at;
+    };
+
+    static __device__ __forceinline__ void hold(Queries &queries, const float *at) { queries.at = at; }
+
+    static __device__ __forceinline__ void score(float (&scores)[KEYS / COLUMNS][4], const Queries &queries,
                                                  const float *keys) {
 #pragma unroll
         for (int j = 0; j < KEYS / COLUMNS; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float *query = queries + own_row(i) * PITCH, *key = keys + (j * COLUMNS + own_column(i)) * PITCH;
+                const float *query = queries.at + own_row(i) * PITCH, *key = keys + (j * COLUMNS + own_column(i)) * PITCH;
                 float sum = 0.0f;
 #pragma unroll 4
                 for (int d = 0; d < WIDTH; ++d)

@@ -61,6 +61,13 @@ __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* 2^x to two units in the last place; 0 where that is below the normal numbers. */
+__device__ __forceinline__ float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
 /* ---- memory that several GPUs map ---- */
 
 /* A word by which another GPU learns that what was published before it is there: by this thread, or by others of its

@@ -5,88 +5,8 @@
    256 keys it closes its sums. Closed sums are joined in order, here in shared memory or by `merge_splits`, with the same
    operations. So a query's bits depend neither on its batch, nor on how its prompt was cut, nor on who shares its keys.
 
-   Macros: SCALAR (query and output), CACHE (SCALAR or fp8), HEAD_DIM (a multiple of 16, at most 256).
-   The step is described in vnext/kernels/cuda/plan.py, shared memory in vnext/kernels/cuda/attention.py. */
-#include "attention_tiles.cuh"
-
-#ifndef SCALAR
-#define SCALAR __nv_bfloat16
-#endif
-#ifndef CACHE
-#define CACHE SCALAR
-#endif
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-
-constexpr int SPLIT = 256;
-constexpr int STAGES = 2;
-constexpr int TILES = HEAD_DIM / COLUMNS;
-constexpr int PRIVATE = TILES * 4 + 4;  // what a thread keeps of joined splits: its sums, two peaks, two totals
-constexpr bool IS_NARROW = sizeof(CACHE) != sizeof(SCALAR);
-constexpr int STAGE_PITCH = pitch_of<CACHE>(HEAD_DIM);
-constexpr int WIDE_PITCH = pitch_of<SCALAR>(HEAD_DIM);
-using Multiply = Products<SCALAR, HEAD_DIM>;
-
-/* Up to four tiles, one a warp, that read the same keys [key_first, key_stop) of one row of the block table. */
-struct Unit {
-    int tile_first, tile_count, table_row, key_first, key_stop, is_partial;
-};
-
-/* All pointers to int are into the plan of the step. */
-struct Step {
-    const Unit *units;
-    const int2 *tiles;    // first entry and count
-    const int *tokens;    // of entries
-    const int *limits;    // of tokens: the last key that they see
-    const int *partials;  // of tokens: the slot of their split 0
-    const int *table;
-    long long table_stride;
-    int window;
-};
-
-struct Heads {
-    int heads, kv_heads, block_size;
-    float scale, softcap;  // both times log2(e)
-};
-
-/* ---- keys and values to shared memory ---- */
-
-__device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, const CACHE *value_cache, const Unit &unit,
-                                          const Step &step, const Heads &heads, int first) {
-    constexpr int CHUNK = Chunk<CACHE>::SIZE, CHUNKS = HEAD_DIM / CHUNK;
-    const int *blocks = step.table + unit.table_row * step.table_stride;
-    for (int at = threadIdx.x; at < KEYS * CHUNKS; at += blockDim.x) {
-        const int key = at / CHUNKS, place = at % CHUNKS * CHUNK, position = first + key;
-        const bool is_there = position >= unit.key_first && position < unit.key_stop;
-        const int in_table = is_there ? position / heads.block_size : 0;
-        const long long block = is_there ? blocks[in_table] : 0;
-        const long long row = (block * heads.kv_heads + blockIdx.y) * heads.block_size + (is_there ? position % heads.block_size : 0);
-        const long long source = row * HEAD_DIM + place;
-        copy_async_16(stage + key * STAGE_PITCH + place, key_cache + source, is_there ? 16 : 0);
-        copy_async_16(stage + (KEYS + key) * STAGE_PITCH + place, value_cache + source, is_there ? 16 : 0);
-    }
-}
-
-template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-    T at[4];
-};
-
-/* fp8 keys and values as the products take them. */
-__device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage) {
-    constexpr int FOURS = HEAD_DIM / 4;
-#pragma unroll 1
-    for (int at = forgotten(threadIdx.x); at < 2 * KEYS * FOURS; at += blockDim.x) {
-        const int key = at / FOURS, place = at % FOURS * 4;
-        const Four<CACHE> from = *reinterpret_cast<const Four<CACHE> *>(stage + key * STAGE_PITCH + place);
-        Four<SCALAR> wide;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            wide.at[i] = narrow(to_float(from.at[i]), SCALAR{});
-        *reinterpret_cast<Four<SCALAR> *>(to + key * WIDE_PITCH + place) = wide;
-    }
-}
+   The macros are in attention_keys.cuh. The step is described in vnext/kernels/cuda/plan.py, shared memory in vnext/kernels/cuda/attention.py. */
+#include "attention_keys.cuh"
 
 /* ---- the online softmax ---- */
 
@@ -113,7 +33,7 @@ __device__ __forceinline__ Factors raise(float &peak, float other) {
     const float before = peak;
     peak = fmaxf(peak, other);
     const float base = fmaxf(peak, NOTHING);  // both may be minus infinity
-    return {exp2f(before - base), exp2f(other - base)};
+    return {power_of_two(before - base), power_of_two(other - base)};
 }
 
 __device__ __forceinline__ float joined(float before, float coming, Factors by) {
@@ -130,39 +50,60 @@ __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-/* One step of 32 keys from `first` on; `limits`: the last keys that this lane's two rows see. */
-__device__ __forceinline__ void attend(Sums &sums, const SCALAR *queries, const SCALAR *keys, float *spare, int first,
-                                       const int (&limits)[2], int window, const Heads &heads) {
-    float scores[KEYS / COLUMNS][4], peaks[2] = {minus_infinity(), minus_infinity()};
-    Multiply::score(scores, queries, keys);
+/* Minus infinity for keys that a row does not see. */
+__device__ __forceinline__ void hide(float (&scores)[KEYS / COLUMNS][4], int first, const int (&limits)[2], int window) {
+    const int last = first + KEYS - 1;
+    const bool sees_all = last <= min(limits[0], limits[1]) && (window == 0 || first > max(limits[0], limits[1]) - window);
+    if (__all_sync(ALL_LANES, sees_all)) return;
 #pragma unroll
     for (int j = 0; j < KEYS / COLUMNS; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int position = first + j * COLUMNS + own_column(i), limit = limits[i / 2];
-            float &score = scores[j][i];
-            score = score * heads.scale;
-            if (heads.softcap > 0.0f) score = heads.softcap * tanhf(score / heads.softcap);
-            if (position > limit || (window > 0 && position <= limit - window)) score = minus_infinity();
-            peaks[i / 2] = fmaxf(peaks[i / 2], score);
+            if (position > limit || (window > 0 && position <= limit - window)) scores[j][i] = minus_infinity();
         }
-    float bases[2];
+}
+
+/* One step of 32 keys from `first` on; `limits`: the last keys that this lane's two rows see. */
+__device__ __forceinline__ void attend(Sums &sums, const Multiply::Queries &queries, const SCALAR *keys, float *spare, int first,
+                                       const int (&limits)[2], int window, const Heads &heads) {
+    float scores[KEYS / COLUMNS][4], scale = heads.scale;
+    Multiply::score(scores, queries, keys);
+    if (heads.softcap > 0.0f) {
+#pragma unroll
+        for (int j = 0; j < KEYS / COLUMNS; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                scores[j][i] = heads.softcap * tanhf(scores[j][i] * scale / heads.softcap);
+        scale = 1.0f;
+    }
+    hide(scores, first, limits, window);
+    float bases[2], kept[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float kept = raise(sums.peaks[half], row_max(peaks[half])).kept;
-        bases[half] = fmaxf(sums.peaks[half], NOTHING);
-        sums.totals[half] *= kept;
+        float peak = minus_infinity();
 #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            sums.values[n][half * 2] *= kept;
-            sums.values[n][half * 2 + 1] *= kept;
+        for (int j = 0; j < KEYS / COLUMNS; ++j)
+            peak = fmaxf(peak, fmaxf(scores[j][half * 2], scores[j][half * 2 + 1]));
+        kept[half] = raise(sums.peaks[half], row_max(peak) * scale).kept;
+        bases[half] = fmaxf(sums.peaks[half], NOTHING);
+    }
+    if (__any_sync(ALL_LANES, kept[0] != 1.0f || kept[1] != 1.0f)) {  // peaks rise seldom after the first steps
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            sums.totals[half] *= kept[half];
+#pragma unroll
+            for (int n = 0; n < TILES; ++n) {
+                sums.values[n][half * 2] *= kept[half];
+                sums.values[n][half * 2 + 1] *= kept[half];
+            }
         }
     }
 #pragma unroll
     for (int j = 0; j < KEYS / COLUMNS; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            scores[j][i] = exp2f(scores[j][i] - bases[i / 2]);
+            scores[j][i] = power_of_two(fmaf(scores[j][i], scale, -bases[i / 2]));
             sums.totals[i / 2] += scores[j][i];
         }
     Multiply::add(sums.values, scores, keys + KEYS * WIDE_PITCH, spare);
@@ -211,6 +152,11 @@ __device__ __forceinline__ void store_partial(const Sums &sums, float *values, f
     }
 }
 
+__device__ __forceinline__ void clear_private(float *own) {
+    for (int i = 0; i < PRIVATE; ++i)
+        own[i * 32] = i == TILES * 4 || i == TILES * 4 + 2 ? minus_infinity() : 0.0f;
+}
+
 /* Joins a split's sums to what the splits before it left; `own` is this lane's alone, its floats 32 apart. */
 __device__ __forceinline__ void join_split(float *own, const Sums &sums) {
 #pragma unroll
@@ -247,7 +193,7 @@ __device__ __forceinline__ void store_joined(SCALAR *output, const float *own, c
 
 /* Grid (units, kv_heads, parts of a group of more than 16 heads), a warp for each tile of the largest unit.
    query, output [tokens, heads, HEAD_DIM]; caches [blocks, kv_heads, block_size, HEAD_DIM]. */
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, BLOCKS_MIN)
 paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, const SCALAR *query, const CACHE *key_cache,
                 const CACHE *value_cache, const Unit *units, const int2 *tiles, const int *tokens, const int *limits,
                 const int *partials, const int *table, long long table_stride, int heads_of_all, int kv_heads,
@@ -255,42 +201,43 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     DYNAMIC_SHARED(char, memory);  // stages, wide keys and values, then for each warp: queries, spare, private
     CACHE *stages = reinterpret_cast<CACHE *>(memory);
     SCALAR *wide = reinterpret_cast<SCALAR *>(stages + STAGES * 2 * KEYS * STAGE_PITCH);
-    SCALAR *all_queries = wide + (IS_NARROW ? 2 * KEYS * WIDE_PITCH : 0);
-    const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    SCALAR *queries = all_queries + warp * ROWS * WIDE_PITCH;
-    float *floats = reinterpret_cast<float *>(all_queries + warps * ROWS * WIDE_PITCH);
-    float *spare = floats + warp * Multiply::SPARE;
-    float *own = floats + warps * Multiply::SPARE + warp * PRIVATE * 32 + lane;
+    char *own_bytes = reinterpret_cast<char *>(wide + (IS_NARROW ? 2 * KEYS * WIDE_PITCH : 0)) + threadIdx.x / 32 * WARP_BYTES;
+    SCALAR *queries = reinterpret_cast<SCALAR *>(own_bytes);
+    float *spare = reinterpret_cast<float *>(own_bytes + QUERY_BYTES);
+    float *own = reinterpret_cast<float *>(own_bytes + (Multiply::HOLDS ? 0 : QUERY_BYTES)) + Multiply::SPARE + threadIdx.x % 32;
 
     const Step step{units, tiles, tokens, limits, partials, table, table_stride, window};
     const Heads heads{heads_of_all, kv_heads, block_size, scale, softcap};
     const Unit unit = units[blockIdx.x];
-    const int group = heads_of_all / kv_heads, part = int(blockIdx.z) * ROWS, has_tile = warp < unit.tile_count;
+    if (unit.tile_count == 0) return;  // room in a graph that this step does not need
+    const int begin = unit.key_first / KEYS, stop = (unit.key_stop + KEYS - 1) / KEYS;
+    const auto stage_of = [&](int at) { return stages + at % STAGES * 2 * KEYS * STAGE_PITCH; };
+    load_keys(stage_of(begin), key_cache, value_cache, row_of_key(unit, step, heads, begin * KEYS));
+    int next_row = row_of_key(unit, step, heads, (begin + 1) * KEYS);
+
+    const int group = heads_of_all / kv_heads, part = int(blockIdx.z) * ROWS, warp = threadIdx.x / 32;
+    const bool has_tile = warp < unit.tile_count;
     const int2 entries = has_tile ? tiles[unit.tile_first + warp] : make_int2(0, 0);
     const Tile tile{entries.x, entries.y, min(group, ROWS), int(blockIdx.y) * group + part, int(blockIdx.y + 1) * group};
+    load_queries(queries, query, tile, step, heads);
+    copy_async_commit();
     int own_limits[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int head;
         const int token = token_of(tile, step, own_row(half * 2), head);
-        own_limits[half] = token < 0 ? -1 : limits[token];
+        own_limits[half] = token < 0 ? NO_LIMIT : limits[token];
     }
-    if (!unit.is_partial)
-        for (int i = 0; i < PRIVATE; ++i)
-            own[i * 32] = i == TILES * 4 || i == TILES * 4 + 2 ? minus_infinity() : 0.0f;
 
-    const int stop = (unit.key_stop + KEYS - 1) / KEYS;
-    int step_at = unit.key_first / KEYS;
+    Multiply::Queries held;
     Sums sums;
     clear(sums);
-    load_queries(queries, query, tile, step, heads);
-    load_keys(stages + step_at % STAGES * 2 * KEYS * STAGE_PITCH, key_cache, value_cache, unit, step, heads, step_at * KEYS);
-    copy_async_commit();
-    for (; step_at < stop; ++step_at) {
-        CACHE *stage = stages + step_at % STAGES * 2 * KEYS * STAGE_PITCH;
-        if (step_at + 1 < stop)
-            load_keys(stages + (step_at + 1) % STAGES * 2 * KEYS * STAGE_PITCH, key_cache, value_cache, unit, step, heads,
-                      (step_at + 1) * KEYS);
+    for (int step_at = begin; step_at < stop; ++step_at) {
+        const CACHE *stage = stage_of(step_at);
+        if (step_at + 1 < stop) {
+            load_keys(stage_of(step_at + 1), key_cache, value_cache, next_row);
+            next_row = row_of_key(unit, step, heads, (step_at + 2) * KEYS);
+        }
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
@@ -298,8 +245,12 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
             widen(wide, stage);
             __syncthreads();
         }
+        if (step_at == begin) {
+            Multiply::hold(held, queries);
+            if (!unit.is_partial) clear_private(own);
+        }
         const SCALAR *keys = IS_NARROW ? wide : reinterpret_cast<const SCALAR *>(stage);
-        if (has_tile) attend(sums, queries, keys, spare, step_at * KEYS, own_limits, window, heads);
+        if (has_tile) attend(sums, held, keys, spare, step_at * KEYS, own_limits, window, heads);
         const bool is_closed = step_at + 1 == stop || (step_at + 1) * KEYS % SPLIT == 0;
         if (has_tile && is_closed) {
             sums.totals[0] = row_sum(sums.totals[0]);
@@ -323,6 +274,7 @@ merge_splits(SCALAR *output, const float *partial_values, const float2 *partial_
     const int *merge = merges + blockIdx.x * 3;
     const int head = blockIdx.y, d = threadIdx.x;
     float peak = minus_infinity(), total = 0.0f, value = 0.0f;
+#pragma unroll 4
     for (int split = 0; split < merge[2]; ++split) {
         const long long row = (long long)(merge[1] + split) * heads + head;
         const float2 marks = partial_marks[row];

@@ -1,269 +1,130 @@
 /* Sampling: a token for each row of logits, and the penalties before it.
 
-   What a token is, and why it is exact, stands in vnext/runtime/sampling_weights.py: weights are whole numbers made of
-   single rounded operations, so every sum over the vocabulary is the same in any order, and so is the token on any
-   device. Histograms count such numbers by atomics, which therefore show in no bit.
+   One block a row. The logits are read twice: for the likeliest token, and for what is weighed or sorted out; a third time
+   only where a filter keeps more than CANDIDATES tokens. Between the two, the heaviest tokens of the threads say from
+   which weight on the filters need to look: at least as many tokens as threads, whose heaviest weigh so much, are above.
+   shared: SHARED_BYTES of vnext/kernels/cuda/sampling.py. */
+#include "sampling_search.cuh"
 
-   One block a row. shared: sample_shared_bytes of vnext/kernels/cuda/sampling.py. */
-#include "platform.cuh"
+constexpr int CANDIDATES = 4096, WARPS_MAX = 32;
 
-constexpr int WEIGHT_BITS = 40;
-constexpr float LEAST_EXPONENT = -64.0f;
-constexpr int DIGIT_BITS = 10, DIGITS = 3, BINS = 1 << DIGIT_BITS;
-constexpr unsigned FIRST_KEY = 0x3f800000u;  // bits of the weight 1
-using Mass = unsigned long long;
-
-/* ---- random words: twins in vnext/kernels/random_numpy.py ---- */
-
-enum Domain : unsigned { POSITION = 1, INVERSION = 3 };
-
-struct Words {
-    unsigned first, second;
+/* In shared memory. */
+struct Workspace {
+    Mass bins[PLACES];
+    Search search[1];
+    Part parts[WARPS_MAX];
+    Likeliest spare[WARPS_MAX];
+    int count[2], tokens[CANDIDATES];
+    float weights[CANDIDATES];
 };
 
-__device__ __forceinline__ Words threefry(Words key, Words counter) {
-    const unsigned schedule[3] = {key.first, key.second, key.first ^ key.second ^ 0x1BD11BDAu};
-    const int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
-    unsigned left = counter.first + schedule[0], right = counter.second + schedule[1];
-#pragma unroll
-    for (unsigned group = 0; group < 5; ++group) {
-#pragma unroll
-        for (int turn = 0; turn < 4; ++turn) {
-            const int bits = rotations[group % 2][turn];
-            left += right;
-            right = (right << bits | right >> (32 - bits)) ^ left;
-        }
-        left += schedule[(group + 1) % 3];
-        right += schedule[(group + 2) % 3] + group + 1;
-    }
-    return {left, right};
-}
+/* A row's wishes. */
+struct Filters {
+    Mass top_k;  // 0: off
+    float top_p;
 
-/* floor(u * total / 2^62), u of 62 random bits. */
-__device__ __forceinline__ Mass draw_target(long long seed, long long position, Mass total) {
-    const Words root{unsigned(Mass(seed) >> 32), unsigned(seed)};
-    const Words words = threefry(threefry(root, {unsigned(position), POSITION}), {0, INVERSION});
-    const Mass uniform = Mass(words.first >> 1) << 31 | words.second >> 1;
-    return __umul64hi(uniform, total) << 2 | uniform * total >> 62;
-}
-
-/* ---- weights ---- */
-
-struct Row {
-    const float *logits;
-    int vocabulary;
-    float peak, scale;
+    __device__ bool by_count() const { return top_k > 0; }
+    __device__ bool by_mass() const { return top_p < 1.0f; }
+    __device__ Mass wanted(Mass of) const { return min(Mass(ceil(__dmul_rn(double(top_p), double(of)))), of); }
 };
 
-/* 2^(exponent + WEIGHT_BITS) without its fraction, a whole number below 2^41; the exponent is at most 0. */
-__device__ __forceinline__ float fixed_point(float exponent) {
-    const float series[6] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f, 0x1.ebf9bcp-3f, 0x1.62e42ap-1f, 1.0f};
-    const float whole = rintf(exponent), part = __fsub_rn(exponent, whole);
-    float power = series[0];
-#pragma unroll
-    for (int i = 1; i < 6; ++i)
-        power = __fadd_rn(__fmul_rn(power, part), series[i]);
-    return truncf(__fmul_rn(power, __int_as_float((int(whole) + 127 + WEIGHT_BITS) << 23)));
+/* A weight that the heaviest tokens of `rank` threads reach. */
+__device__ __forceinline__ float edge_of(const Row &row, float likeliest, int rank, Workspace &space) {
+    const float weight = fmaxf(weight_of(row, likeliest), 1.0f);
+    const unsigned key = find_key(WEIGHT_DIGITS, rank, space.bins, space.search, [&](auto add) {
+        add(__float_as_uint(weight) - FIRST_KEY, 1);
+    });
+    return __uint_as_float(key + FIRST_KEY);
 }
 
-__device__ __forceinline__ float weight_of(const Row &row, int token) {
-    const float exponent = __fmul_rn(__fsub_rn(row.logits[token], row.peak), row.scale);
-    return fixed_point(exponent >= LEAST_EXPONENT ? exponent : LEAST_EXPONENT);  // a NaN weighs nothing
-}
-
-/* ---- the likeliest token ---- */
-
-struct Likeliest {
-    float logit;
-    int token;
-};
-
-/* A NaN is above everything, as in torch; the lower id among equals. */
-__device__ __forceinline__ bool is_before(Likeliest a, Likeliest b) {
-    const bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
-    if (a_nan != b_nan) return a_nan;
-    if (!a_nan && a.logit != b.logit) return a.logit > b.logit;
-    return a.token < b.token;
-}
-
-__device__ __forceinline__ Likeliest best_of_warp(Likeliest best) {
-#pragma unroll
-    for (int bits = 16; bits > 0; bits /= 2) {
-        const Likeliest other{__shfl_xor_sync(ALL_LANES, best.logit, bits), __shfl_xor_sync(ALL_LANES, best.token, bits)};
-        if (is_before(other, best)) best = other;
-    }
-    return best;
-}
-
-__device__ __forceinline__ Likeliest find_likeliest(const float *logits, int vocabulary, Likeliest *spare) {
-    Likeliest best{minus_infinity(), vocabulary};
-    for (int token = threadIdx.x; token < vocabulary; token += blockDim.x)
-        if (is_before({logits[token], token}, best)) best = {logits[token], token};
-    best = best_of_warp(best);
-    if (threadIdx.x % 32 == 0) spare[threadIdx.x / 32] = best;
-    __syncthreads();
-    best = spare[0];
-    for (unsigned warp = 1; warp < blockDim.x / 32; ++warp)
-        if (is_before(spare[warp], best)) best = spare[warp];
-    return best;
-}
-
-/* ---- floors ---- */
-
-__device__ __forceinline__ Mass warp_total(Mass x) {
-#pragma unroll
-    for (int bits = 16; bits > 0; bits /= 2)
-        x += __shfl_xor_sync(ALL_LANES, x, bits);
-    return x;
-}
-
-/* The sum over the lanes above this one. */
-__device__ __forceinline__ Mass sum_above(Mass x) {
-    Mass sum = x;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const Mass other = __shfl_down_sync(ALL_LANES, sum, distance);
-        if (threadIdx.x % 32 + distance < 32) sum += other;
-    }
-    return sum - x;
-}
-
-struct Search {
-    unsigned prefix;  // digits of the key that are known
-    Mass need;        // still, within this prefix
-};
-
-/* By one warp: the bin at which those above and it reach the need. There is one. */
-__device__ __forceinline__ void find_digit(const Mass *bins, Search *search) {
-    constexpr int OWN = BINS / 32;
-    const int lane = threadIdx.x % 32;
-    const Mass need = search->need;
-    Mass mine = 0;
-    for (int i = 0; i < OWN; ++i)
-        mine += bins[lane * OWN + i];
-    Mass above = sum_above(mine);
-    __syncwarp();
-    if (above >= need || above + mine < need) return;
-    int bin = lane * OWN + OWN - 1;
-    for (; above + bins[bin] < need; --bin)
-        above += bins[bin];
-    search->prefix = search->prefix << DIGIT_BITS | unsigned(bin);
-    search->need = need - above;
-}
-
-enum Measure { COUNT, MASS };
-
-/* The weight at which the heaviest ones, one after the other, reach `need` in count or in mass; only those of at least
-   `floor`, which is above 0, and which together reach it. Digit by digit of their bits, from the top. */
-__device__ __forceinline__ float reach(const Row &row, float floor, Mass need, Measure measure, Mass *bins, Search *search) {
-    if (threadIdx.x == 0) *search = {0, need > 0 ? need : 1};
-    for (int digit = DIGITS - 1; digit >= 0; --digit) {
-        for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x)
-            bins[bin] = 0;
-        __syncthreads();
-        const unsigned prefix = search->prefix;
-        for (int token = threadIdx.x; token < row.vocabulary; token += blockDim.x) {
-            const float weight = weight_of(row, token);
-            if (weight < floor) continue;
-            const Mass key = __float_as_uint(weight) - FIRST_KEY;
-            if (key >> (digit + 1) * DIGIT_BITS != prefix) continue;
-            atomicAdd(bins + (key >> digit * DIGIT_BITS) % BINS, measure == COUNT ? Mass(1) : Mass(weight));
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) find_digit(bins, search);
-        __syncthreads();
-    }
-    const float found = __uint_as_float(search->prefix + FIRST_KEY);
-    __syncthreads();
-    return found;
-}
-
-/* Tokens go to warps in ranges of neighbours: the sum and the count of what each range keeps. */
-struct Part {
-    Mass mass, count;
-};
-
-__device__ __forceinline__ int range_of(int vocabulary) {
-    const int warps = blockDim.x / 32;
-    return (vocabulary + warps * 32 - 1) / (warps * 32) * 32;
-}
-
-/* Sums over all warps; the parts stay in `parts`. */
-__device__ __forceinline__ Part weigh(const Row &row, float floor, Part *parts) {
-    const int warp = threadIdx.x / 32, range = range_of(row.vocabulary);
+/* Puts tokens of at least `edge` into the workspace and says how many there are, even of those that find no room; where
+   all are to be weighed, what those of at least `floor` weigh. */
+__device__ __forceinline__ Part collect(const Row &row, float floor, float edge, bool weighs_all, Workspace &space, int &count) {
+    const float least = log2f(edge) - float(WEIGHT_BITS) - 0x1p-6f;  // what is less likely surely weighs less
     Part own{0, 0};
-    for (int token = warp * range + threadIdx.x % 32; token < min(row.vocabulary, (warp + 1) * range); token += 32) {
-        const float weight = weight_of(row, token);
-        if (weight < floor) continue;
+    if (threadIdx.x == 0) *space.count = 0;
+    __syncthreads();
+    each_logit(row, [&](int token, float logit) {
+        if (!weighs_all && !(exponent_of(row, logit) >= least)) return;
+        const float weight = weight_of(row, logit);
+        if (weight < floor) return;
         own.mass += Mass(weight);
         ++own.count;
-    }
-    own = {warp_total(own.mass), warp_total(own.count)};
-    __syncthreads();  // those who still read the parts of the last time
-    if (threadIdx.x % 32 == 0) parts[warp] = own;
-    __syncthreads();
-    Part sum{0, 0};
-    for (unsigned i = 0; i < blockDim.x / 32; ++i) {
-        sum.mass += parts[i].mass;
-        sum.count += parts[i].count;
-    }
+        if (weight < edge) return;
+        const int place = atomicAdd(space.count, 1);
+        if (place < CANDIDATES) space.tokens[place] = token, space.weights[place] = weight;
+    });
+    const Part sum = sum_parts(own, space.parts);
+    count = *space.count;
     return sum;
 }
 
-/* ---- the draw ---- */
+/* The draw among all: within the warp's tokens where the sum passes the target; `parts` are those of the last weighing. */
+__device__ __forceinline__ int draw_of_all(const Row &row, float floor, Mass target, Workspace &space) {
+    int warp = 0;
+    for (; target >= space.parts[warp].mass; ++warp)
+        target -= space.parts[warp].mass;
+    const Tokens range = tokens_of(warp, row.vocabulary);
+    return draw(Ranged{row, range}, range, floor, target, space.bins, space.search);
+}
 
-/* The first token at which the running sum of what is kept passes the target, which is below the sum of all. */
-__device__ __forceinline__ void draw(long long *token, const Row &row, float floor, Mass target, const Part *parts) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, range = range_of(row.vocabulary);
-    for (int i = 0; i < warp; ++i) {
-        if (target < parts[i].mass) return;  // another warp's
-        target -= parts[i].mass;
-    }
-    if (target >= parts[warp].mass) return;
-    for (int first = warp * range;; first += 32) {
-        const int at = first + lane;
-        const float weight = at < row.vocabulary ? weight_of(row, at) : 0.0f;
-        const Mass kept = weight >= floor ? Mass(weight) : 0;
-        const Mass all = warp_total(kept), up_to = all - sum_above(kept);
-        const unsigned passed = __ballot_sync(ALL_LANES, up_to > target);
-        if (passed) {
-            if (lane == 0) *token = first + __ffs(int(passed)) - 1;
-            return;
+/* The token of a row with a temperature; `likeliest` is the logit of this thread's, `floor` what min-p lets it keep. */
+__device__ __forceinline__ int choose(const Row &row, float likeliest, float floor, const Filters &filters, long long seed,
+                                      long long position, int otherwise, Workspace &space) {
+    const int threads = int(blockDim.x);
+    const bool can_rank = filters.by_count() ? filters.top_k <= threads : filters.by_mass();
+    if (can_rank) {
+        const float edge = fmaxf(floor, edge_of(row, likeliest, filters.by_count() ? int(filters.top_k) : threads - threads / 32, space));
+        Few few{space.tokens, space.weights, 0};
+        Part kept = collect(row, floor, edge, !filters.by_count(), space, few.count);
+        if (few.count <= CANDIDATES && few.count > 0) {
+            float least = edge;
+            if (filters.by_count() && filters.top_k < few.count) least = reach(few, edge, filters.top_k, COUNT, space.bins, space.search);
+            const Part found = weigh(few, least, space.parts);
+            if (filters.by_count()) kept = found;
+            const Mass wanted = filters.by_mass() ? filters.wanted(kept.mass) : 0;
+            if (wanted <= found.mass) {
+                if (filters.by_mass()) least = reach(few, least, wanted, MASS, space.bins, space.search);
+                const Mass mass = weigh(few, least, space.parts).mass;
+                return draw(few, {0, row.vocabulary}, least, draw_target(seed, position, mass), space.bins, space.search);
+            }
         }
-        target -= all;
     }
+    const Everything all{row};
+    Part kept = weigh(all, floor, space.parts);
+    if (filters.by_count() && filters.top_k < kept.count) {
+        floor = reach(all, floor, filters.top_k, COUNT, space.bins, space.search);
+        kept = weigh(all, floor, space.parts);
+    }
+    if (filters.by_mass() && kept.count > 0) {
+        floor = reach(all, floor, filters.wanted(kept.mass), MASS, space.bins, space.search);
+        kept = weigh(all, floor, space.parts);
+    }
+    return kept.mass > 0 ? draw_of_all(row, floor, draw_target(seed, position, kept.mass), space) : otherwise;
 }
 
 /* ---- the kernels ---- */
 
 /* logits [rows, vocabulary] with a stride in elements, everything else [rows]; temperature 0: greedy, top_k 0, top_p 1 and
-   min_p 0: off. */
+   min_p 0: off. `aligned`: every row to 16 bytes. */
 extern "C" __global__ void __launch_bounds__(1024)
 sample_rows(long long *tokens, const float *logits, const float *temperature, const long long *top_k, const float *top_p,
-            const float *min_p, const long long *seed, const long long *position, long long stride, int vocabulary) {
-    DYNAMIC_SHARED(Mass, bins);
-    Search *search = reinterpret_cast<Search *>(bins + BINS);
-    Part *parts = reinterpret_cast<Part *>(search + 1);
-    Likeliest *spare = reinterpret_cast<Likeliest *>(parts + blockDim.x / 32);
+            const float *min_p, const long long *seed, const long long *position, long long stride, int vocabulary,
+            int aligned) {
+    DYNAMIC_SHARED(Workspace, memory);
+    Workspace &space = *memory;
     const int at = blockIdx.x;
-    Row row{logits + at * stride, vocabulary, 0.0f, 0.0f};
-    const Likeliest best = find_likeliest(row.logits, vocabulary, spare);
-    if (threadIdx.x == 0) tokens[at] = best.token;
-    if (!(temperature[at] > 0.0f)) return;
-    row.peak = best.logit;
-    row.scale = float(fmin(1.4426950408889634 / double(temperature[at]), 3.4028234663852886e38));
-    float floor = fmaxf(1.0f, truncf(__fmul_rn(min_p[at], 1099511627776.0f)));
-    Part kept = weigh(row, floor, parts);
-    if (top_k[at] > 0 && Mass(top_k[at]) < kept.count) {
-        floor = reach(row, floor, Mass(top_k[at]), COUNT, bins, search);
-        kept = weigh(row, floor, parts);
+    Row row{logits + at * stride, vocabulary, aligned != 0, 0.0f, 0.0f};
+    const Likeliest own = likeliest_of_thread(row), best = likeliest_of_block(own, space.spare);
+    int token = best.token;
+    if (temperature[at] > 0.0f && fabsf(best.logit) <= -NOTHING) {  // without a finite peak no token is possible
+        row.peak = best.logit;
+        row.scale = float(fmin(1.4426950408889634 / double(temperature[at]), 3.4028234663852886e38));
+        const float floor = fmaxf(1.0f, truncf(__fmul_rn(min_p[at], 1099511627776.0f)));
+        const Filters filters{top_k[at] > 0 && top_k[at] < vocabulary ? Mass(top_k[at]) : 0, top_p[at]};
+        token = choose(row, own.logit, floor, filters, seed[at], position[at], token, space);
     }
-    if (top_p[at] < 1.0f && kept.count > 0) {
-        const Mass wanted = Mass(ceil(__dmul_rn(double(top_p[at]), double(kept.mass))));
-        floor = reach(row, floor, min(wanted, kept.mass), MASS, bins, search);
-        kept = weigh(row, floor, parts);
-    }
-    if (kept.mass > 0) draw(tokens + at, row, floor, draw_target(seed[at], position[at], kept.mass), parts);
+    if (threadIdx.x == 0) tokens[at] = token;
 }
 
 /* logits [*, vocabulary] dense, in place, of the rows `rows` [P]: repetition divides positive and multiplies other logits

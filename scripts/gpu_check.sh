@@ -46,9 +46,23 @@ place_wheels() {
     export PYTHONPATH="$SCRATCH/site${PYTHONPATH:+:$PYTHONPATH}"
 }
 
+# numba-cuda compiles with libnvvm: a package of its own, or the toolkit's, which is found by this name alone.
+name_toolkit() {
+    [ -z "${CUDA_HOME:-}${CUDA_PATH:-}" ] || return 0
+    local nvcc candidate
+    nvcc="$(command -v nvcc || true)"
+    for candidate in "${nvcc%/bin/nvcc}" /usr/local/cuda; do
+        if [ -n "$candidate" ] && [ -d "$candidate/nvvm" ]; then
+            export CUDA_HOME="$candidate"
+            return
+        fi
+    done
+}
+
 [ -z "${OUT:-}" ] || OUT="$(mkdir -p "$OUT" && cd "$OUT" && pwd)"
 PYTHON="$(choose_python)"
 place_tree
 place_wheels
+name_toolkit
 cd "$ROOT"
 "$PYTHON" -m perf.gpu --out "${OUT:-$ROOT/perf/records}" "$@"

@@ -127,6 +127,10 @@ WINDOWS = {
 """Of a tiny checkpoint whose upper layer has a window: two groups of layers in the cache."""
 
 
+EXPERTS = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
+"""Of a tiny checkpoint whose MLPs are experts."""
+
+
 def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
     """A random Llama with heads of 16 in `folder`, small enough to be computed by kernels that run on a simulated GPU."""
     raw = {
@@ -146,6 +150,13 @@ def tiny_checkpoint(folder: Path, **changes: Any) -> Path:
             here + "mlp.down_proj.weight": (hidden, wide), here + "input_layernorm.weight": (hidden,),
             here + "post_attention_layernorm.weight": (hidden,),
         }  # fmt: skip
+        if raw["architectures"] == EXPERTS["architectures"]:
+            sparse = here + "block_sparse_moe."
+            shapes = {name: shape for name, shape in shapes.items() if f"{here}mlp." not in name}
+            shapes[sparse + "gate.weight"] = (raw["num_local_experts"], hidden)
+            for expert in range(raw["num_local_experts"]):
+                shapes |= {f"{sparse}experts.{expert}.{name}.weight": (wide, hidden) for name in ("w1", "w3")}
+                shapes[f"{sparse}experts.{expert}.w2.weight"] = (hidden, wide)
         if raw["architectures"] == ["Qwen2ForCausalLM"]:
             widths = {"q": heads, "k": kv_heads, "v": kv_heads}
             shapes |= {f"{here}self_attn.{name}_proj.bias": (width,) for name, width in widths.items()}

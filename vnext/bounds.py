@@ -151,5 +151,5 @@ def _check_together(settings: EngineSettings) -> None:
 
 def gpu_settings_given(settings: EngineSettings) -> str:
     """The first setting for GPUs that is not at its default; "" for none."""
-    names = ("gpu_memory_utilization", "enforce_eager", "graph_sizes", "compile")
+    names = ("gpu_memory_utilization", "enforce_eager", "graph_sizes", "compile", "attention")
     return next((name for name in names if getattr(settings, name) != getattr(EngineSettings(), name)), "")

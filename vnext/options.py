@@ -47,6 +47,7 @@ ENGINE_HELP = {
     "enforce_eager": "on a GPU: capture no graphs",
     "graph_sizes": "on a GPU: numbers of rows that steps of decodes are captured for (default: up to --max-num-seqs)",
     "compile": "on a GPU: fuse what is captured by torch's compiler; takes minutes at the start",
+    "attention": "on a GPU: our kernels' attention, or FlashInfer's where that is installed",
     "executor": "ranks as processes of their own, or one rank inside the engine core",
     "log_dir": "where each start makes its own log folder (default: ~/.local/state/vnext/logs)",
     "log": "what the log keeps: decisions without texts, everything, nothing",
@@ -69,6 +70,7 @@ SERVER_HELP = {
 }
 FLAGS = {
     "graph_sizes": ("--graph-sizes", "--cuda-graph-sizes"),
+    "attention": ("--attention", "--attention-backend"),
     "served_model_names": ("--served-model-name",),
     "chat_template_path": ("--chat-template",),
     "drain_s": ("--drain-timeout",),

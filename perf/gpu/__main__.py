@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from perf.gpu.part import NAMES
 from perf.gpu.report import FAILED, MISSING, ROOT, Report, as_values, read
 
-LIMITS_S = {"build": 90, "kernels": 95, "numba": 40, "engine": 130, "ipc": 35, "sanitize": 55, "bench": 85}
+LIMITS_S = {"build": 75, "kernels": 85, "numba": 35, "engine": 140, "ipc": 30, "sanitize": 50, "bench": 115}
 """530 seconds in all, so that everything ends within nine minutes."""
 GRACE_S = 3
 PROGRAM = (sys.executable, "-m", "perf.gpu.part")

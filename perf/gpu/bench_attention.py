@@ -1,4 +1,5 @@
-"""Paged attention on a GPU beside what torch has: decodes against copy bandwidth and gather + SDPA, prompts against SDPA.
+"""Paged attention on a GPU: decodes against copy bandwidth and gather + SDPA, prompts against flash SDPA, both beside
+what else there is (peers.py).
 
 Owns shapes, bytes, operations and the check before each time. Keys and values are random and lie in scattered blocks.
 """
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from perf.gpu.peers import Asked, compared
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 
@@ -108,14 +110,14 @@ def decode(
         figure(f"{name}: gather + SDPA takes", ratio, "times", at_least=1.0),
         figure(f"{name}", mine.best_us, "us"),
     )
+    keys, values = (gathered(cache, layer.table, shape.context) for cache in layer[:2])
+    asked = Asked(query, *layer, keys, values, starts, contexts)
+    others, peers = compared(place, name, asked, mine, ours(), error_of)
     details = {
-        "shape": shape._asdict(),
-        "error": error,
-        "bytes": moved,
-        "ours": mine._asdict(),
-        "gather_sdpa": theirs._asdict(),
-    }
-    return figures, {name: details}
+        "shape": shape._asdict(), "error": error, "bytes": moved, "ours": mine._asdict(), "gather_sdpa": theirs._asdict(),
+        "peers": peers,
+    }  # fmt: skip
+    return figures + others, {name: details}
 
 
 def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ...], dict[str, Any]]:
@@ -147,8 +149,13 @@ def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ..
         figure("prefill 4k: of flash SDPA's rate", ratio, "", at_least=target),
         figure("prefill 4k", rate, "TFLOP/s"),
     )
-    details = {"shape": shape._asdict(), "error": error, "operations": count, "ours": mine._asdict(), "sdpa": theirs._asdict()}
-    return figures, {"prefill 4k": details}
+    asked = Asked(query, *layer, keys, values, starts, contexts)
+    others, peers = compared(place, "prefill 4k", asked, mine, ours(), error_of)
+    details = {
+        "shape": shape._asdict(), "error": error, "operations": count, "ours": mine._asdict(), "sdpa": theirs._asdict(),
+        "peers": peers,
+    }  # fmt: skip
+    return figures + others, {"prefill 4k": details}
 
 
 def flash(place: Place) -> Any:

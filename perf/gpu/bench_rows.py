@@ -22,7 +22,7 @@ VOCABULARY, ROWS, CHECKED_ROWS = 128_256, 256, 8
 TOY_VOCABULARY, TOY_ROWS = 300, 4
 BLOCK_SIZE, WIDTH, BLOCK_ROUNDS = 16, 512, 16
 SAMPLING_US_MAX, BATCH_US_MAX = 250.0, 20.0
-CASES = {"top-k 50, top-p 0.95": (50, 0.95), "no filter": (0, 1.0)}
+CASES = {"top-k 50, top-p 0.95": (50, 0.95), "top-p 0.95": (0, 0.95), "no filter": (0, 1.0)}
 INDEX_OPERATIONS = ("write_spans", "index_tokens", "place_tokens")
 
 

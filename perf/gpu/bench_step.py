@@ -1,7 +1,8 @@
 """A whole decode step of the 8 B Llama shape on a GPU: embedding, all layers, logits, sampling; random weights in bfloat16.
 
 Owns the weights and the order of the step, which is that of `vnext/models/decoder.py` layer by layer; attention is described
-beforehand, so that the step can be one graph. How a runtime fills the time between steps is not measured here.
+beforehand, so that the step can be one graph; the time between steps is bench_gap's. Last, what products of one shape
+(`--deterministic`) cost.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from perf.gpu import bench_gap
 from perf.gpu.bench_rows import inputs_of
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
+from perf.gpu.timing import Times
 from vnext.kernels.cuda.operations import sample_rows
 from vnext.kernels.table import Operations
 
@@ -31,8 +34,7 @@ ERROR_MAX = 0.05
 BLOCK_SIZE = 16
 SINGLE, MANY = (1, 1024), (256, 1024)
 TOY_SINGLE, TOY_MANY = (1, 20), (3, 33)
-SINGLE_MOST, MANY_LEAST = 1.25, 0.80
-NOT_MEASURED = "not measured: it takes an engine with a model of this size"
+SINGLE_MOST, MANY_LEAST, FIXED_MOST = 1.25, 0.80, 1.10
 
 
 def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, ...], dict[str, Any]]]:
@@ -45,9 +47,11 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
     params = random_params(place, config)
     matrix_rate = place.clock.matrix_rate()
     shapes = (TOY_SINGLE, TOY_MANY) if place.is_dry else (SINGLE, MANY)
-    yield single(place, config, params, *shapes[0], copy_rate)
-    yield many(place, config, params, *shapes[1], copy_rate, matrix_rate)
-    yield (), {"time between steps": {"missing": NOT_MEASURED}}
+    found = [single(place, config, params, *shapes[0], copy_rate), many(place, config, params, *shapes[1], copy_rate, matrix_rate)]
+    yield from (measured for _, measured in found)
+    yield from bench_gap.run(place, config, params[0])
+    del params
+    yield fixed(place, config, shapes, [times for times, _ in found])
 
 
 def model_config(is_toy: bool) -> ModelConfig:
@@ -65,10 +69,10 @@ def model_config(is_toy: bool) -> ModelConfig:
 
 
 class RandomSource:
-    """A family's source of weights: N(0, 0.02^2), norms 1, drawn on the device."""
+    """A family's source of weights: N(0, 0.02^2), norms 1, drawn on the device, in a form of kernels/forms.py."""
 
-    def __init__(self, place: Place, config: ModelConfig) -> None:
-        self._place, self._config = place, config
+    def __init__(self, place: Place, config: ModelConfig, form: str) -> None:
+        self._place, self._config, self._form = place, config, form
         self._generator = torch.Generator(place.device).manual_seed(5)
         self.bytes = 0
 
@@ -85,10 +89,10 @@ class RandomSource:
         return drawn.normal_(std=WEIGHT_STD, generator=self._generator)
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
-        return self._place.operations.pack_weight(self.fused(names), "plain")
+        return self._place.operations.pack_weight(self.fused(names), self._form)
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
-        return self._place.operations.pack_gated_weight(self.fused(names), self._config.activation, "plain")
+        return self._place.operations.pack_gated_weight(self.fused(names), self._config.activation, self._form)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._place.device)
@@ -105,11 +109,11 @@ class RandomSource:
         return known.get(name.split(".")[-2], (hidden,))
 
 
-def random_params(place: Place, config: ModelConfig) -> tuple[Params, int]:
+def random_params(place: Place, config: ModelConfig, form: str = "plain") -> tuple[Params, int]:
     """The parameters, and the bytes of them that a step reads: all but the embedding, of which it reads some rows."""
     from vnext.models.llama import assemble
 
-    source = RandomSource(place, config)
+    source = RandomSource(place, config, form)
     params = assemble(source, config)
     return params, source.bytes - config.vocab_size * config.hidden_size * BF16.itemsize
 
@@ -175,7 +179,7 @@ class Decode:
 
 def single(
     place: Place, config: ModelConfig, made: tuple[Params, int], rows: int, context: int, copy_rate: float | None
-) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+) -> tuple[Times, tuple[tuple[Figure, ...], dict[str, Any]]]:
     """One row: the weights' bytes are the floor."""
     params, weight_bytes = made
     decode = Decode(place, config, params, rows, context)
@@ -186,13 +190,13 @@ def single(
         figure(f"{name}: of weights / copy bandwidth", ratio, "times", at_most=SINGLE_MOST),
         figure(name, times.best_us, "us"),
     )
-    return figures, {name: times._asdict() | {"error": error, "weight_bytes": weight_bytes}}
+    return times, (figures, {name: times._asdict() | {"error": error, "weight_bytes": weight_bytes}})
 
 
 def many(
     place: Place, config: ModelConfig, made: tuple[Params, int], rows: int, context: int, copy_rate: float | None,
     matrix_rate: float | None,
-) -> tuple[tuple[Figure, ...], dict[str, Any]]:  # fmt: skip
+) -> tuple[Times, tuple[tuple[Figure, ...], dict[str, Any]]]:  # fmt: skip
     """Many rows: weights and caches are read once; their products are counted too, and the larger time is the floor."""
     params, weight_bytes = made
     decode = Decode(place, config, params, rows, context)
@@ -204,4 +208,19 @@ def many(
     name = f"8B decode step, batch {MANY[0]} at 1k"
     figures = (figure(f"{name}: of its roofline", share, "", at_least=MANY_LEAST), figure(name, times.best_us, "us"))
     details = {"weight_bytes": weight_bytes, "kv_bytes": decode.kv_bytes, "matrix_rate": matrix_rate}
-    return figures, {name: times._asdict() | details}
+    return times, (figures, {name: times._asdict() | details})
+
+
+def fixed(
+    place: Place, config: ModelConfig, shapes: tuple[tuple[int, int], ...], plain: list[Times]
+) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """The same steps by products of one shape, beside those of the batch's own."""
+    params, _ = random_params(place, config, "fixed")
+    figures, details = [], {}
+    for (rows, context), before in zip(shapes, plain, strict=True):
+        times = place.clock.times(Decode(place, config, params, rows, context).step(place))
+        ratio = times.best_us / before.best_us if times.best_us and before.best_us else None
+        name = f"--deterministic, batch {SINGLE[0] if (rows, context) == shapes[0] else MANY[0]}"
+        figures.append(figure(f"{name}: takes", ratio, "times", at_most=FIXED_MOST))
+        details[name] = times._asdict()
+    return tuple(figures), details

@@ -16,7 +16,7 @@ from perf.gpu.report import ROOT
 from perf.gpu.timing import Clock, DryClock, GpuClock
 from vnext.kernels.table import Operations, operations, plain_operations
 
-CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels")
+CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels", ROOT / "tests")
 """Folders of the tests' case files, which the check shares."""
 
 

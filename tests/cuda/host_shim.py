@@ -56,7 +56,7 @@ class HostKernel:
         self._launch = library[f"{name}__launch"]
         self._launch.restype = ctypes.c_char_p
         self._launch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
-        self._name, self._backend = name, backend
+        self._name, self._backend, self.library = name, backend, library
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0

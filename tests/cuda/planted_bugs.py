@@ -18,22 +18,24 @@ class Bug(NamedTuple):
     wrong: str
 
 
-ATTENTION = "paged_attention.cu"
+ATTENTION, KEYS = "paged_attention.cu", "attention_keys.cuh"
 ATTENTION_BUGS = [
     Bug("no barrier before the keys are read", ATTENTION, "copy_async_wait<1>();\n        __syncthreads();", "copy_async_wait<1>();"),
     Bug("no barrier before a stage is filled again", ATTENTION, "clear(sums);\n        }\n        __syncthreads();", "clear(sums);\n        }"),
     Bug("no wait for the keys", ATTENTION, "copy_async_wait<1>();", ""),
     Bug("one group too few waited for", ATTENTION, "copy_async_wait<1>();", "copy_async_wait<2>();"),
-    Bug("the next page", ATTENTION, "is_there ? position / heads.block_size", "is_there ? (position + 1) / heads.block_size"),
-    Bug("the page of another head", ATTENTION, "heads.kv_heads + blockIdx.y)", "heads.kv_heads + blockIdx.y / 2)"),
+    Bug("the next page", KEYS, "table_stride + position / heads.block_size", "table_stride + (position + 1) / heads.block_size"),
+    Bug("the page of another head", KEYS, "heads.kv_heads + int(blockIdx.y))", "heads.kv_heads + int(blockIdx.y / 2))"),
     Bug("splits added without their peaks", ATTENTION, "value = joined(value, partial_values[row * HEAD_DIM + d], by);", "value += partial_values[row * HEAD_DIM + d];"),
     Bug("the last split left out", ATTENTION, "split < merge[2]; ++split", "split + 1 < merge[2]; ++split"),
     Bug("a split that starts with the sums of the last one", ATTENTION, "                join_split(own, sums);\n            clear(sums);", "                join_split(own, sums);"),
     Bug("a query that does not see itself", ATTENTION, "position > limit ||", "position >= limit ||"),
     Bug("a window one key too wide", ATTENTION, "position <= limit - window", "position < limit - window"),
     Bug("lanes that keep their share of a total", ATTENTION, "sums.totals[1] = row_sum(sums.totals[1]);", ""),
+    Bug("sums that a new peak leaves as they were", ATTENTION, "kept[0] != 1.0f || kept[1] != 1.0f", "kept[0] != 1.0f"),
+    Bug("a step taken for one that all rows see", ATTENTION, "last <= min(limits[0], limits[1])", "last <= max(limits[0], limits[1])"),
     Bug("a row's peak of two lanes", ATTENTION, "    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));\n", ""),
-    Bug("keys behind the end not hidden by zeros", ATTENTION, "value_cache + source, is_there ? 16 : 0);", "value_cache + source, 16);"),
+    Bug("keys behind the end not hidden by zeros", KEYS, "value_cache + source, valid);", "value_cache + source, 16);"),
     Bug("tiles of values swapped", "attention_tiles.cuh", "mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});", "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});"),
 ]  # fmt: skip
 ROW_BUGS = [
@@ -42,11 +44,14 @@ ROW_BUGS = [
     Bug("neighbours, not halves, form a pair", "rows.cu", "const bool is_first = i < half;", "const bool is_first = i % 2 == 0;"),
     Bug("rounding left out between norm and weight", "rows.cu", "rounded<SCALAR>(rounded<W>(normed) * to_float(weight))", "rounded<SCALAR>(normed * to_float(weight))"),
 ]  # fmt: skip
+SEARCH, ROWS_READ = "sampling_search.cuh", "sampling_rows.cuh"
 SAMPLING_BUGS = [
-    Bug("no barrier before a digit is looked for", "sampling.cu", "Mass(weight));\n        }\n        __syncthreads();", "Mass(weight));\n        }"),
-    Bug("the token after the one drawn", "sampling.cu", "__ffs(int(passed)) - 1", "__ffs(int(passed))"),
-    Bug("a need that the higher digits do not lessen", "sampling.cu", "    search->need = need - above;\n", ""),
-    Bug("the higher id among equals", "sampling.cu", "a.token < b.token", "a.token > b.token"),
+    Bug("no barrier before a digit is looked for", SEARCH, "% BINS), mass);\n        });\n        __syncthreads();", "% BINS), mass);\n        });"),
+    Bug("the token after the one drawn", SEARCH, "return last - int(", "return last + 1 - int("),
+    Bug("a need that the higher digits do not lessen", SEARCH, "    search->need = need - above;\n", ""),
+    Bug("the higher id among equals", ROWS_READ, "a.token < b.token", "a.token > b.token"),
+    Bug("few tokens for all that a mass needs", "sampling.cu", "if (wanted <= found.mass) {", "if (true) {"),
+    Bug("no barrier before the few are counted", "sampling.cu", "*space.count = 0;\n    __syncthreads();", "*space.count = 0;"),
 ]  # fmt: skip
 
 EXCHANGE = "all_reduce.cu"

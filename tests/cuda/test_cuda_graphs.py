@@ -11,24 +11,28 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 from attention_steps import Shape, make_sequences
-from device_twin import TwinDevice
-from host_shim import HostBackend
-from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
+from device_ranks import RankBackend, run_threads
+from device_twin import CaptureError, TwinDevice
+from host_shim import ORDERS, HostBackend
+from rank_drive import EXPERTS, WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 
-from vnext.kernels import contracts
+from vnext.kernels import contracts, products
 from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
-from vnext.kernels.cuda import attention, operations
+from vnext.kernels.cuda import attention, backends, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, checked, plain_operations
 from vnext.models.layers import describe_attention
+from vnext.models.sharding import Parallel, alone
 from vnext.runtime.batch_fed import FedBatch, HostStep
 from vnext.runtime.buckets import Shapes
 from vnext.runtime.cascade import Costs
+from vnext.runtime.device_group import DeviceGroup
 from vnext.runtime.device_loading import compiler
 from vnext.runtime.device_steps import DeviceForms
 from vnext.runtime.graph_decode import DecodeGraphs
+from vnext.runtime.runner import ModelRunner
 from vnext.runtime.sampling import choose_by_kernel
 from vnext.state.events import RequestArrived, pack_tokens
 from vnext.state.params import Sampling
@@ -83,11 +87,14 @@ def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
     return chosen
 
 
-def answers(kernels: Operations, folder: Path, shapes: Shapes, count: int = 6) -> tuple[dict, dict]:
+def answers(
+    kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone()
+) -> tuple[dict, dict]:
     """Tokens of each request, and how often each form was run."""
     forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=shapes)
-    rank = device_rank(runner_of(folder), TwinDevice(), forms)
-    found = drive(rank, started_with(runner_of(folder)), some_arrivals(count, seed=8))
+    runner = ModelRunner(folder, dtype, "cpu", parallel)
+    rank = device_rank(runner, TwinDevice(), forms)
+    found = drive(rank, started_with(runner), some_arrivals(count, seed=8))
     return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
 
 
@@ -101,6 +108,47 @@ def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
     found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
     assert found == expected
     assert ran["graph"] > 5 and ran["pieces"] > 0 and ran["eager"] == 0
+
+
+def test_experts_are_captured_and_are_those_of_the_reference(kernels: Operations, tmp_path: Path) -> None:
+    """In bfloat16, which torch's grouped product serves: the twin refuses whatever would wait for the host."""
+    folder = tiny_checkpoint(tmp_path / "tiny", **EXPERTS)
+    expected, ran = answers(kernels, folder, Shapes((), ()), 2, "bfloat16")
+    assert ran["eager"] > 5
+    found, ran = answers(kernels, folder, Shapes((2,), (24,)), 2, "bfloat16")
+    assert found == expected and ran["graph"] > 3 and ran["eager"] == 0
+    x, ids = torch.randn(9, 16), torch.tensor([[3, 0], [0, 3], [2, 3], *[[3, 2]] * 6])
+    sizes = (x.bfloat16(), torch.rand(9, 2), ids, torch.randn(4, 48, 16).bfloat16(), torch.randn(4, 16, 24).bfloat16(), "silu")
+    torch.testing.assert_close(operations.experts(*sizes), products.experts(*sizes), rtol=0.02, atol=0.2)
+    with pytest.raises(CaptureError, match="waits for the device"):
+        graph = TwinDevice().graph()
+        graph.begin()
+        try:
+            products.experts(*sizes)
+        finally:
+            graph.end()
+
+
+def test_graphs_of_two_ranks_meet_in_every_replay(
+    kernels: Operations, shim: HostBackend, libraries: Path, tmp_path: Path
+) -> None:
+    """Ranks as threads; their sums are nodes of the graphs, and count on from replay to replay."""
+    folder, backend = tiny_checkpoint(tmp_path / "tiny"), RankBackend(libraries, precompile=True)
+
+    def work(shapes: Shapes, rank: int, group: DeviceGroup) -> tuple[dict, dict]:
+        parallel = Parallel(rank=rank, world_size=2, all_reduce=group.all_reduce, all_gather=group.all_gather)
+        found = answers(kernels, folder, shapes, 2, parallel=parallel)
+        group.require_whole()
+        return found
+
+    backends.use("cpu", lambda: backend)
+    try:
+        (expected, ran), (other, _) = run_threads(backend, (0, 0), partial(work, Shapes((), ())))
+        assert expected == other and ran["eager"] > 5
+        for found, ran in run_threads(backend, ORDERS[1:3], partial(work, Shapes((2,), (24,)))):
+            assert found == expected and ran["graph"] > 3 and ran["eager"] == 0
+    finally:
+        backends.use("cpu", lambda: shim)
 
 
 def test_a_graph_that_is_given_an_old_block_gives_other_tokens(

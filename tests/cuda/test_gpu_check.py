@@ -68,9 +68,12 @@ def test_a_dry_run_makes_every_call_and_claims_no_time(root: Path, libraries: Pa
     bench = record["parts"]["bench"]
     assert record["dry_run"] and "dry-run" in path.name and bench["verdict"] == "passed"
     targets = [figure for figure in bench["figures"] if figure["target"]]
-    assert len(targets) == 10 and all(figure["value"] is None and figure["met"] is None for figure in bench["figures"])
+    assert len(targets) == 14 and all(figure["value"] is None and figure["met"] is None for figure in bench["figures"])
     errors = [told["error"] for told in bench["details"].values() if "error" in told]
     assert len(errors) == 4 and all(0 < error < 0.02 for error in errors)
+    peers = [told["peers"] for told in bench["details"].values() if "peers" in told]
+    assert [set(each) >= {"varlen", "flex"} for each in peers] == [True] * 3
+    assert all("not_compared" not in each["flex"] for each in peers), "flex attention agrees with ours, also on a CPU"
     assert "no times" in ran.stdout and "bench     passed" in ran.stdout
 
 

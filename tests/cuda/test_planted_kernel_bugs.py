@@ -74,8 +74,11 @@ def tokens_are_right(backend: HostBackend) -> bool:
         logits, inputs = draws.logits(40, 300), draws.inputs(40)
         logits[:10] = logits[:10].clamp(max=0.0)
         few = inputs._replace(temperature=torch.full((40,), 1e-5), top_k=torch.full((40,), 3))
-        for chosen in (inputs, inputs._replace(temperature=inputs.temperature * 0), few):
-            if not torch.equal(sampled(logits, chosen, 64), choose(logits, chosen, draw_by_inversion)):
+        flat, most = torch.randn(8, 1024, generator=draws.generator) * 0.3, draws.inputs(8)
+        most = most._replace(temperature=torch.ones(8), top_k=torch.zeros(8, dtype=torch.int64), top_p=torch.full((8,), 0.99))
+        greedy = inputs._replace(temperature=inputs.temperature * 0)
+        for given, chosen in ((logits, inputs), (logits, greedy), (logits, few), (flat, most)):
+            if not torch.equal(sampled(given, chosen, 64), choose(given, chosen, draw_by_inversion)):
                 return False
     return True
 

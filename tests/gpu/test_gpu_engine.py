@@ -1,7 +1,7 @@
 """The engine on a GPU, token for token: graphs against steps as they are, the GPU against the CPU, alone against a batch.
 
 Tokens may differ where two logits are almost equal: products of another shape, or of another machine, differ in their last
-bits. In float32 with the demo model that is rare, so few streams may differ.
+bits. In float32 with the demo model that is rare, so few streams may differ; none where all products have one shape.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def eager() -> list[list[int]]:
     return answers(enforce_eager=True)
 
 
-def test_another_run_gives_the_same_tokens(eager: list[list[int]]) -> None:
-    """Requests may meet in other steps, whose products have other shapes."""
-    assert alike(answers(enforce_eager=True), eager) >= ALIKE_MIN
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_deterministic_answers_are_the_same_in_any_batch_run_and_form(dtype: str) -> None:
+    """Together in graphs, and alone in steps as they are: two runs whose steps have nothing in common."""
+    together = answers(dtype=dtype, deterministic=True)
+    assert answers(together=False, dtype=dtype, deterministic=True, enforce_eager=True) == together
 
 
 def test_graphs_give_the_tokens_of_steps_as_they_are(eager: list[list[int]]) -> None:
@@ -61,18 +63,13 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(eager: list[list[int]]) -> None:
     assert alike(on_cpu, eager) >= ALIKE_MIN
 
 
-def test_an_answer_alone_is_the_answer_in_a_batch(eager: list[list[int]]) -> None:
-    assert alike(answers(together=False), eager) >= ALIKE_MIN
-
-
 def test_one_step_at_a_time_gives_the_tokens_of_two_ahead(eager: list[list[int]]) -> None:
-    """Steps are cut otherwise, so their products have other shapes."""
+    """Requests meet in other steps, whose products have other shapes."""
     assert alike(answers(enforce_eager=True, async_scheduling=False), eager) >= ALIKE_MIN
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_answer_at_their_full_length(dtype: str) -> None:
-    assert [len(each) for each in answers(dtype=dtype)] == [TOKENS] * COUNT
+def test_sixteen_bits_answer_at_their_full_length() -> None:
+    assert [len(each) for each in answers(dtype="float16")] == [TOKENS] * COUNT
 
 
 def test_compiled_steps_give_the_tokens_of_those_that_are_not(eager: list[list[int]]) -> None:

@@ -55,7 +55,7 @@ def test_an_expert_is_quantised_as_if_alone() -> None:
 
 def test_an_unknown_form_is_refused() -> None:
     for choice in (operations("cpu"), plain_operations()):
-        with pytest.raises(ContractError, match="the form 'int3' of a weight is not known; there are: plain, int8, wide"):
+        with pytest.raises(ContractError, match="the form 'int3' of a weight is not known; there are: plain, int8, wide, fixed"):
             choice.pack_weight(draw(4, 4), "int3")
 
 
@@ -143,3 +143,14 @@ def test_a_wide_weight_is_multiplied_in_float32_and_rounded_once(dtype: torch.dt
     assert torch.equal(source.linear(x, wide, None), exact.to(dtype)) and torch.equal(source.logits(x, wide), exact)
     assert torch.equal(source.embedding_rows(wide, torch.tensor([3, 69]), 0), weight[[3, 69]])
     assert torch.equal(source.pack_experts(weight.view(2, 35, 100), "", "wide")[1].weight, weight[35:])
+
+
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 200])
+def test_products_of_one_shape_are_products(count: int) -> None:
+    x, weight = draw(count, 70, dtype=torch.bfloat16), draw(30, 70, dtype=torch.bfloat16)
+    fixed = forms.formed(weight, "fixed")
+    assert isinstance(fixed, forms.FixedWeight) and fixed.shape == weight.shape and fixed.dtype == weight.dtype
+    found = forms.sums(x, fixed)
+    assert found.shape == (count, 30) and found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, weight), rtol=0.02, atol=0.05)
+    assert torch.equal(forms.rows(fixed, torch.tensor([3, 0])), weight[[3, 0]])

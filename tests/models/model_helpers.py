@@ -115,7 +115,7 @@ def load_model(
     parallel = parallel or alone()
     config = load_config(path)
     module = family(config.architecture)
-    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, wide=wide)
+    params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, form="wide" if wide else "plain")
     page_count = block_count * len(kv_groups(config).windows)
     kv = make_kv_cache(config, page_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from rank_drive import drive, runner_of, some_arrivals, started_with
 
 from vnext.kernels.table import operations
+from vnext.models.config import Experts
 from vnext.models.sharding import alone
 from vnext.runtime import device_loading, loading
 from vnext.runtime.buckets import Shapes
@@ -86,7 +87,13 @@ def test_why_a_model_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "without CuPy" in device_loading.why_eager(config, alone(), torch.float32)
     monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda: True)
     assert device_loading.why_eager(config, alone(), torch.bfloat16) == ""
-    assert "ranks' sums" in device_loading.why_eager(config, replace(alone(), world_size=2), torch.bfloat16)
+    two = replace(alone(), world_size=2)
+    assert "ranks' sums" in device_loading.why_eager(config, two, torch.bfloat16)
+    assert device_loading.why_eager(config, replace(two, can_capture=True), torch.bfloat16) == ""
+    sparse = replace(config, experts=Experts(count=4, per_token=2, intermediate_size=32, normalise=True))
+    assert device_loading.why_eager(sparse, alone(), torch.bfloat16) == ""
+    for dtype, is_fixed in ((torch.float32, False), (torch.bfloat16, True)):
+        assert "experts' products" in device_loading.why_eager(sparse, alone(), dtype, is_fixed)
     assert "heads of 32" in device_loading.why_eager(config, alone(), torch.float64)
 
 

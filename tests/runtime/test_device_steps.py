@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from device_twin import CaptureError, TwinDevice
+from msgspec.structs import replace
 from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 
 from vnext.kernels.table import Operations, operations, plain_operations
 from vnext.runtime.buckets import Shapes
+from vnext.runtime.determinism import gpu_invariance
 from vnext.runtime.device_steps import DeviceForms
 from vnext.runtime.graph_pieces import PieceGraphs, Static
 from vnext.runtime.rank import Rank
+from vnext.runtime.runner import ModelRunner
 from vnext.runtime.sampling import chooser
+from vnext.state.events import RequestArrived
 
 NOTHING = Shapes((), ())
 PIECES = Shapes((), (4, 10, 24))
@@ -90,6 +94,33 @@ def test_the_twin_finds_what_was_not_copied_to_static_memory(
     monkeypatch.setattr(PieceGraphs, "_fill", lambda self, static, batch: fill(self, bug(static), batch))
     wrong = drive(device_rank(runner_of(folder), TwinDevice(), forms), started, arrivals)
     assert tokens_of(wrong) != tokens_of(right)
+
+
+def linear_by_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As a library whose sums go in another order for each number of rows, only more so."""
+    return torch.matmul(x, weight.T) * (1.0 + x.shape[0] * 2.0**-7)
+
+
+def test_products_of_one_shape_make_an_answer_independent_of_its_batch(
+    plain: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In graphs of padded steps too: `--deterministic` on a device whose products depend on their shape."""
+    folder, arrivals = tiny_checkpoint(tmp_path / "tiny"), some_arrivals(6, seed=5)
+    monkeypatch.setattr("vnext.kernels.forms.functional.linear", linear_by_rows)
+
+    def answers(asked: bool, given: list[list[RequestArrived]]) -> list[list[int]]:
+        monkeypatch.setattr(ModelRunner, "_invariance", lambda self, *_: gpu_invariance(asked))
+        found = []
+        for some in given:
+            forms = DeviceForms(operations=plain, choose=chooser("cpu"), shapes=PIECES)
+            rank = device_rank(runner_of(folder), TwinDevice(), forms)
+            each = tokens_of(drive(rank, started_with(runner_of(folder), prefix_caching=False), some))
+            found += [each[id_] for id_ in sorted(each)]
+        return found
+
+    alone = [[replace(each, id=0)] for each in arrivals]
+    assert answers(True, alone) == answers(True, [arrivals])
+    assert answers(False, alone) != answers(False, [arrivals])
 
 
 def test_a_recorded_step_knows_addresses_and_no_python() -> None:

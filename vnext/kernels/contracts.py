@@ -21,7 +21,7 @@ FP8 = torch.float8_e4m3fn
 """What a cache may also be: its keys and values are kept divided by a scale each."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
-FORMS = ("plain", "int8", "wide")
+FORMS = ("plain", "int8", "wide", "fixed")
 
 
 class ContractError(ValueError):

@@ -1,4 +1,5 @@
-"""Forms of a weight beside the plain tensor, in plain torch: whole numbers with scales, and products in float32.
+"""Forms of a weight beside the plain tensor, in plain torch: whole numbers with scales, products in float32, products of
+one shape.
 
 Owns the rounding to int8, which is the same for every implementation, and the plain products and rows that compiled
 kernels are held to. Weights are rounded, activations are not: they are bfloat16. An int8 product is summed over whole
@@ -14,6 +15,9 @@ from torch.nn import functional
 
 LARGEST = 127
 ACTIVATIONS = torch.bfloat16
+FIXED_ROWS = 64
+"""Rows of a product of one shape: of one tile on a GPU, so that a library's kernel, which is chosen by the shape, treats
+all rows of it alike."""
 
 
 class Int8Weight(NamedTuple):
@@ -52,13 +56,33 @@ class WideWeight(NamedTuple):
         return WideWeight(self.weight[expert])
 
 
-Weight = torch.Tensor | Int8Weight | WideWeight
+class FixedWeight(NamedTuple):
+    """A weight [..., out, in] that is always multiplied by FIXED_ROWS rows: a row's product does not show how many others
+    there are. An index picks one expert."""
+
+    weight: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def __getitem__(self, expert: int) -> FixedWeight:
+        return FixedWeight(self.weight[expert])
+
+
+Weight = torch.Tensor | Int8Weight | WideWeight | FixedWeight
 
 
 def formed(weight: torch.Tensor, form: str) -> Weight:
-    """A weight [..., out, in] as "plain", "int8" or "wide"."""
+    """A weight [..., out, in] as "plain", "int8", "wide" or "fixed"."""
     if form == "int8":
         return quantize(weight)
+    if form == "fixed":
+        return FixedWeight(weight)
     return WideWeight(weight) if form == "wide" else weight
 
 
@@ -75,12 +99,20 @@ def quantize(weight: torch.Tensor) -> Int8Weight:
 
 
 def sums(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """x [T, in] times weight [out, in] -> [T, out]: in x's dtype by a plain weight, else in float32."""
+    """x [T, in] times weight [out, in] -> [T, out]: in x's dtype by a plain or a fixed weight, else in float32."""
     if isinstance(weight, Int8Weight):
         return functional.linear(x.float(), weight.values.float()).mul_(weight.scales)
     if isinstance(weight, WideWeight):
         return functional.linear(x.float(), weight.weight.float())
-    return functional.linear(x, weight)
+    return fixed_sums(x, weight.weight) if isinstance(weight, FixedWeight) else functional.linear(x, weight)
+
+
+def fixed_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [T, in] times weight [out, in] by products of FIXED_ROWS rows, the last ones padded with zeros."""
+    count = x.shape[0]
+    padded = functional.pad(x, (0, 0, 0, -count % FIXED_ROWS))
+    products = [functional.linear(part, weight) for part in padded.split(FIXED_ROWS)] if count else []
+    return torch.cat(products)[:count] if products else x.new_empty((0, weight.shape[0]))
 
 
 def rows(table: Weight, ids: torch.Tensor) -> torch.Tensor:
@@ -88,4 +120,4 @@ def rows(table: Weight, ids: torch.Tensor) -> torch.Tensor:
     if isinstance(table, Int8Weight):
         scales = table.scales.index_select(0, ids).unsqueeze(1)
         return table.values.index_select(0, ids).float().mul_(scales).to(ACTIVATIONS)
-    return (table.weight if isinstance(table, WideWeight) else table).index_select(0, ids)
+    return (table.weight if isinstance(table, WideWeight | FixedWeight) else table).index_select(0, ids)

@@ -2,8 +2,9 @@
 
 A weight goes once, at load, through `pack_weight` or `pack_experts` of the implementation that will use it. What comes
 back belongs to that implementation; it has the `shape` and `dtype` of the plain weight. The reference packs nothing, but
-the form "int8" gives whole numbers (forms.py), whose dtype is that of their activations, bfloat16, and "wide" a
-weight whose products are made in float32, where one code path of MKL is the same for any number of rows.
+the form "int8" gives whole numbers (forms.py), whose dtype is that of their activations, bfloat16, "wide" a
+weight whose products are made in float32, where one code path of MKL is the same for any number of rows, and "fixed" one
+whose products all have one shape, by which a GPU's library chooses the order of its sums.
 Biases are added apart from the products: a fused addition rounds otherwise for one row than for many. Each row's result
 is the same alone and in a batch as far as the product of one matrix is (see determinism at start-up).
 """
@@ -106,10 +107,9 @@ def experts_by(
     expert that has tokens makes one product of them all. A token's parts are summed in float32 in the order of its
     ids, so who else went to its experts changes nothing.
     """
-    tokens, count = ids.shape
     chosen = ids.reshape(-1)
     order = chosen.argsort(stable=True)
-    sorted_x = x.index_select(0, torch.div(order, count, rounding_mode="floor"))
+    sorted_x = x.index_select(0, torch.div(order, ids.shape[1], rounding_mode="floor"))
     products = torch.empty_like(sorted_x)
     start = 0
     for expert, size in enumerate(torch.bincount(chosen, minlength=gate_up.shape[0]).tolist()):
@@ -117,9 +117,15 @@ def experts_by(
             widened = multiply_gated(sorted_x[start : start + size], gate_up[expert], None, activation)
             products[start : start + size] = multiply(widened, down[expert], None)
             start += size
-    parts = torch.empty(products.shape, dtype=torch.float32, device=x.device).index_copy_(0, order, products.float())
-    parts = parts.view(tokens, count, x.shape[1]).mul_(shares.unsqueeze(-1))
+    return sum_of_shares(products, order, shares, x.dtype)
+
+
+def sum_of_shares(products: torch.Tensor, order: torch.Tensor, shares: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Products [T * k, H], of which row n is that of place order[n] of [T, k], times shares float32 [T, k], summed in
+    float32 in the order of a token's places -> [T, H]."""
+    parts = torch.empty(products.shape, dtype=torch.float32, device=products.device).index_copy_(0, order, products.float())
+    parts = parts.view(*shares.shape, products.shape[1]).mul_(shares.unsqueeze(-1))
     total = parts[:, 0].clone()
-    for place in range(1, count):
+    for place in range(1, shares.shape[1]):
         total += parts[:, place]
-    return total.to(x.dtype)
+    return total.to(dtype)

@@ -86,13 +86,15 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's view of its group.
 
     `all_reduce(tensor)` gives the sum over ranks, the same bits on each. `all_gather(tensor, dim)` gives the ranks'
-    tensors joined along dim in rank order. Either may return its argument changed in place.
+    tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
+    a device's graph.
     """
 
     rank: int
     world_size: int
     all_reduce: Callable[[torch.Tensor], torch.Tensor]
     all_gather: Callable[[torch.Tensor, int], torch.Tensor]
+    can_capture: bool = False
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,16 +47,16 @@ def load_params(
     device: torch.device | str,
     progress: Progress | None = None,
     quantization: str = "none",
-    wide: bool = False,
+    form: str = "plain",
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
 
-    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `wide`: products that
-    plain torch makes are made in float32.
+    `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
+    kernels/forms.py has them, where plain torch makes the products.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, wide)
+        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, form)
         params = family(config.architecture).assemble(loader, config)
         loader.finish()
     return params
@@ -83,7 +83,7 @@ class Loader:
         device: torch.device,
         progress: Progress | None,
         quantization: str = "none",
-        wide: bool = False,
+        form: str = "plain",
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
@@ -91,7 +91,7 @@ class Loader:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._exact_form = "wide" if wide and dtype != torch.float32 else "plain"
+        self._exact_form = "plain" if form == "wide" and dtype == torch.float32 else form
         self._form = self._exact_form if quantization == "none" else quantization
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._operations = operations(device.type)

@@ -45,7 +45,7 @@ class Shard:
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
         self.params = load_params(
-            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.wide
+            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.form
         )
 
     def cache(self, pages: int, block_size: int) -> KvCache:

@@ -27,6 +27,9 @@ TIMEOUT = timedelta(minutes=5)
 class Group(Protocol):
     """One rank's collectives; every rank calls the same ones in the same order with equal shapes."""
 
+    can_capture: bool
+    """Whether they may be part of a device's graph: they ask the host for nothing, and a replay meets the others' replays."""
+
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in the tensor's dtype; the argument may be changed in place."""
 
@@ -43,6 +46,8 @@ class Group(Protocol):
 
 class GlooGroup:
     """The plain form: everything is gathered over loopback sockets, sums are taken here."""
+
+    can_capture = False
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
@@ -89,7 +94,9 @@ def join_group(
         limits = default_limits(world_size, ipc_bytes_max)
         group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
     _joined.append(group)
-    return Parallel(rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather)
+    return Parallel(
+        rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather, can_capture=group.can_capture
+    )
 
 
 def require_whole_group() -> None:

@@ -142,6 +142,7 @@ def gpu_settings(engine: EngineSettings) -> GpuSettings:
         enforce_eager=engine.enforce_eager,
         graph_sizes=engine.graph_sizes,
         compile=engine.compile,
+        attention=engine.attention,
         tokens_max=engine.max_num_batched_tokens,
         rows_max=engine.max_num_seqs,
     )

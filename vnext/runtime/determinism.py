@@ -21,11 +21,12 @@ COMPILED_DTYPES = ("float32", "bfloat16")  # what the CPU's own kernels compute 
 
 
 class Invariance(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a request's tokens depend on its batch, in words. `wide`: plain torch must multiply in float32 for it."""
+    """Whether a request's tokens depend on its batch, in words. `form`: of the weights that plain torch multiplies by, so
+    that it holds (kernels/forms.py)."""
 
     holds: bool
     why: str
-    wide: bool = False
+    form: str = "plain"
 
     def __str__(self) -> str:
         return f"{'yes' if self.holds else 'no'}: {self.why}"
@@ -51,17 +52,21 @@ def invariance(asked: bool | None, dtype: str, *, compiled: bool, strict_mkl: bo
     if dtype == "float32":
         return Invariance(holds=True, why="plain torch in float32, by one code path of MKL")
     if asked:
-        return Invariance(holds=True, why=f"plain torch, products of {dtype} made in float32 by one code path of MKL", wide=True)
+        return Invariance(holds=True, why=f"plain torch, products of {dtype} made in float32 by one code path of MKL", form="wide")
     why = f"plain torch's products of {dtype} depend on the batch; --deterministic makes them independent, and slower"
     return Invariance(holds=False, why=why)
 
 
-def gpu_invariance(asked: bool | None) -> Invariance:
-    """What holds on a GPU. Raises SettingsError where it is asked for."""
-    why = "cuBLAS chooses the order of a product's sums by its shape, and a step's shape is that of its batch"
-    if asked:
-        raise SettingsError(f"--deterministic cannot be had on a GPU: {why}; leave it out, or use --device cpu")
-    return Invariance(holds=False, why=f"{why}; the same steps give the same tokens")
+def gpu_invariance(asked: bool | None, quantization: str = "none") -> Invariance:
+    """What holds on a GPU. Raises SettingsError where it is asked for of weights that have no form for it."""
+    if not asked:
+        why = "cuBLAS chooses the order of a product's sums by its shape, and a step's shape is that of its batch"
+        return Invariance(holds=False, why=f"{why}; the same steps give the same tokens, and --deterministic gives one shape")
+    if quantization != "none":
+        raise SettingsError(
+            f"--deterministic cannot be had of {quantization} weights on a GPU: leave one of both out, or use --device cpu"
+        )
+    return Invariance(holds=True, why="every product has one shape, whatever the batch", form="fixed")
 
 
 def prepare_process(threads: int, prescribe: bool = True) -> None:

@@ -29,6 +29,8 @@ MakeMemory = Callable[[int], DeviceMemory]
 class HostGroup:
     """The plain form: through the host's memory and the CPU's collectives. Takes them over."""
 
+    can_capture = False
+
     def __init__(self, host: Group) -> None:
         self._host = host
 

@@ -56,6 +56,8 @@ class DeviceGroup:
     All of them go to one stream of the device. A result means nothing before `require_whole` has passed after it.
     """
 
+    can_capture = True  # operations are counted in the device's memory, so a graph that is launched again counts on
+
     def __init__(
         self, memory: DeviceMemory, addresses: Sequence[int], device: torch.device, rank: int, host: SharedGroup,
         limits: Limits, above: Above | None = None,

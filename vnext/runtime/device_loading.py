@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from vnext.kernels import batch_index
-from vnext.kernels.cuda import attention, backends
+from vnext.kernels.cuda import attention, backends, flashinfer
 from vnext.kernels.table import operations
 from vnext.models.config import ModelConfig
 from vnext.models.sharding import Parallel
@@ -51,27 +52,46 @@ def captured_shapes(gpu: GpuSettings, why_not: str) -> Shapes:
     return Shapes(rows, default_tokens(min(gpu.tokens_max, PIECE_TOKENS_MAX)))
 
 
-def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype) -> str:
+def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fixed: bool = False) -> str:
     """Why no step of a model is captured on a GPU; "" where they are."""
     if not backends.is_usable():
         return "the CUDA kernels cannot be compiled without CuPy, and torch's forms have no fixed shape"
     heads = torch.empty((0, config.head_dim), dtype=dtype)
     if not attention.serves(heads, heads):
         return f"the attention kernel does not know heads of {config.head_dim}"
-    return why_not_captured(config, parallel)
+    return why_not_captured(config, parallel, dtype, is_fixed)
 
 
 def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
-    """What serves a model on a GPU."""
+    """What serves a model on a GPU. Raises SettingsError."""
     config, parallel = runner.config, runner.parallel
     costs = Costs(runner.block_bytes(1), config.layer_count) if backends.is_usable() else None
-    return DeviceForms(
+    forms = DeviceForms(
         operations=operations("cuda"),
         choose=chooser("cuda"),
-        shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype)),
+        shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype, runner.invariance.form == "fixed")),
         cascade=costs,
         wrap=compiler() if gpu.compile else None,
     )
+    return with_flashinfer(forms, runner) if gpu.attention == "flashinfer" else forms
+
+
+def with_flashinfer(forms: DeviceForms, runner: ModelRunner) -> DeviceForms:
+    """Attention by FlashInfer, outside of graphs: it plans on the host, and shares no prefix. Raises SettingsError."""
+    if reason := why_no_flashinfer(runner):
+        raise SettingsError(f"--attention is flashinfer, but {reason}: leave the option out")
+    attend = {name: getattr(flashinfer, name) for name in ("attention_metadata", "paged_attention")}
+    shapes = Shapes((), forms.shapes.tokens)
+    return replace(forms, operations=forms.operations._replace(**attend), shapes=shapes, cascade=None)
+
+
+def why_no_flashinfer(runner: ModelRunner) -> str:
+    """Why it cannot be a model's attention here; "" where it can."""
+    if not flashinfer.is_installed():
+        return "it is not installed here (package flashinfer-python)"
+    if not flashinfer.serves(runner.dtype, runner.config.head_dim):
+        return f"it does not know heads of {runner.config.head_dim} in {str(runner.dtype).removeprefix('torch.')}"
+    return "its results depend on the batch, and --deterministic is asked for" if runner.invariance.holds else ""
 
 
 def compiler() -> Callable[..., Callable]:
@@ -126,6 +146,7 @@ def describe() -> dict[str, str]:
     return {
         "device": "can be used" if has_gpu() else why_no_gpu(),
         "kernels": kernels,
+        "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
         "index kernels": "Numba" if numba else "plain torch, which waits for the device in mixed steps: Numba is missing",
         "sampling": "cuda/sampling.cu" if backends.is_usable() else "plain torch",
         "graphs": graphs,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vnext.kernels.cuda import experts
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
 from vnext.models.kv_cache import KvCache, kv_groups
@@ -52,10 +53,12 @@ class DeviceModel(NamedTuple):
         return self.family.logits(self.params, hidden, self.config, self.parallel)
 
 
-def why_not_captured(config: ModelConfig, parallel: Parallel) -> str:
-    """Why steps of this model are never captured; "" where they may be."""
+def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fixed: bool) -> str:
+    """Why steps of this model are never captured; "" where they may be. `is_fixed`: products have one shape."""
     if config.experts is not None:
-        return "the experts' products are cut by the host, which waits for their sizes"
-    if parallel.world_size > 1:
-        return "the ranks' sums are not captured"
+        wide = config.experts.intermediate_size // parallel.world_size
+        if is_fixed or not experts.serves(dtype, config.hidden_size, wide):
+            return "the experts' products are cut by the host, which waits for their sizes"
+    if parallel.world_size > 1 and not parallel.can_capture:
+        return "the ranks' sums go through the host"
     return ""

@@ -124,7 +124,8 @@ class DeviceSteps:
         if choice.form == "pieces":
             hidden = self._pieces.run(batch, metadata, choice.size)
         else:
-            hidden = self._model.hidden(batch._replace(attention=PreparedAttention(metadata)))
+            prepared = PreparedAttention(metadata, self._forms.operations.paged_attention)
+            hidden = self._model.hidden(batch._replace(attention=prepared))
         if len(step.sampled) == 0:
             return None
         sampled = self._sample(step, self._model.logits(hidden))

@@ -56,16 +56,16 @@ class ModelRunner:
         self.dtype = choose_dtype(dtype, self.config, quantization)
         self.parallel = parallel
         self._family = family(self.config.architecture)
-        self.invariance = self._invariance(deterministic)
+        self.invariance = self._invariance(deterministic, quantization)
         self._params = load_params(
-            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.wide
+            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.form
         )
         self._kv = None
         self.face: Device | None = None  # what `device_steps.py` asks of a device that is not the CPU
 
-    def _invariance(self, asked: bool | None) -> Invariance:
+    def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device.type != "cpu":
-            return gpu_invariance(asked)
+            return gpu_invariance(asked, quantization)
         return invariance(
             asked,
             str(self.dtype).removeprefix("torch."),

@@ -16,6 +16,7 @@ Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
 GenerationConfig = Literal["auto", "none"]
+AttentionName = Literal["auto", "flashinfer"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +30,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     those of each rank. `generation_config` "none" looks away from the checkpoint's generation_config.json.
     `device` "auto" is a GPU where torch can use one. On a GPU: `gpu_memory_utilization` is the share of its
     memory that all of this may take, `enforce_eager` captures no graphs, `graph_sizes` are the numbers of rows they are
-    captured for (() decides), `compile` fuses what they capture by torch's compiler.
+    captured for (() decides), `compile` fuses what they capture by torch's compiler, `attention` is whose: our kernels' or
+    FlashInfer's.
     `ipc_bytes_max`: up to here ranks on GPUs exchange tensors through memory that they map of each
     other, above over NCCL; the default has not been measured yet.
     """
@@ -58,6 +60,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
     compile: bool = False
+    attention: AttentionName = "auto"
     executor: ExecutorName = "mp"
     log_dir: str = ""
     log: LogPrivacy = "shape"
@@ -86,6 +89,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
     compile: bool = False
+    attention: AttentionName = "auto"
     tokens_max: int = 2048
     rows_max: int = 256
 

@@ -48,6 +48,8 @@ def default_one_shot_bytes_max(world_size: int) -> int:
 class SharedGroup:
     """One rank's collectives. Every rank calls the same ones in the same order with equal shapes; one thread uses it."""
 
+    can_capture = False
+
     def __init__(self, exchange: Exchange, rank: int, spin_us: float | None = None) -> None:
         """Takes over the exchange."""
         self._exchange, self._memory = exchange, exchange.memory

@@ -14,6 +14,8 @@ import torch.distributed as dist
 class SpreadGroup:
     """One rank's collectives (see collectives.Group) over the process group that was initialised."""
 
+    can_capture = True  # NCCL's launches are nodes of a graph as others are
+
     def __init__(self) -> None:
         self._world_size = dist.get_world_size()
 

@@ -83,6 +83,8 @@ inline void ldmatrix_x4_transposed(unsigned (&words)[4], const void *row) {
     shim::together(0xffffffffu, "ldmatrix_x4_transposed", &mine, [](void **offers) { shim::load_tiles(offers, true); });
 }
 
+inline float power_of_two(float x) { return x < -126.0f ? 0.0f : std::exp2(x); }
+
 /* ---- cp.async: bytes arrive when their group is waited for, or at once (EARLY_COPIES): a GPU may do either ---- */
 
 namespace shim {

@@ -104,4 +104,6 @@ def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_pa
     widened = 2 * KEYS * row if cache < scalar else 0
     spare = TILE_ROWS * KEYS * 4 if query.dtype is torch.float32 else 0
     kept = 0 if is_partial else (head_dim // TILE_COLUMNS * 4 + 4) * WARP * 4
-    return stages + widened + warps * (TILE_ROWS * row + spare + kept)
+    if query.dtype is torch.float32 or head_dim > LARGE_HEAD:
+        return stages + widened + warps * (TILE_ROWS * row + spare + kept)
+    return stages + widened + warps * max(TILE_ROWS * row, kept)  # queries go to registers before there is anything to keep

@@ -18,6 +18,7 @@ from vnext.kernels.cuda.backends import Defines, sources
 
 OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 CACHE = Path("~/.cache/vnext/cubins")
+TOOLKITS = ("/usr/local/cuda/include", "/opt/cuda/include")
 
 
 class CompileError(RuntimeError):
@@ -44,7 +45,8 @@ def compile_source(source: str, defines: Defines, arch: str, folder: Path | None
     program = nvrtc.createProgram((folder / source).read_text(), source, (), ())
     try:
         nvrtc.compileProgram(program, (*options, *includes))
-        return Compiled(nvrtc.getCUBIN(program), nvrtc.getProgramLog(program))
+        cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy takes the last byte off, as if it ended a text
+        return Compiled(cubin, nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError:
         raise CompileError(f"{source} for {arch}:\n{nvrtc.getProgramLog(program)}") from None
     finally:
@@ -53,12 +55,19 @@ def compile_source(source: str, defines: Defines, arch: str, folder: Path | None
 
 def toolkit_headers() -> str:
     """The folder of cuda_bf16.h: of the package nvidia-cuda-runtime, or of a toolkit. Raises CompileError without one."""
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    found = find_nvidia_header_directory("cudart")
-    if found is None:
+    found = [folder for folder in (packaged_headers(), *TOOLKITS) if folder and (Path(folder) / "cuda_bf16.h").is_file()]
+    if not found:
         raise CompileError("the headers of the CUDA runtime are missing: install nvidia-cuda-runtime")
-    return found
+    return str(found[0])
+
+
+def packaged_headers() -> str | None:
+    """As NVIDIA's own pathfinder has them, which looks at CUDA_HOME too; CuPy brings it along."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:  # before its version 1.3
+        return None
+    return find_nvidia_header_directory("cudart")
 
 
 def cached_cubin(source: str, defines: Defines, arch: str, cache: Path = CACHE) -> bytes:

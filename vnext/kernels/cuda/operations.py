@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from vnext.kernels import paged_attention as plain_attention, products, references
-from vnext.kernels.cuda import attention, exchange, rows, sampling
+from vnext.kernels.cuda import attention, exchange, experts as grouped, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
+from vnext.kernels.forms import FixedWeight
 
 SUMMARY = "cuda/*.cu by NVRTC"
 LIBRARY = torch.library.Library("vnext_cuda", "DEF")
@@ -111,7 +112,7 @@ _paged_attention = register(
 )
 _sample_rows = register(
     "sample_rows(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
-    "int threads=1024) -> Tensor",
+    "int threads=0) -> Tensor",
     sampling.sample_rows,
     _fake_sample,
 )
@@ -155,6 +156,13 @@ def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activa
     return _gate_and_mul(products.linear(x, weight, bias), activation)
 
 
+def experts(
+    x: torch.Tensor, shares: torch.Tensor, ids: torch.Tensor, gate_up: Any, down: Any, activation: str
+) -> torch.Tensor:
+    """As products.experts: torch's grouped product where it serves, our gate."""
+    return grouped.experts(_gate_and_mul, x, shares, ids, gate_up, down, activation)
+
+
 def rotary_kv_write(
     qkv: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -174,9 +182,11 @@ def rotary_kv_write(
     )
 
 
-def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.Tensor:
-    """As references.embedding_rows; tables of other types are the reference's."""
-    if table.dtype not in SCALARS:
+def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """As references.embedding_rows; tables of other types and forms are the reference's."""
+    if isinstance(table, FixedWeight):
+        table = table.weight
+    if not isinstance(table, torch.Tensor) or table.dtype not in SCALARS:
         return references.embedding_rows(table, ids, first)
     return _embedding_rows(table, ids, first)
 
@@ -273,6 +283,6 @@ def paged_attention(
 
 
 FUNCTIONS = (
-    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, embedding_rows,
+    attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, experts, embedding_rows,
 )  # fmt: skip
 """What the kernels serve of the table; the rest stays the references'."""

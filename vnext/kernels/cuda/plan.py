@@ -208,7 +208,7 @@ def wide_units(wide: Tiles, limits: np.ndarray, window: int, warps: int, tile_fi
     first = np.flatnonzero(turn % warps == 0)
     count = np.diff(np.append(first, len(wide.row)))
     last = first + count - 1
-    return Units(
-        tile_first + first, count, wide.row[first], first_keys(limits[wide.first[first]], window),
-        limits[wide.first[last] + wide.count[last] - 1] + 1, np.zeros_like(first),
-    )  # fmt: skip
+    key_first, key_stop = first_keys(limits[wide.first[first]], window), limits[wide.first[last] + wide.count[last] - 1] + 1
+    units = Units(tile_first + first, count, wide.row[first], key_first, key_stop, np.zeros_like(first))
+    longest_first = np.argsort(key_first - key_stop, kind="stable")  # else the last ones to start would be waited for
+    return Units(*(column[longest_first] for column in units))

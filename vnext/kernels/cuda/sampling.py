@@ -11,8 +11,12 @@ import torch
 from vnext.kernels.cuda.backends import kernel_for
 
 SOURCE = "sampling.cu"
-SAMPLE_THREADS, PENALTY_THREADS = 1024, 256
-BINS, WARP = 1024, 32
+MANY_THREADS, SAMPLE_THREADS, PENALTY_THREADS = 1024, 512, 256
+FEW_ROWS = 128
+"""Up to so many rows a GPU has a multiprocessor for each, which then has the more threads."""
+SHARED_BYTES = (1024 + 32) * 8 + 16 + 32 * (16 + 8) + 8 + 4096 * 8
+"""Bins, the state of a search, for each warp its sums and its likeliest token, a count, tokens with weights."""
+ALIGNED_BYTES, ALIGNED_COUNT = 16, 4
 
 
 def sample_rows(
@@ -23,12 +27,13 @@ def sample_rows(
     min_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
-    threads: int = SAMPLE_THREADS,
+    threads: int = 0,
 ) -> torch.Tensor:
     """As kernels/cpu/sampling.sample_rows: int64[S] tokens of `logits` float32[S, V], V at most 2**22.
 
     `temperature` (0: greedy), `top_p` (1: off) and `min_p` (0: off) are float32[S]; `top_k` (0: off), `seed` and
-    `position` int64[S]. `threads`, a multiple of 32 and at most 1024, changes no token.
+    `position` int64[S]. `threads`, a multiple of 32 and at most 1024 (0: by the number
+    of rows), changes no token.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -37,14 +42,11 @@ def sample_rows(
     if rows:
         columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, seed, position)]
         kernel = kernel_for(logits.device, SOURCE, "sample_rows", ())
-        arguments = (tokens, logits, *columns, np.int64(logits.stride(0)), np.int32(vocabulary))
-        kernel((rows,), (threads,), arguments, shared_mem=sample_shared_bytes(threads))
+        aligned = logits.data_ptr() % ALIGNED_BYTES == 0 and logits.stride(0) % ALIGNED_COUNT == 0
+        arguments = (tokens, logits, *columns, np.int64(logits.stride(0)), np.int32(vocabulary), np.int32(aligned))
+        threads = threads or (MANY_THREADS if rows <= FEW_ROWS else SAMPLE_THREADS)
+        kernel((rows,), (threads,), arguments, shared_mem=SHARED_BYTES)
     return tokens
-
-
-def sample_shared_bytes(threads: int) -> int:
-    """Bins, the state of a search, and for each warp its sums and its likeliest token."""
-    return BINS * 8 + 16 + threads // WARP * (16 + 8)
 
 
 def penalise(
