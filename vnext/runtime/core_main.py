@@ -43,7 +43,13 @@ FAREWELL_MS = 1500
 def main() -> int:
     settings = msgspec.msgpack.decode(enter_child(), type=CoreSettings)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with wake_on_signals() as wake, zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+    with wake_on_signals() as wake:
+        return run(settings, wake)
+
+
+def run(settings: CoreSettings, wake: socket.socket) -> int:
+    """An engine core from its start until `wake` becomes readable; the exit status."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
         front.set(zmq.SNDHWM, 0)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
