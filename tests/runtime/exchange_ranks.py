@@ -1,6 +1,7 @@
-"""Ranks of a shared group as forks of one process: `python exchange_ranks.py MODE ...` prints what they saw as JSON lines.
+"""Ranks of a shared group as forks of one process: `python exchange_ranks.py` reads a line [mode, argument, ...] and prints
+a line [exit status, what each rank saw], until its stdin ends.
 
-A program of its own, because it forks: a process without threads, which has torch loaded once for all ranks.
+A program of its own, because it forks: a process without threads, which has torch loaded once for all modes and ranks.
 """
 
 from __future__ import annotations
@@ -213,9 +214,26 @@ def out_of_step(form: str) -> list[Any]:
     return run_ranks(2, form, work)
 
 
+def told_by_a_fork(mode: str, *arguments: object) -> tuple[int, list[Any]]:
+    """What a mode tells, and the exit status of the fork it ran in: a mode may change whatever it likes."""
+    pipe_in, pipe_out = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(pipe_in)
+        try:
+            os.write(pipe_out, json.dumps(globals()[mode](*arguments)).encode())
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            raise
+        finally:
+            os._exit(1)
+    os.close(pipe_out)
+    with os.fdopen(pipe_in) as told:
+        said = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), json.loads(said or "[]")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    mode, *words = sys.argv[1:]
-    arguments = [json.loads(word) if word[0].isdigit() else word for word in words]
-    for line in globals()[mode](*arguments):
-        print(json.dumps(line))
+    for line in sys.stdin:
+        print(json.dumps(told_by_a_fork(*json.loads(line))), flush=True)
