@@ -1,7 +1,6 @@
-"""Ranks of a shared group as forks of one process: `python exchange_ranks.py` reads a line [mode, argument, ...] and prints
-a line [exit status, what each rank saw], until its stdin ends.
+"""Ranks of a shared group as forks of one process, and what they saw.
 
-A program of its own, because it forks: a process without threads, which has torch loaded once for all modes and ranks.
+A program of its own (forking_program.py), because it forks: a process without threads, which has torch loaded once.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from forking_program import serve
 
 from vnext.runtime import futex, shared_group
 from vnext.runtime.exchange_memory import Exchange, ExchangeFile
@@ -214,26 +214,6 @@ def out_of_step(form: str) -> list[Any]:
     return run_ranks(2, form, work)
 
 
-def told_by_a_fork(mode: str, *arguments: object) -> tuple[int, list[Any]]:
-    """What a mode tells, and the exit status of the fork it ran in: a mode may change whatever it likes."""
-    pipe_in, pipe_out = os.pipe()
-    if (pid := os.fork()) == 0:
-        os.close(pipe_in)
-        try:
-            os.write(pipe_out, json.dumps(globals()[mode](*arguments)).encode())
-            os._exit(0)
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            raise
-        finally:
-            os._exit(1)
-    os.close(pipe_out)
-    with os.fdopen(pipe_in) as told:
-        said = told.read()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), json.loads(said or "[]")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        print(json.dumps(told_by_a_fork(*json.loads(line))), flush=True)
+    serve({mode.__name__: mode for mode in (sums, gathers, leaves, late, out_of_step)})
