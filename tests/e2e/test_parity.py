@@ -1,17 +1,26 @@
-"""Real checkpoint, real oracle: the running server gives transformers' greedy tokens, and one sampled stream, whatever the
-scheduler does; and every run's log verifies with all laws and all ranks' digests."""
+"""Real checkpoint, real oracle: transformers' greedy tokens, and one sampled stream, whatever the scheduler does; and every
+run's log verifies with all laws and all ranks' digests.
+
+Servers serve with every pair of choices, the other combinations are engines in this process.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from engine_here import engines_here
 from serving import Server, complete_all, eventually, serving
 
+from vnext.llm import LLM
 from vnext.replay.cli import main as replay
+from vnext.sampling_params import SamplingParams
 
 CONCURRENCY = 32
 TOKEN_COUNT = 200
@@ -38,14 +47,31 @@ BEGINNINGS = (
     "Sam was a happy frog. He liked to jump and",
     "It was time for bed, but Anna did not want to sleep. She",
 )
-SCHEDULES = {"async": ["--async-scheduling"], "sync": ["--no-async-scheduling"]}
-CACHES = {"cached": ["--enable-prefix-caching"], "uncached": ["--no-enable-prefix-caching"]}
+SCHEDULES = {"async": {"async_scheduling": True}, "sync": {"async_scheduling": False}}
+CACHES = {"cached": {"enable_prefix_caching": True}, "uncached": {"enable_prefix_caching": False}}
 PREFILLS = {
-    "whole": ["--no-enable-chunked-prefill"],
-    "chunked": ["--max-num-batched-tokens", "40", "--long-prefill-token-threshold", "9"],
+    "whole": {"enable_chunked_prefill": False},
+    "chunked": {"max_num_batched_tokens": 40, "long_prefill_token_threshold": 9},
 }
-ROOMS = {"roomy": [], "tiny": ["--num-blocks-override", "100"]}
-COMBINATIONS = list(itertools.product(SCHEDULES, CACHES, PREFILLS, ROOMS))
+ROOMS = {"roomy": {}, "tiny": {"num_blocks_override": 100}}
+CHOICES = (SCHEDULES, CACHES, PREFILLS, ROOMS)
+COMBINATIONS = list(itertools.product(*CHOICES))
+COMMON = {"dtype": "float32", "digest_interval": 1, "threads": 1}
+
+
+def is_served(combination: tuple[str, ...]) -> bool:
+    """Five of the sixteen: any two choices meet in one of them."""
+    return sum(list(choice).index(name) for choice, name in zip(CHOICES, combination)) in (0, 3)
+
+
+def settings_of(combination: tuple[str, ...]) -> dict[str, Any]:
+    return {field: value for choice, name in zip(CHOICES, combination) for field, value in choice[name].items()}
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """The settings as words of the command line."""
+    words = {f"--{'no-' if value is False else ''}{field.replace('_', '-')}": value for field, value in settings.items()}
+    return [word for flag, value in words.items() for word in ([flag] if isinstance(value, bool) else [flag, str(value)])]
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +82,26 @@ def prompts(stories_path: Path) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in BEGINNINGS]
 
 
+Oracle = Callable[[list[int], list[int]], list[int]]
+
+
 @pytest.fixture(scope="module")
-def greedy_tokens(stories_path: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """transformers' own greedy continuation, prompt by prompt, in float32."""
+def oracle(stories_path: Path) -> Oracle:
+    """transformers' own choice at each place of an answer to a prompt, after all the tokens before it, in float32.
+
+    An answer that is everywhere what it chose is its greedy continuation: one forward, not one a token.
+    """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle: pip install transformers")
     model = transformers.LlamaForCausalLM.from_pretrained(stories_path, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in prompts:
-        given = torch.tensor([prompt])
-        whole = model.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=TOKEN_COUNT, pad_token_id=0
-        )
-        answers.append(whole[0, len(prompt) :].tolist())
-    return answers
+
+    @cache
+    def chosen(prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[int]:
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+        return logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
+
+    return lambda prompt, answer: chosen(tuple(prompt), tuple(answer))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +110,7 @@ def sampled_streams() -> list[list[int]]:
     return []
 
 
-def request(prompt: list[int], **sampling: Any) -> dict[str, Any]:
+def body_of(prompt: list[int], **sampling: Any) -> dict[str, Any]:
     return {
         "model": "stories", "prompt": prompt, "max_tokens": TOKEN_COUNT, "ignore_eos": True, "return_token_ids": True,
         **sampling,
@@ -92,44 +123,56 @@ def token_ids(answers: list[dict[str, Any]]) -> list[list[int]]:
 
 def run_all(server: Server, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """All prompts greedily, and some of them sampled as well, mixed in one crowd of 32."""
-    greedy = [request(prompt, temperature=0) for prompt in prompts]
-    sampled = [request(prompt, temperature=0.8, seed=index) for index, prompt in enumerate(prompts[:SAMPLED_COUNT])]
+    greedy = [body_of(prompt, temperature=0) for prompt in prompts]
+    sampled = [body_of(prompt, temperature=0.8, seed=index) for index, prompt in enumerate(prompts[:SAMPLED_COUNT])]
     mixed = [body for pair in itertools.zip_longest(greedy, sampled) for body in pair if body is not None]
     tokens = dict(zip(map(json.dumps, mixed), token_ids(complete_all(server.url, mixed, CONCURRENCY))))
     return [tokens[json.dumps(body)] for body in greedy], [tokens[json.dumps(body)] for body in sampled]
 
 
-def assert_log_verifies(server: Server, world_size: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The stopped server's log: every plan, state and rank digest recomputed, all laws checked."""
+def assert_greedy(answers: list[list[int]], prompts: list[list[int]], oracle: Oracle) -> None:
+    assert [len(answer) for answer in answers] == [TOKEN_COUNT] * len(prompts)
+    assert answers == [oracle(prompt, answer) for prompt, answer in zip(prompts, answers)]
+
+
+def assert_log_verifies(log_dir: Path | str, world_size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stopped engine's log: every plan, state and rank digest recomputed, all laws checked."""
     capsys.readouterr()
-    assert replay(["verify", "--laws", "--json", str(server.log_dir)]) == 0
+    assert replay(["verify", "--laws", "--json", str(log_dir)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps"] >= TOKEN_COUNT
     assert found["rank_digests"] == world_size * found["steps"]
 
 
-def check_run(
-    log_dir: Path,
-    model: Path,
-    arguments: list[str],
-    prompts: list[list[int]],
-    expected: list[list[int]],
-    streams: list[list[int]],
-    capsys: pytest.CaptureFixture[str],
-    world_size: int = 1,
-) -> float:
-    """One server with these arguments gives the expected tokens; returns how many requests it preempted."""
-    common = ["--dtype", "float32", "--served-model-name", "stories", "--digest-interval", "1", "--threads", "1"]
-    with serving(log_dir, str(model), *common, *arguments) as server:
+class Ran(msgspec.Struct, frozen=True):
+    """What a run answered, how many requests it preempted, and its log."""
+
+    greedy: list[list[int]]
+    sampled: list[list[int]]
+    preempted: float
+    log_dir: Path | str
+
+
+def ran_by_server(log_dir: Path, model: Path, prompts: list[list[int]], **settings: Any) -> Ran:
+    with serving(log_dir, str(model), "--served-model-name", "stories", *flags(COMMON | settings)) as server:
         greedy, sampled = run_all(server, prompts)
         assert eventually(lambda: server.metric("vnext_blocks_held") == 0)
         preempted = server.metric("vnext_preemptions_total")
         assert server.stop() == 0
-    assert greedy == expected
-    streams[:] = streams or sampled
-    assert sampled == streams
-    assert_log_verifies(server, world_size, capsys)
-    return preempted
+    return Ran(greedy, sampled, preempted, server.log_dir)
+
+
+def ran_here(log_dir: Path, model: Path, prompts: list[list[int]], **settings: Any) -> Ran:
+    greedy = [SamplingParams(temperature=0, max_tokens=TOKEN_COUNT, ignore_eos=True)] * len(prompts)
+    sampled = [
+        SamplingParams(temperature=0.8, seed=index, max_tokens=TOKEN_COUNT, ignore_eos=True) for index in range(SAMPLED_COUNT)
+    ]
+    with engines_here(), LLM(str(model), executor="inproc", log_dir=str(log_dir), **COMMON, **settings) as llm:
+        answers = llm.generate([*prompts, *prompts[:SAMPLED_COUNT]], [*greedy, *sampled], use_tqdm=False)
+        assert eventually(lambda: llm._client.stats.blocks_held == 0)
+        preempted = llm._client.stats.preempted
+    tokens = [answer.outputs[0].token_ids for answer in answers]
+    return Ran(tokens[: len(prompts)], tokens[len(prompts) :], preempted, llm.log_dir)
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
@@ -138,23 +181,33 @@ def test_tokens_are_the_oracle_s_under_every_schedule(
     tmp_path: Path,
     stories_path: Path,
     prompts: list[list[int]],
-    greedy_tokens: list[list[int]],
+    oracle: Oracle,
     sampled_streams: list[list[int]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    schedule, cache, prefill, room = combination
-    arguments = [*SCHEDULES[schedule], *CACHES[cache], *PREFILLS[prefill], *ROOMS[room]]
-    preempted = check_run(tmp_path, stories_path, arguments, prompts, greedy_tokens, sampled_streams, capsys)
-    assert (preempted > 0) == (room == "tiny")
+    run = ran_by_server if is_served(combination) else ran_here
+    ran = run(tmp_path, stories_path, prompts, **settings_of(combination))
+    assert_greedy(ran.greedy, prompts, oracle)
+    sampled_streams[:] = sampled_streams or ran.sampled
+    assert ran.sampled == sampled_streams
+    assert (ran.preempted > 0) == (combination[-1] == "tiny")
+    assert_log_verifies(ran.log_dir, 1, capsys)
+
+
+def test_servers_meet_every_pair_of_choices() -> None:
+    pairs = [itertools.combinations(combination, 2) for combination in COMBINATIONS if is_served(combination)]
+    assert len(pairs) == 5 and len(set(itertools.chain(*pairs))) == 6 * 4
 
 
 def test_two_ranks_give_the_same_tokens_and_digests(
     tmp_path: Path,
     stories_path: Path,
     prompts: list[list[int]],
-    greedy_tokens: list[list[int]],
+    oracle: Oracle,
     sampled_streams: list[list[int]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--tensor-parallel-size", "2", "--log", "full"]
-    check_run(tmp_path, stories_path, arguments, prompts, greedy_tokens, sampled_streams, capsys, world_size=2)
+    ran = ran_by_server(tmp_path, stories_path, prompts, tensor_parallel_size=2, log="full")
+    assert_greedy(ran.greedy, prompts, oracle)
+    assert sampled_streams in ([], ran.sampled)
+    assert_log_verifies(ran.log_dir, 2, capsys)

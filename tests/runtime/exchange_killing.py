@@ -1,6 +1,6 @@
-"""Kills one rank of a shared group at a chosen step; what the others saw, as JSON lines: `python exchange_killing.py MODE`.
+"""Kills one rank of a shared group at a chosen step, and what the others saw.
 
-A program of its own, because it forks. A step is an opcode of the group's Python code, a change of the shared memory
+A program of its own (forking_program.py), because it forks. A step is an opcode of the group's Python code, a change of the shared memory
 while single machine instructions are stepped through, or a random moment.
 """
 
@@ -10,14 +10,24 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from exchange_ranks import CAPACITY_BYTES, SHOTS, Join, Start, rank_order_sum, same_bits, values, waits_of
+from exchange_ranks import (
+    CAPACITY_BYTES,
+    SHOTS,
+    Join,
+    Start,
+    rank_order_sum,
+    same_bits,
+    values,
+    waits_of,
+)
+from forking_program import serve
 from ring_killing import Stepper, die_at, finished, fork
 
 from vnext.runtime import shared_group
@@ -40,37 +50,82 @@ def operate(group: SharedGroup, rank: int, number: int) -> bool:
     return same_bits(found, rank_order_sum(number, WORLD, count, torch.bfloat16))
 
 
-def survive(join: Join, rank: int, report: int, operations: int) -> None:
-    """Reports a line: how many results came, whether all were right, and the error at the end, if any."""
-    group, count, is_right, end = join(), 0, True, "finished"
+class Survivor:
+    """A rank that lives: one fork, which plays one group after the other, since a fork with torch costs more than a game."""
+
+    def __init__(self, form: str, rank: int) -> None:
+        (orders_in, self._orders), (self._told, told_out) = os.pipe(), os.pipe()
+        self._pid = fork(partial(self._live, form, rank, orders_in, told_out))
+        os.close(orders_in)
+        os.close(told_out)
+        self._answers = os.fdopen(self._told)
+
+    def join(self, name: str, operations: int) -> None:
+        """Returns once it has mapped the memory; it begins with `go`."""
+        self._order([name, operations])
+        assert self._answers.readline() == "ready\n"
+
+    def go(self) -> None:
+        self._order("go")
+
+    def told(self) -> list[Any]:
+        """How many results came, whether all were right, and the error at the end, if any."""
+        return json.loads(self._answers.readline())
+
+    def end(self) -> bool:
+        self._order("end")
+        return finished(self._pid)
+
+    def _order(self, what: object) -> None:
+        os.write(self._orders, (json.dumps(what) + "\n").encode())
+
+    def _live(self, form: str, rank: int, orders_in: int, told_out: int) -> None:
+        with os.fdopen(orders_in) as orders, os.fdopen(told_out, "w", buffering=1) as answers:
+            for order in map(json.loads, iter(orders.readline, '"end"\n')):
+                name, operations = order
+                exchange = Exchange(name, rank, waits_of(form, rank))
+                print("ready", file=answers)
+                orders.readline()
+                print(json.dumps(play(SharedGroup(exchange, rank), rank, operations)), file=answers)
+
+
+def play(group: SharedGroup, rank: int, operations: int) -> list[Any]:
+    count, is_right, end = 0, True, "finished"
     try:
         while count < operations:
             is_right &= operate(group, rank, count)
             count += 1
     except RankLost as error:
         end = str(error)
-    os.write(report, (json.dumps([count, is_right, end]) + "\n").encode())
     group.close()
+    return [count, is_right, end]
 
 
-def kill(form: str, victim: Callable[[Join], None], operations: int, chance: random.Random | None = None) -> Account:
+@contextmanager
+def surviving(form: str) -> Iterator[list[Survivor]]:
+    """The two that live."""
+    survivors = [Survivor(form, rank) for rank in range(WORLD) if rank != VICTIM]
+    yield survivors
+    assert all(survivor.end() for survivor in survivors)
+
+
+def kill(
+    form: str, survivors: list[Survivor], victim: Callable[[Join], None], operations: int, chance: random.Random | None = None
+) -> Account:
     """Two survivors and a victim, each a process; with `chance` the victim is killed from outside, soon."""
-    file, (pipe_in, pipe_out), start = ExchangeFile(WORLD, CAPACITY_BYTES, SHOTS["both"]), os.pipe(), Start(WORLD)
-    joins = [partial(start.join, file.name, rank, form) for rank in range(WORLD)]
-    ranks = [rank for rank in range(WORLD) if rank != VICTIM]
-    survivors = [fork(partial(survive, joins[rank], rank, pipe_out, operations)) for rank in ranks]
-    pid = fork(partial(victim, joins[VICTIM]))
+    file, start = ExchangeFile(WORLD, CAPACITY_BYTES, SHOTS["both"]), Start(1)
+    pid = fork(partial(victim, partial(start.join, file.name, VICTIM, form)))
+    for survivor in survivors:
+        survivor.join(file.name, operations)
     start.give()
+    for survivor in survivors:
+        survivor.go()
     if chance is not None:
         time.sleep(chance.uniform(0.0, 0.03))
         os.kill(pid, signal.SIGKILL)
     is_finished = finished(pid)
-    are_orderly = [finished(survivor) for survivor in survivors]
     file.unlink()
-    os.close(pipe_out)
-    with os.fdopen(pipe_in) as lines:
-        ends = [json.loads(line) for line in lines]
-    return {"finished": is_finished, "orderly": are_orderly, "ends": ends}
+    return {"finished": is_finished, "ends": [survivor.told() for survivor in survivors]}
 
 
 # ---- modes -------------------------------------------------------------------------------------------------------
@@ -79,20 +134,21 @@ def kill(form: str, victim: Callable[[Join], None], operations: int, chance: ran
 def opcodes(form: str, stride: int) -> Iterator[Account]:
     """Killed before every `stride`-th opcode of four operations, until it comes to their end."""
     step, is_finished = 1, False
-    while not is_finished:
 
-        def victim(join: Join, step: int = step) -> None:
-            group = join()
-            inputs = [values(number, VICTIM, count, torch.bfloat16) for number, count in enumerate(COUNTS)]
-            die_at(step, TRACED[form])
-            for tensor in inputs:
-                group.all_reduce(tensor)
-            group.close()
+    def victim(step: int, join: Join) -> None:
+        group = join()
+        inputs = [values(number, VICTIM, count, torch.bfloat16) for number, count in enumerate(COUNTS)]
+        die_at(step, TRACED[form])
+        for tensor in inputs:
+            group.all_reduce(tensor)
+        group.close()
 
-        account = kill(form, victim, len(COUNTS))
-        is_finished = account["finished"]
-        yield account | {"step": step}
-        step += stride
+    with surviving(form) as survivors:
+        while not is_finished:
+            account = kill(form, survivors, partial(victim, step), len(COUNTS))
+            is_finished = account["finished"]
+            yield account | {"step": step}
+            step += stride
 
 
 def busy(form: str, seconds: float) -> Iterator[Account]:
@@ -104,8 +160,9 @@ def busy(form: str, seconds: float) -> Iterator[Account]:
         for number in range(BUSY_OPERATIONS):
             operate(group, VICTIM, number)
 
-    while time.monotonic() < end_s:
-        yield kill(form, victim, BUSY_OPERATIONS, chance)
+    with surviving(form) as survivors:
+        while time.monotonic() < end_s:
+            yield kill(form, survivors, victim, BUSY_OPERATIONS, chance)
 
 
 def stepped(form: str) -> Iterator[Account]:
@@ -121,7 +178,7 @@ def stepped(form: str) -> Iterator[Account]:
         group, victim = SharedGroup(mine, 0), SharedGroup(theirs, 1)
         mine.memory.enter(1, 1, 1, tensors[0].data_ptr(), tensors[0].nbytes)
         own, size = bytes(mine._mapping), len(mine._mapping)
-        account = Stepper().kill_at(change, lambda: victim.all_reduce(tensors[1].clone()), mine._mapping)
+        account = Stepper().kill_at(change, victim, lambda: victim.all_reduce(tensors[1].clone()), mine._mapping)
         now = mine._mapping[:]
         touched = [at for at in range(size) if now[at] != own[at]]
         theirs.close()
@@ -146,6 +203,4 @@ def mine_line(rank: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    mode, *words = sys.argv[1:]
-    for told in globals()[mode](words[0], *(float(word) if "." in word else int(word) for word in words[1:])):
-        print(json.dumps(told), flush=True)
+    serve({mode.__name__: mode for mode in (opcodes, busy, stepped)})

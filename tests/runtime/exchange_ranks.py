@@ -1,6 +1,6 @@
-"""Ranks of a shared group as forks of one process: `python exchange_ranks.py MODE ...` prints what they saw as JSON lines.
+"""Ranks of a shared group as forks of one process, and what they saw.
 
-A program of its own, because it forks: a process without threads, which has torch loaded once for all ranks.
+A program of its own (forking_program.py), because it forks: a process without threads, which has torch loaded once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from forking_program import serve
 
 from vnext.runtime import futex, shared_group
 from vnext.runtime.exchange_memory import Exchange, ExchangeFile
@@ -215,7 +216,4 @@ def out_of_step(form: str) -> list[Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    mode, *words = sys.argv[1:]
-    arguments = [json.loads(word) if word[0].isdigit() else word for word in words]
-    for line in globals()[mode](*arguments):
-        print(json.dumps(line))
+    serve({mode.__name__: mode for mode in (sums, gathers, leaves, late, out_of_step)})

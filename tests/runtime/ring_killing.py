@@ -2,6 +2,8 @@
 
 A program of its own, because it forks: one fork a kill, in a process without threads. A step is an opcode of the ring's
 Python code, a change of the shared memory while single machine instructions are stepped through, or a random moment.
+Of the opcodes those are chosen before which others can see something new of the victim, the first of every call, and every
+tenth: whoever dies between two of them leaves the same memory, files and locks as one who dies at the earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vnext.runtime import futex, ring_reader, ring_writer
+from vnext.runtime import futex, ring_lives, ring_reader, ring_writer
 from vnext.runtime.ring import RingClosed, RingReader, RingWriter
 from vnext.runtime.ring_ends import look
 from vnext.runtime.ring_memory import Segment
@@ -31,6 +33,8 @@ MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes
 BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
 TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring_plain.py"}  # what the two forms do not share
 HANG_S = 20.0
+STRIDE = 10
+LINES = 3  # of a ring with two readers
 PTRACE_TRACEME, PTRACE_SINGLESTEP = 0, 9
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -45,21 +49,77 @@ ring_reader.IDLE_POLLS = 1
 
 def die_at(step: int, traced: str) -> None:
     """From now on count the opcodes of the traced files; die by SIGKILL before the given one (from 1)."""
-    count = 0
+
+    def die(count: int, is_first: bool) -> None:
+        if count == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before_opcodes(traced, die)
+
+
+def before_opcodes(traced: str, act: Callable[[int, bool], None]) -> None:
+    """From now on `act(count, is_first)` before each opcode of the traced files (from 1), and whether it is its call's first."""
+    count, is_first = 0, True
 
     def trace(frame: Any, event: str, argument: object) -> Callable | None:
-        nonlocal count
+        nonlocal count, is_first
         if traced not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
             count += 1
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
+            act(count, is_first)
+        is_first = event == "call"
         return trace
 
     sys._getframe().f_trace_opcodes = True  # Python 3.12 and later look for this when tracing begins
     sys.settrace(trace)
+
+
+class Notes:
+    """What a victim that is not killed notes for its parent: the steps at which others could see something new of it."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("notes")
+
+    def take(self, traced: str) -> None:
+        """From now on, in the victim."""
+        seen: list[Any] = []
+
+        def note(count: int, is_first: bool) -> None:
+            nonlocal seen
+            last, seen = seen, seen_by_others()
+            if seen != last or is_first or count % STRIDE == 0:
+                os.write(self._file, b"%d " % count)
+
+        before_opcodes(traced, note)
+
+    def steps(self) -> list[int]:
+        """In the parent, once the victim has ended."""
+        os.lseek(self._file, 0, os.SEEK_SET)
+        with os.fdopen(self._file, "rb") as file:
+            return [int(word) for word in file.read().split()]
+
+
+def seen_by_others() -> list[Any]:
+    """This process's files, and of those in shared memory the bytes and who has locked which line."""
+    folder, found = "/proc/self/fd", []
+    for name in os.listdir(folder):
+        path = os.readlink(f"{folder}/{name}") if os.path.islink(f"{folder}/{name}") else ""
+        found.append(path)
+        if path.startswith(("/dev/shm/", "/memfd:vnext")):
+            with open(f"{folder}/{name}", "r+b", buffering=0) as other:
+                lives = ring_lives.Lives(other.fileno())
+                found += [other.read(), [lives.has_owner(line) for line in range(LINES)]]
+    return found
+
+
+def die_or_note(step: int, form: str, notes: Notes | None) -> None:
+    """A victim's life: killed at a step, or noting all of them."""
+    if notes is None:
+        die_at(step, TRACED[form])
+    else:
+        notes.take(TRACED[form])
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -74,8 +134,8 @@ def fork(work: Callable[[], None]) -> int:
         os._exit(1)
 
 
-def write_all(step: int, form: str, name_out: int, go_in: int) -> None:
-    die_at(step, TRACED[form])
+def write_all(step: int, form: str, notes: Notes | None, name_out: int, go_in: int) -> None:
+    die_or_note(step, form, notes)
     writer = RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=2, waits=FORMS[form])
     os.write(name_out, writer.name.encode())
     os.read(go_in, 1)
@@ -84,8 +144,8 @@ def write_all(step: int, form: str, name_out: int, go_in: int) -> None:
     writer.close()
 
 
-def read_all(step: int, form: str, name: str) -> None:
-    die_at(step, TRACED[form])
+def read_all(step: int, form: str, notes: Notes | None, name: str) -> None:
+    die_or_note(step, form, notes)
     reader = RingReader.attach(name, 0, spin_us=0, waits=FORMS[form])
     for message in MESSAGES:
         if reader.read(timeout_s=HANG_S) != message:
@@ -117,9 +177,9 @@ def finished(pid: int) -> bool:
     return status == 0
 
 
-def kill_writer(step: int, form: str) -> Account:
+def kill_writer(step: int, form: str, notes: Notes | None = None) -> Account:
     (name_in, name_out), (go_in, go_out) = os.pipe(), os.pipe()
-    pid = fork(partial(write_all, step, form, name_out, go_in))
+    pid = fork(partial(write_all, step, form, notes, name_out, go_in))
     os.close(name_out)
     name = os.read(name_in, 200).decode()
     readers = [RingReader.attach(name, index, spin_us=0, waits=FORMS[form]) for index in (0, 1)] if name else []
@@ -134,13 +194,13 @@ def kill_writer(step: int, form: str) -> Account:
     return {"step": step, "finished": is_finished, "ends": ends, "left": left}
 
 
-def kill_reader(step: int, form: str) -> Account:
+def kill_reader(step: int, form: str, notes: Notes | None = None) -> Account:
     """The reader's end, then how the other reader and the writer go on; a place never taken is taken by another."""
     with RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=2, waits=FORMS[form]) as writer:
         with RingReader.attach(writer.name, 1, spin_us=0, waits=FORMS[form]) as other:
             for message in MESSAGES:
                 writer.write(message)
-            is_finished = finished(fork(partial(read_all, step, form, writer.name)))
+            is_finished = finished(fork(partial(read_all, step, form, notes, writer.name)))
             presence, position = look(writer._memory, 1)
             account = {
                 "step": step,
@@ -173,6 +233,19 @@ def write_to_the_end(writer: RingWriter, other: RingReader) -> str:
 # ---- single machine instructions ---------------------------------------------------------------------------------
 
 
+class FromHere:
+    """A compiled memory, which stops its process where the first of its functions is called: only they write."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory, self._has_stopped = memory, False
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._has_stopped:
+            self._has_stopped = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return getattr(self._memory, name)
+
+
 class Stepper:
     """A child that is led through `work`, instruction by instruction, up to a number of changes of the memory."""
 
@@ -181,9 +254,9 @@ class Stepper:
         self._ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
         self._ptrace.restype = ctypes.c_long
 
-    def kill_at(self, change: int, work: Callable[[], None], mapping: Any) -> Account:
-        """Whether the work came to its end before that change, and where the last change was."""
-        pid = fork(partial(self._run_stopped, work))
+    def kill_at(self, change: int, end: Any, work: Callable[[], None], mapping: Any) -> Account:
+        """Whether the work of this end (its `_memory`) was done before that change, and where the last change was."""
+        pid = fork(partial(self._run_stopped, end, work))
         before, changes, changed = mapping[:], 0, ""
         _, status = os.waitpid(pid, 0)
         while os.WIFSTOPPED(status):
@@ -200,10 +273,10 @@ class Stepper:
                 return {"step": change, "finished": is_done, "changed": changed}
         raise RuntimeError(f"the victim ended by itself with {status}")
 
-    def _run_stopped(self, work: Callable[[], None]) -> None:
+    def _run_stopped(self, end: Any, work: Callable[[], None]) -> None:
         if self._ptrace(PTRACE_TRACEME, 0, None, None) < 0:
             os._exit(3)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        end._memory = FromHere(end._memory)
         work()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -220,7 +293,7 @@ def step_through_writing(change: int, waits: futex.WaitMethod | None, message: b
     writer = RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=1, waits=waits)
     reader = RingReader.attach(writer.name, 0, spin_us=0, waits=waits)
     victim = partial(writer.write, message, HANG_S)
-    account = Stepper().kill_at(change, victim, reader._segment._mapping)
+    account = Stepper().kill_at(change, writer, victim, reader._segment._mapping)
     writer._segment.unlink()
     writer._segment.close()
     end = read_to_the_end(reader, [message])
@@ -233,7 +306,7 @@ def step_through_reading(change: int, waits: futex.WaitMethod | None, message: b
         with RingReader.attach(writer.name, 1, spin_us=0, waits=waits) as other:
             victim = RingReader.attach(writer.name, 0, spin_us=0, waits=waits)
             writer.write(message)
-            account = Stepper().kill_at(change, partial(victim.read, HANG_S), other._segment._mapping)
+            account = Stepper().kill_at(change, victim, partial(victim.read, HANG_S), other._segment._mapping)
             position = look(writer._memory, 1)[1]
             victim._segment.close()
             seen = other.read(timeout_s=HANG_S) == message
@@ -342,7 +415,16 @@ def kill_busy_reader(chance: random.Random, waits: futex.WaitMethod | None) -> A
 # ---- the program -------------------------------------------------------------------------------------------------
 
 
-def every_step(kill: Callable[[int], Account]) -> Iterator[Account]:
+def every_opcode(kill: Callable[..., Account]) -> Iterator[Account]:
+    """Kill at every step that is worth it, in order; last comes the victim that was let go and noted them."""
+    notes = Notes()
+    end = kill(0, notes=notes)
+    for step in notes.steps():
+        yield kill(step)
+    yield end
+
+
+def every_change(kill: Callable[[int], Account]) -> Iterator[Account]:
     """Kill at step 1, 2, ... until the victim comes to its end first."""
     for step in range(1, 10**6):
         yield (account := kill(step))
@@ -365,7 +447,7 @@ def main(mode: str, form: str, seconds: str = "1") -> None:
         "reading": [partial(step_through_reading, waits=waits, message=MESSAGES[1])],
     }
     for kill in kills[mode]:
-        for account in every_step(kill):
+        for account in (every_opcode if mode in ("writer", "reader") else every_change)(kill):
             print(json.dumps(account))
 
 

@@ -5,19 +5,16 @@ exchange_killing.py kills, this file says what must have come of it.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from forking_program import Failed, Program
 
 from vnext.runtime import exchange_memory, futex
 
-ROOT = Path(__file__).parents[2]
 OPERATIONS = 4
+Killing = Callable[..., list[dict[str, Any]]]
 LOST = "rank 1 has ended or left the group before all ranks had met"
 
 pytestmark = pytest.mark.skipif(
@@ -25,32 +22,37 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_killing(*arguments: object) -> subprocess.CompletedProcess[str]:
-    if "plain" not in arguments and exchange_memory.implementation() != "compiled":
-        pytest.skip("the compiled exchange is not built here: no C compiler was found")
-    command = [sys.executable, str(Path(__file__).with_name("exchange_killing.py")), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    program = Program("exchange_killing.py", tmp_path_factory.mktemp("killing") / "stderr")
+    yield program
+    assert program.end() == 0
 
 
-def accounts(ran: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """One for each kill; the last victim of a series came to its end."""
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture
+def killing(program: Program) -> Killing:
+    """One account for each kill, of a mode and its arguments; the last victim of a series came to its end."""
+
+    def ran(mode: str, form: str, *arguments: object) -> list[dict[str, Any]]:
+        if form != "plain" and exchange_memory.implementation() != "compiled":
+            pytest.skip("the compiled exchange is not built here: no C compiler was found")
+        return program(mode, form, *arguments)
+
+    return ran
 
 
 def assert_survivors_agree(told: list[dict[str, Any]]) -> None:
     for account in told:
         first, second = account["ends"]
-        assert first == second and account["orderly"] == [True, True]
+        assert first == second
         assert first[1], "a sum was wrong"
         assert first[2] in (LOST, "finished")
 
 
 @pytest.mark.parametrize(("form", "stride"), [("compiled", 7), ("plain", 61)])
-def test_a_rank_killed_before_any_opcode(form: str, stride: int) -> None:
+def test_a_rank_killed_before_any_opcode(killing: Killing, form: str, stride: int) -> None:
     """One-shot, two-shot, several pieces: survivors have what the victim had published, no more and no less."""
-    told = accounts(run_killing("opcodes", form, stride))
+    told = killing("opcodes", form, stride)
     assert_survivors_agree(told)
     counts = [account["ends"][0][0] for account in told]
     assert set(counts) == set(range(OPERATIONS + 1))  # not in order: a victim that waits longer takes more opcodes
@@ -58,19 +60,21 @@ def test_a_rank_killed_before_any_opcode(form: str, stride: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["compiled", "plain"])
-def test_a_busy_rank_killed_at_random_moments(form: str) -> None:
-    told = accounts(run_killing("busy", form, 1.0))
+def test_a_busy_rank_killed_at_random_moments(killing: Killing, form: str) -> None:
+    told = killing("busy", form, 0.6)
     assert len(told) > 3
     assert_survivors_agree(told)
     assert {account["ends"][0][2] for account in told} == {LOST}
 
 
-def test_a_rank_killed_at_any_change_of_the_memory() -> None:
+def test_a_rank_killed_at_any_change_of_the_memory(killing: Killing) -> None:
     """Between two machine instructions of the compiled form: the sum is there once the victim has ticked, never before."""
-    ran = run_killing("stepped", "compiled")
-    if "no single steps" in ran.stderr or "ended by itself with 3" in ran.stderr:
-        pytest.skip("this sandbox lets no process step through another (ptrace)")
-    told = accounts(ran)
+    try:
+        told = killing("stepped", "compiled")
+    except Failed as failed:
+        if "no single steps" in str(failed) or "ended by itself with 3" in str(failed):
+            pytest.skip("this sandbox lets no process step through another (ptrace)")
+        raise
     assert [account["end"] for account in told] == ["right" if account["has_ticked"] else LOST for account in told]
     assert {account["has_ticked"] for account in told} == {False, True} and len(told) > 4
     touched = [account["touched"] for account in told]

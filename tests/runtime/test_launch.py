@@ -111,7 +111,7 @@ def test_no_shared_memory_is_left_behind(tmp_path: Path) -> None:
         ({"model": "no/such/folder"}, "no/such/folder"),
         ({"max_model_len": 10**6}, "1000000, more than"),
         ({"kv_cache_memory": 100}, "too small for one block"),
-        ({"tensor_parallel_size": 7}, "7"),
+        ({"tensor_parallel_size": 3}, r"\b3\b"),
         ({"log_dir": "/proc/nowhere"}, "/proc/nowhere"),
     ],
 )

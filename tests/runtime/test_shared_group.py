@@ -5,22 +5,19 @@ exchange_ranks.py runs the ranks as processes, this file says what must have com
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from forking_program import Program
 
 from vnext.runtime import exchange_memory, futex
 from vnext.runtime.exchange_memory import Exchange, ExchangeFile
 from vnext.runtime.exchange_plain import ADDED
 from vnext.runtime.shared_group import SharedGroup
 
-ROOT = Path(__file__).parents[2]
+Ranks = Callable[..., list[Any]]
 NOTICED_S = 10.0  # for machines that are busy elsewhere; without a notice it would be 300 s
 needs_locks = pytest.mark.skipif(
     not isinstance(futex.choose_wait_method(), futex.Futex), reason="deaths are noticed by locks that only Linux has"
@@ -28,15 +25,23 @@ needs_locks = pytest.mark.skipif(
 FORMS = ["compiled", "plain", "mixed"]
 
 
-def ranks(mode: str, *arguments: object) -> list[Any]:
-    """What each rank told."""
-    if "plain" not in arguments and exchange_memory.implementation() != "compiled":
-        pytest.skip("the compiled exchange is not built here: no C compiler was found")
-    command = [sys.executable, str(Path(__file__).with_name("exchange_ranks.py")), mode, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    program = Program("exchange_ranks.py", tmp_path_factory.mktemp("ranks") / "stderr")
+    yield program
+    assert program.end() == 0
+
+
+@pytest.fixture
+def ranks(program: Program) -> Ranks:
+    """What each rank told, of a mode and its arguments."""
+
+    def ran(mode: str, *arguments: object) -> list[Any]:
+        if "plain" not in arguments and exchange_memory.implementation() != "compiled":
+            pytest.skip("the compiled exchange is not built here: no C compiler was found")
+        return program(mode, *arguments)
+
+    return ran
 
 
 DIGESTS: dict[int, str] = {}
@@ -47,7 +52,7 @@ DIGESTS: dict[int, str] = {}
     ("form", "shots", "spin_us"),
     [("compiled", "one", 0), ("compiled", "two", 0), ("compiled", "both", 300), ("plain", "both", 0), ("mixed", "two", 50)],
 )
-def test_sums_have_the_bits_of_rank_order(world_size: int, form: str, shots: str, spin_us: int) -> None:
+def test_sums_have_the_bits_of_rank_order(ranks: Ranks, world_size: int, form: str, shots: str, spin_us: int) -> None:
     """Odd sizes, all dtypes, several pieces, late ranks; every form and both shots give the same bits."""
     told = ranks("sums", world_size, form, shots, spin_us)
     assert [rank["wrong"] for rank in told] == [[]] * world_size
@@ -58,7 +63,7 @@ def test_sums_have_the_bits_of_rank_order(world_size: int, form: str, shots: str
 
 
 @pytest.mark.parametrize(("world_size", "form"), [(2, "compiled"), (3, "compiled"), (2, "plain"), (3, "mixed")])
-def test_gathers_join_in_rank_order(world_size: int, form: str) -> None:
+def test_gathers_join_in_rank_order(ranks: Ranks, world_size: int, form: str) -> None:
     for rank in ranks("gathers", world_size, form, 0):
         assert rank["wrong"] == []
         assert rank["strided"] == [[each for each in range(world_size) for _ in range(3)]] * 4
@@ -67,7 +72,7 @@ def test_gathers_join_in_rank_order(world_size: int, form: str) -> None:
 @needs_locks
 @pytest.mark.parametrize("how", ["killed", "closed"])
 @pytest.mark.parametrize(("world_size", "form"), [(2, "compiled"), (4, "compiled"), (2, "plain")])
-def test_a_rank_that_leaves_is_named(world_size: int, form: str, how: str) -> None:
+def test_a_rank_that_leaves_is_named(ranks: Ranks, world_size: int, form: str, how: str) -> None:
     *others, last = ranks("leaves", world_size, form, how)
     assert last == ("left" if how == "closed" else -9)
     assert [count for count, _, _ in others] == [5] * (world_size - 1)
@@ -79,14 +84,14 @@ def test_a_rank_that_leaves_is_named(world_size: int, form: str, how: str) -> No
 
 @needs_locks
 @pytest.mark.parametrize("form", ["compiled", "plain"])
-def test_a_rank_that_does_not_come_is_named(form: str) -> None:
+def test_a_rank_that_does_not_come_is_named(ranks: Ranks, form: str) -> None:
     first, second = ranks("late", form)
     assert first.startswith("rank 1 did not come within")
     assert second.startswith("rank 0 has ended or left")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_ranks_out_of_step_are_named(form: str) -> None:
+def test_ranks_out_of_step_are_named(ranks: Ranks, form: str) -> None:
     """Each of the two says so, and the group can go on."""
     first, second = ranks("out_of_step", form)
     assert first[0] == "the ranks are out of step: rank 0 came with 12 bytes of kind 0, rank 1 with 16 of kind 0"

@@ -12,8 +12,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -44,13 +44,24 @@ FAREWELL_MS = 1500
 def run(settings: CoreSettings, ranks: Sequence[Child]) -> int:
     """Start the engine with its ranks' processes, serve until a signal comes; returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with wake_on_signals() as wake, zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+    with wake_on_signals() as wake:
+        return run_until(wake, settings, ranks, leave_on_sigterm)
+
+
+def run_until(
+    wake: socket.socket,
+    settings: CoreSettings,
+    ranks: Sequence[Child] = (),
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> int:
+    """An engine core from its start, which is `interruptible`, until `wake` becomes readable; the exit status."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
         front.set(zmq.SNDHWM, 0)
         front.set(zmq.LINGER, FAREWELL_MS)
         front.bind(settings.address)
         executor = make_executor(settings, ranks)
         try:
-            with leave_on_sigterm():
+            with interruptible():
                 core, clients = start_core(settings, executor, front)
         except SystemExit:
             executor.stop()

@@ -13,6 +13,10 @@ import numpy as np
 from vnext.state import rows as columns
 
 KEY_SIZE = 16
+PLACE, VALUE, START, FIRST, SECOND = np.array(
+    (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), dtype=np.uint64
+)
+RIGHT_30, RIGHT_27, RIGHT_31 = np.array((30, 27, 31), dtype=np.uint64)
 
 
 def group_key(key: bytes, group: int) -> bytes:
@@ -27,15 +31,15 @@ def expected(cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, si
     if threshold:
         wants = np.minimum(wants, threshold)
     ends = np.cumsum(wants)
-    out[0] = np.clip(budget - (ends - wants), 0, wants)
-    return int(out[0].sum()), needed(cells, out[0], out[1], size)
+    out[0] = np.minimum(np.maximum(budget - (ends - wants), 0), wants)
+    return int(np.add.reduce(out[0])), needed(cells, out[0], out[1], size)
 
 
 def needed(cells: np.ndarray, tokens: np.ndarray, out_need: np.ndarray, size: int) -> int:
     """Blocks each row lacks to compute `tokens` more (int64[R]); their sum."""
     lacks = -(-(cells[columns.COMPUTED] + tokens) // size) - cells[columns.BLOCKS]
     np.maximum(lacks, 0, out=out_need)
-    return int(out_need.sum())
+    return int(np.add.reduce(out_need))
 
 
 def advance(cells: np.ndarray, out_cells: np.ndarray, tokens: np.ndarray, need: np.ndarray) -> int:
@@ -61,24 +65,27 @@ def write_tables(cells: np.ndarray, need: np.ndarray, blocks: np.ndarray, arena:
 
 
 def mixed_one(places: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each "this value at this place" a number (uint64[n]) that differs from others': SplitMix64's finish over both."""
-    word = np.uint64
-    x = places.astype(word) * word(0x9E3779B97F4A7C15) + values.astype(word) * word(0xC2B2AE3D27D4EB4F)
-    x += word(0x165667B19E3779F9)
-    x = (x ^ (x >> word(30))) * word(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> word(27))) * word(0x94D049BB133111EB)
-    return x ^ (x >> word(31))
+    """For each "this value at this place" a number (uint64[...]) that differs from others': SplitMix64's finish over both."""
+    x = values.astype(np.uint64) * VALUE
+    x += places.astype(np.uint64) * PLACE + START
+    x ^= x >> RIGHT_30
+    x *= FIRST
+    x ^= x >> RIGHT_27
+    x *= SECOND
+    x ^= x >> RIGHT_31
+    return x
 
 
 def mixed(values: np.ndarray) -> int:
     """The sum over a whole array (int64[n]), modulo 2**64: equal arrays have equal sums, however they came about."""
-    return int(mixed_one(np.arange(len(values)), values).sum(dtype=np.uint64))
+    return int(np.add.reduce(mixed_one(np.arange(len(values)), values)))
 
 
 def put(store: np.ndarray, places: np.ndarray, values: np.ndarray) -> int:
     """`values` into int64 `store` at int32 `places`; they become what stood there. The change of the store's sum."""
     before = store[places]
-    change = (mixed_one(places, values) - mixed_one(places, before)).sum(dtype=np.uint64)
+    new, old = mixed_one(places, np.array((values, before)))
+    change = np.add.reduce(new - old)
     store[places] = values
     values[:] = before
     return int(change)
@@ -189,13 +196,13 @@ def settle(
     asked = len(samples)
     if asked > cells.shape[1]:
         return None
-    same = np.array_equal(cells[columns.ID, :asked], entries[0]) and np.array_equal(cells[columns.EPOCH, :asked], entries[1])
+    same = (cells[columns.ID, :asked] == entries[0]).all() and (cells[columns.EPOCH, :asked] == entries[1]).all()
     rows = samples.nonzero()[0]
     if not same or len(sampled) != len(rows) or (sampled < 0).any():
         return None
     known, flags = cells[columns.KNOWN, rows] + 1, cells[columns.FLAGS, rows]
     out_places[:] = rows, np.arange(len(rows))
-    stops = np.isin(sampled, eos) & ((flags & columns.IGNORE_EOS) == 0)
+    stops = (sampled[:, None] == eos).any(axis=1) & ((flags & columns.IGNORE_EOS) == 0)
     out_ends[:] = stops & (known > cells[columns.MIN_KNOWN, rows]), known >= cells[columns.LIMIT, rows]
     return bool((flags & columns.OWN_STOPS).any()), int(np.count_nonzero(out_ends[0] | out_ends[1]))
 

@@ -23,12 +23,12 @@ class SeenBefore:
         """Raises ValueError where several processes would write."""
         if rewrites and "PYTEST_XDIST_WORKER" in os.environ:
             raise ValueError("--rewrite of the seeds is for one process: name the files, or say -n 0")
-        self._rewrites = rewrites
+        self.rewrites = rewrites
         self._seeds: dict[str, dict[str, list[int]]] = json.loads(PATH.read_text()) if PATH.is_file() else {}
 
     def last(self, kind: str, name: str) -> list[int]:
         """What was kept of this search, [] if nothing is or it is to be made anew."""
-        return [] if self._rewrites else self._seeds.get(kind, {}).get(name, [])
+        return [] if self.rewrites else self._seeds.get(kind, {}).get(name, [])
 
     def seeds(self, kind: str, name: str) -> Iterator[int]:
         """The seed of last time, then all of them in order."""
@@ -37,7 +37,7 @@ class SeenBefore:
 
     def keep(self, kind: str, name: str, *values: int) -> None:
         """For the next time; nothing happens unless the file is written anew."""
-        if self._rewrites:
+        if self.rewrites:
             self._seeds.setdefault(kind, {})[name] = list(values)
             lines = [f"  {json.dumps(kind)}: " + json.dumps(self._seeds.get(kind, {}), indent=4) for kind in KINDS]
             PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")

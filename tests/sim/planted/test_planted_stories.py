@@ -3,7 +3,7 @@ passes without, and needs nothing but the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 
 import pytest
@@ -17,7 +17,7 @@ from vnext.replay.retold import judged, voice_of
 from vnext.replay.to_test import file_text
 from vnext.sched.sim.judge import failing_like
 from vnext.sched.sim.scenario import scenario
-from vnext.sched.sim.shrink import shrink
+from vnext.sched.sim.shrink import shrink, without_ends
 from vnext.sched.sim.simulator import Simulation
 from vnext.state.events import AnyEvent
 
@@ -26,10 +26,12 @@ LONG_STORIES = {"an own policy without patience": 200}
 """One request gives way nine times before anything is wrong."""
 FOLDED_MAX = (1_500, 1_500, 1_500, 8_000)
 """Events of the search: most bugs are small soon, else another scenario that fails is easier as a rule."""
+EVENTS_SCANNED_IN_VAIN = 2_000
+"""Of a bug that no law of a story finds, unless a story did when all seeds were scanned."""
 BUGS = [bug for bug in (*STATE_BUGS, *SCHED_BUGS) if bug not in ONE_RANK]  # a story has one rank
 
 
-def failing_events(seeds: Iterable[int]) -> Iterator[tuple[int, tuple[AnyEvent, ...]]]:
+def failing_events(seeds: Iterable[int], events_max: int = EVENTS_MAX) -> Iterator[tuple[int, tuple[AnyEvent, ...]]]:
     """(seed, events) of scenarios in which a story shows the bug that is planted."""
     events = 0
     for seed in seeds:
@@ -40,23 +42,44 @@ def failing_events(seeds: Iterable[int]) -> Iterator[tuple[int, tuple[AnyEvent, 
             if judged(simulation.events)[0] is not None:
                 yield seed, tuple(simulation.events)
         events += len(simulation.events)
-        if events >= EVENTS_MAX:
+        if events >= events_max:
             return
 
 
-def made_small(events: tuple[AnyEvent, ...], folded_max: int) -> tuple[AnyEvent, ...]:
+class SmallEnough(Exception):
+    """A search has found so few events that fail that nobody asks for fewer."""
+
+    def __init__(self, events: tuple[AnyEvent, ...]) -> None:
+        super().__init__(f"{len(events)} events")
+        self.events = events
+
+
+def made_small(events: tuple[AnyEvent, ...], folded_max: int, events_max: int) -> tuple[AnyEvent, ...]:
+    """A failing story of at most `events_max`, or the smallest that the search found."""
     found, toy = judged(events)
-    return shrink(events[: found.length], failing_like(found.kind, toy), voice_of(events, toy), folded_max)
+    failure = failing_like(found.kind, toy)
+
+    def failing(candidate: Sequence[AnyEvent]) -> int | None:
+        length = failure(candidate)
+        if length is not None and length <= events_max:
+            raise SmallEnough(tuple(candidate[:length]))
+        return length
+
+    try:
+        return shrink(events[: found.length], failing, voice_of(events, toy), folded_max)
+    except SmallEnough as small:
+        return without_ends(small.events, failure)
 
 
-def small_story(events_max: int, name: str, seen: SeenBefore) -> tuple[AnyEvent, ...]:
+def small_story(events_max: int, bug: Bug, seen: SeenBefore) -> tuple[AnyEvent, ...]:
     """The first story that is small enough, or the smallest of some; none if no scenario shows the bug."""
     smallest: tuple[AnyEvent, ...] = ()
-    last = seen.last("story", name)
+    last, name = seen.last("story", bug.name), bug.name
+    scanned = EVENTS_MAX if found_by_laws(bug) or seen.rewrites else EVENTS_SCANNED_IN_VAIN
     for _, events in failing_events(last[:1]):
-        smallest = made_small(events, last[1])
-    for (seed, events), folded_max in zip(failing_events(count()), FOLDED_MAX) if not 0 < len(smallest) <= events_max else ():
-        small = made_small(events, folded_max)
+        smallest = made_small(events, last[1], events_max)
+    for (seed, events), folded_max in zip(failing_events(count(), scanned), FOLDED_MAX) if not 0 < len(smallest) <= events_max else ():
+        small = made_small(events, folded_max, events_max)
         smallest = min(smallest or small, small, key=len)
         if len(smallest) <= events_max:
             seen.keep("story", name, seed, folded_max)
@@ -85,7 +108,7 @@ def outcome(text: str) -> str:
 def test_a_planted_bug_becomes_a_test(bug: Bug, seen: SeenBefore) -> None:
     with plain_columns(), small_arenas(), planted(bug):
         events_max = LONG_STORIES.get(bug.name, STORY_EVENTS_MAX)
-        small = small_story(events_max, bug.name, seen)
+        small = small_story(events_max, bug, seen)
         if not small:
             assert not found_by_laws(bug), f"{EVENTS_MAX} events and no story shows it"
             return

@@ -19,6 +19,8 @@ from vnext.state.rows import TABLE_SUM, TOKENS_AT
 
 ROWS, TABLES, TOKENS, FLIGHTS, POOL, WAITING, REQUESTS, COUNTERS, NUMBERS = (1 << place for place in range(9))
 """Parts of a state, as bits."""
+MIXED = columns.kernels.mixed
+"""As it is built here, whatever form the engine is in: an engine in its plain form is held to the compiled sums too."""
 
 
 def check_after(before: Snapshot, after: Snapshot) -> None:
@@ -62,10 +64,10 @@ def holders_are_counted(seen: Snapshot) -> bool:
 
 
 def sums_are_kept(seen: Snapshot) -> bool:
-    status, mixed = seen.state.pool.status, columns.kernels.mixed
-    if status.sum != mixed(status.values()):
+    status = seen.state.pool.status
+    if status.sum != MIXED(status.values()):
         return False
-    sums = [mixed(np.array(table, dtype=np.int64)) for table in seen.tables]
+    sums = [MIXED(np.array(table, dtype=np.int64)) for table in seen.tables]
     return sums == [kept & laws.WORD for kept in seen.cells[TABLE_SUM]]
 
 

@@ -1,0 +1,60 @@
+"""An engine core as a thread of the tests' process: the core's own program without the process around it.
+
+For tests that compare what many engines answer. A process a test would mostly load torch; that an engine works in its
+processes is asked elsewhere (tests/e2e).
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from vnext.runtime import core_process, launch
+from vnext.runtime.settings import CoreSettings
+
+
+class CoreThread:
+    """In place of launch's Child. Mutable; one that has ended stays so."""
+
+    def __init__(self, name: str, module: str) -> None:
+        assert module == "vnext.runtime.core_main", "this is a thread for engine cores"
+        self._waker, self._wake = socket.socketpair()
+        self._thread: threading.Thread | None = None
+        self.returncode = 0
+
+    def send_config(self, config: bytes) -> None:
+        settings = msgspec.msgpack.decode(config, type=CoreSettings)
+        assert settings.engine.executor == "inproc", "ranks of their own need a process that only they have"
+        self._thread = threading.Thread(target=self._run, args=(settings,), name="engine core", daemon=True)
+        self._thread.start()
+
+    def _run(self, settings: CoreSettings) -> None:
+        self.returncode = -1  # until `run` returns: an exception is pytest's to tell
+        self.returncode = core_process.run_until(self._wake, settings)
+
+    def check_alive(self) -> None:
+        assert self._thread.is_alive(), f"the engine core has ended with {self.returncode}"
+
+    def terminate(self, grace_s: float) -> int:
+        """Ask the core to end and wait for it. Idempotent."""
+        if self._waker.fileno() >= 0:
+            self._waker.send(b"e")
+            self._thread.join(grace_s)
+            assert not self._thread.is_alive(), f"the engine core goes on {grace_s} s after it was asked to end"
+            self._waker.close()
+            self._wake.close()
+        return self.returncode
+
+
+@contextmanager
+def engines_here() -> Iterator[None]:
+    """Engines that LLM(executor="inproc") starts inside the block are threads of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "start_child", CoreThread)
+        patch.setattr(core_process, "prepare_process", lambda threads, prescribe: None)
+        yield
