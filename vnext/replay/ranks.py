@@ -14,8 +14,8 @@ import msgspec
 from vnext.replay.diff import Diff, diff
 from vnext.replay.folding import Folded, FrameFolded, fold
 from vnext.replay.source import SEGMENT_SUFFIX, Log, UnusableLog, open_log
-from vnext.replay.verify import drifted_fields, hexadecimal, why_not_digested
-from vnext.state.digest import digest
+from vnext.replay.verify import drifted_fields, why_not_digested
+from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.log import RankDetail, RankDigest
 from vnext.state.state import State

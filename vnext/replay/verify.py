@@ -16,7 +16,7 @@ from vnext.replay.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.state import log as logs
-from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
+from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
 from vnext.state.laws import check, check_cheap
@@ -279,7 +279,3 @@ def plan_difference(recorded: StepPlanned, decided: StepPlanned | None) -> tuple
         if one != other:
             return f"plan.{field}", str(one), str(other)
     return "plan", str(recorded), str(decided)
-
-
-def hexadecimal(value: int) -> str:
-    return f"{value:016x}"

@@ -70,6 +70,11 @@ def details(state: State) -> tuple[int, ...]:
     return tuple(word & _WORD for word in (*_scalars(state), *columns, *rest))
 
 
+def hexadecimal(value: int) -> str:
+    """A digest as it is written for people."""
+    return f"{value:016x}"
+
+
 def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
     return (
