@@ -195,7 +195,6 @@ async def settled(client: TestClient, path: str, **options) -> tuple[int, bytes]
 def test_a_part_without_an_index_is_waited_for_and_nothing_else_is(log_dir, tmp_path, monkeypatch):
     shutil.copytree(log_dir, tmp_path / "log", ignore=shutil.ignore_patterns("*.vnextcache"))
     monkeypatch.setattr(questions, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(walking, "LEAD", 1)
     making, going_on = Segment._build, Event()
 
     def slow(segment: Segment, *arguments) -> Directory:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from vnext.replay.index import Index, Place
+from vnext.replay.index import Index, Place, Unindexed
 from vnext.replay.source import UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
@@ -130,7 +130,10 @@ class Walk:
 
     def _from(self, step: int) -> Iterator[Moment]:
         """Moments from one shortly before `step` on, to the end of what can be folded."""
-        place = self.place("step", max(self.first_step, step - LEAD))
+        try:
+            place = self.place("step", max(self.first_step, step - LEAD))
+        except Unindexed:  # of another segment, which the step itself may not need
+            place = self.place("step", max(self.first_step, step - 1))
         following, items = Following(place.state), place.items
         del place  # a version that is held keeps all that is folded from it on
         for item in items:
