@@ -75,7 +75,8 @@ class Server:
         """Wait for the overview and the index, of which the first segment's is made when a step of it is asked for."""
         while not (found := self.ask("logs")).get("logs") or not found["logs"][0]["overview"]["done"]:
             time.sleep(0.2)
-        self.ask("step?step=1")
+        while "indexing" in self.ask("step?step=1"):
+            time.sleep(0.2)
         return self
 
     def memory_mib(self, name: str) -> float:

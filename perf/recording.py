@@ -40,35 +40,37 @@ REQUEST_TIMEOUT_S = 100
 
 
 class Server:
-    """`vnext serve` with the bundled model and its defaults, but for the log and the threads. A context: ended at its end."""
+    """`vnext serve` with the bundled model and its defaults, but for the log and the threads, in this environment and `env`.
+    A context: ended at its end."""
 
-    def __init__(self, mode: str, folder: str, threads: int) -> None:
+    def __init__(
+        self, mode: str, folder: str, threads: int, env: dict[str, str] | None = None, options: tuple[str, ...] = ()
+    ) -> None:
         command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log", mode, "--max-num-seqs", str(BATCH)]
-        command += ["--threads", str(threads), "--log-dir", folder]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command += ["--threads", str(threads), "--log-dir", folder, *options]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
 
     def __enter__(self) -> Server:
         said = []
         for line in self._process.stdout:
             said.append(line)
             if line.startswith("vnext: try"):
-                self._connection = http.client.HTTPConnection(
-                    re.search(r"http://([\d.]+:\d+)", "".join(said))[1], timeout=REQUEST_TIMEOUT_S
-                )
+                self.address = re.search(r"http://([\d.]+:\d+)", "".join(said))[1]
+                self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
                 self._core = next(each.pid for each in family if "vnext.runtime.core_main" in each.cmdline())
                 pin([psutil.Process(self._process.pid), *family])
                 return self
         raise RuntimeError(f"the server did not start: {''.join(said)}")
 
-    def ask(self, prompts: list[list[int]]) -> tuple[float, float]:
+    def ask(self, prompts: list[list[int]], answer_length: int = ANSWER_LENGTH) -> tuple[float, float]:
         """How long one call with all prompts takes, and the engine core's thread computes for it, in seconds."""
-        body = json.dumps({"prompt": prompts, "max_tokens": ANSWER_LENGTH, "temperature": 0, "ignore_eos": True})
+        body = json.dumps({"prompt": prompts, "max_tokens": answer_length, "temperature": 0, "ignore_eos": True})
         core_s, began_s = self._core_s(), time.perf_counter()
         self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = json.loads(self._connection.getresponse().read())
         took_s = time.perf_counter() - began_s
-        assert answer["usage"]["completion_tokens"] == BATCH * ANSWER_LENGTH, answer
+        assert answer["usage"]["completion_tokens"] == BATCH * answer_length, answer
         return took_s, self._core_s() - core_s
 
     def _core_s(self) -> float:
@@ -80,6 +82,11 @@ class Server:
         text = self._connection.getresponse().read().decode()
         found = (re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE) for name in ("vnext_steps_total", "vnext_log_bytes"))
         return tuple(int(float(match[1])) for match in found)
+
+    @property
+    def pid(self) -> int:
+        """Of the API server."""
+        return self._process.pid
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()

@@ -28,7 +28,7 @@ from vnext.sched.policies import PolicyError  # noqa: E402
 from vnext.sched.schedule import schedule  # noqa: E402
 from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
-from vnext.state.digest import details, digest  # noqa: E402
+from vnext.state.digest import details, digest, histories, requests_otherwise  # noqa: E402
 from vnext.state.events import (  # noqa: E402
     AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens,
 )  # fmt: skip
@@ -193,7 +193,8 @@ class Run:
             rank, theirs = self.story.wrong[0], digest(self.other)
             reports[rank] = RankDigest(rank, step, theirs)
             if (theirs, self.other.token_digest) != (ours, self.state.token_digest):
-                self._details[step] = [RankDetail(rank, step, details(self.other), self.other.token_digest)]
+                requests = requests_otherwise(self.state, histories(self.other)) if theirs == ours else ()
+                self._details[step] = [RankDetail(rank, step, details(self.other), self.other.token_digest, requests)]
         self._reports[step] = reports
 
     def _fold(self, event: AnyEvent) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
-from vnext.replay.cli import main
+from vnext.replay.cli import MODULES, main, parser
 from vnext.replay.folding import first_state
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.verify import verify
@@ -304,12 +304,23 @@ def test_a_missing_segment_ends_the_log_there(tmp_path, capsys):
     assert code == 1 and found["end"]["kind"] == "unchained" and found["difference"] is None
 
 
-def test_the_tool_needs_no_torch(tmp_path):
+def test_a_command_imports_what_it_needs_and_none_imports_torch(tmp_path):
     log_dir = record(tmp_path / "log")
     program = (
-        "import sys; from vnext.replay.cli import main; code = main(['verify', sys.argv[1]]); "
+        "import sys; from vnext.replay.cli import main, parser; code = main(['show', sys.argv[1]]); "
+        "others = [name for name in sys.modules if name.startswith(('vnext.sched', 'rich.progress', 'vnext.replay.cli_'))]; "
+        "assert others == ['vnext.replay.cli_log'], others; "
+        "parser(); code += main(['verify', sys.argv[1]]); "
         "assert not {'torch', 'zmq', 'asyncio'} & set(sys.modules); sys.exit(code)"
     )
     arguments = [sys.executable, "-c", program, str(log_dir)]
     done = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_command_is_declared_by_the_module_that_the_table_names():
+    def declared(asked: str = "") -> list[str]:
+        return list(next(action.choices for action in parser(asked)._actions if action.choices))
+
+    assert declared() == [name for names in MODULES.values() for name in names]
+    assert all(declared(name) == list(names) for names in MODULES.values() for name in names)

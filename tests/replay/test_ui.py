@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -18,16 +21,18 @@ from aiohttp.test_utils import TestClient, TestServer
 from log_drive import record, small_config
 
 from vnext.replay.folding import Folded, fold
-from vnext.replay.index import Index
+from vnext.replay.cachefile import Directory
+from vnext.replay.index import Index, Segment
 from vnext.replay.show import show
 from vnext.replay.source import UnusableLog, open_log
-from vnext.replay.ui import walk as walking
+from vnext.replay.ui import questions, walk as walking
 from vnext.replay.ui.app import Opened, make_app
 from vnext.replay.ui.lanes import lanes
 from vnext.replay.ui.overview import COLUMNS, Overview
 from vnext.replay.ui.step import FREE, HELD, KEPT, SHARED, explained, step_view
 from vnext.replay.ui.walk import Walk
 from vnext.state.events import StepPlanned
+from vnext.state.versions import Version
 
 ROOT = Path(__file__).parents[2]
 CONFIG = small_config(block_count=14)
@@ -63,6 +68,20 @@ def test_events_between_steps_are_told_once(walk):
     plans = [moment.event for moment in walk.moments(1, walk.last_step)]
     first = walk.moment(0).event
     assert sorted(found + plans) == list(range(first + 1, plans[-1] + 1))
+
+
+def test_stepping_on_holds_no_more_than_what_is_kept(log_dir, monkeypatch):
+    """An old state that somebody holds keeps all that was folded since."""
+    monkeypatch.setattr(walking, "KEPT", 4)
+    walk = Walk(Index(open_log(log_dir)))
+
+    def versions_after(step: int) -> int:
+        walk.moments(0, step)
+        gc.collect()
+        return sum(isinstance(each, Version) for each in gc.get_objects())
+
+    soon, later = versions_after(20), versions_after(walk.last_step)
+    assert walk.last_step > 60 and later <= soon + 8
 
 
 def test_the_block_map_counts_every_block(walk):
@@ -161,10 +180,44 @@ def ask(log_dir: Path, paths: list[str], **options) -> list[tuple[int, bytes]]:
         async with TestClient(TestServer(make_app(opened))) as client:
             while opened[0].opening or not opened[0].overview.done:
                 await asyncio.sleep(0.01)
-            answers = [await client.get(path, **options) for path in paths]
-            return [(answer.status, await answer.read()) for answer in answers]
+            return [await settled(client, path, **options) for path in paths]
 
     return asyncio.run(session())
+
+
+async def settled(client: TestClient, path: str, **options) -> tuple[int, bytes]:
+    """An answer, asked for as often as it waits for an index."""
+    while (answer := await client.get(path, **options)).status == 202:
+        await asyncio.sleep(0.01)
+    return answer.status, await answer.read()
+
+
+def test_a_part_without_an_index_is_waited_for_and_nothing_else_is(log_dir, tmp_path, monkeypatch):
+    shutil.copytree(log_dir, tmp_path / "log", ignore=shutil.ignore_patterns("*.vnextcache"))
+    monkeypatch.setattr(questions, "PATIENCE_S", 0.0)
+    making, going_on = Segment._build, Event()
+
+    def slow(segment: Segment, *arguments) -> Directory:
+        segment._progress(3, 4)
+        assert going_on.wait(60)
+        return making(segment, *arguments)
+
+    async def session() -> tuple[list[bytes], int, bytes]:
+        opened = [Opened(tmp_path / "log")]
+        async with TestClient(TestServer(make_app(opened))) as client:
+            while opened[0].opening:
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(Segment, "_build", slow)
+            last = opened[0].walk.last_step
+            waiting = [await (await client.get("/api/step?step=1")).read() for _ in range(20)]
+            assert (await settled(client, f"/api/step?step={last}"))[0] == 200
+            assert not opened[0].walk.index.segments[0].source
+            going_on.set()
+            return waiting, *await settled(client, "/api/step?step=1")
+
+    waiting, status, body = asyncio.run(session())
+    assert all("indexing" in json.loads(each) for each in waiting) and json.loads(waiting[-1]) == {"indexing": [3, 4]}
+    assert status == 200 and json.loads(body)["step"] == 1
 
 
 def test_places_are_found(log_dir, walk):

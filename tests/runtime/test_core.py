@@ -256,6 +256,23 @@ def test_a_drifted_rank_is_named_at_its_step(make_bench, capsys: pytest.CaptureF
     assert drifted["fields"] == ["sequence"], "the rank has told its words"
 
 
+def test_a_rank_with_other_tokens_is_named_with_its_request(make_bench, capsys: pytest.CaptureFixture[str]) -> None:
+    executor = ToyExecutor(2)
+    executor.wrong_tokens[1] = 34
+    bench = make_bench(executor)
+    first, second = bench.client(), bench.client()
+    with pytest.raises(LawBroken, match=r"rank 1 has drifted: its token digest differs at step \d+ \(requests 1\)") as broken:
+        bench.say(first, wish("one", [1, 2, 3], 30)), bench.say(second, wish("two", [4, 5], 30))
+    step = int(str(broken.value).split("step ")[1].split()[0])
+    assert replay(["verify", "--json", str(bench.log_dir)]) == 1
+    found = json.loads(capsys.readouterr().out)["difference"]
+    assert (found["step"], found["field"]) == (step, "tokens of rank 1") and step > 34
+    assert f"before step {step}, for request 1; up to step {step - 1} it agreed" in found["message"]
+    assert replay(["ranks", "--json", str(bench.log_dir)]) == 1
+    right, drifted = json.loads(capsys.readouterr().out)["ranks"]
+    assert not right["fields"] and (drifted["fields"], drifted["requests"]) == (["tokens"], [1])
+
+
 def test_an_event_that_breaks_a_law_is_in_the_log(
     make_bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from vnext.runtime.broadcast import decode_events
 from vnext.runtime.messages import RankMessage, RankReady, StepResult
-from vnext.state.digest import details, digest
+from vnext.state.digest import details, digest, histories
 from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -29,6 +29,7 @@ class ToyExecutor:
         self.results: list[StepResult] = []
         self.messages: list[bytes] = []
         self.drift: dict[int, int] = {}  # rank -> step from which its digest is wrong
+        self.wrong_tokens: dict[int, int] = {}  # rank -> step of which the last token is another there
         self._states: list[State | None] = [None] * world_size
         self._own: list[dict[int, bytes]] = [{} for _ in range(world_size)]
         self._ready: list[StepResult] = []
@@ -81,7 +82,10 @@ class ToyExecutor:
             event = msgspec.structs.replace(event, tokens=self._own[rank].pop(event.step))
         state = self._states[rank] = reduce(self._states[rank], event)
         if isinstance(event, StepPlanned):
-            tokens = self._own[rank][event.step] = pack_tokens(toy_tokens(state))
+            sampled = toy_tokens(state)
+            if self.wrong_tokens.get(rank) == event.step:
+                sampled[-1] ^= 8
+            tokens = self._own[rank][event.step] = pack_tokens(sampled)
             wrong = event.step >= self.drift.get(rank, event.step + 1)
             self.results.append(
                 StepResult(
@@ -92,5 +96,6 @@ class ToyExecutor:
                     seconds=0.0,
                     tokens=tokens if rank == 0 else b"",
                     details=(details(state)[0] ^ wrong, *details(state)[1:]),
+                    histories=histories(state),
                 )
             )

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 
 from vnext.replay import render
 from vnext.replay.index import Index
@@ -46,7 +45,11 @@ def print_answer(arguments: argparse.Namespace, console: Console, answer, print_
 
 def index_of(path: Path) -> Index:
     """The index of the log at a path; says on a terminal how far it is while it is made."""
-    progress = Progress(console=terminal(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    if not sys.stderr.isatty():
+        return Index(open_log(path))
+    from rich.progress import Progress  # where nobody looks on, nobody waits for it
+
+    progress = Progress(console=terminal(stderr=True), transient=True)
     task = progress.add_task("indexing, once", total=None)
 
     def told(done: int, total: int) -> None:
@@ -56,4 +59,4 @@ def index_of(path: Path) -> Index:
         if done >= total:
             progress.stop()
 
-    return Index(open_log(path), told if sys.stderr.isatty() else None)
+    return Index(open_log(path), told)

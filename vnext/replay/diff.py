@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from vnext.replay.source import Log, UnusableLog, open_log
-from vnext.replay.verify import hexadecimal
 from vnext.state import log as logs
+from vnext.state.digest import hexadecimal
 from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.log import Frame, LogEnd
 from vnext.state.log_plain import FRAME_HEAD, RECORD_HEAD

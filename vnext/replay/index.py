@@ -28,7 +28,7 @@ from vnext.state.log_read import Item, read, read_frames
 from vnext.state.reduce import reduce
 from vnext.state.state import State
 
-COST_BETWEEN = 25_000
+COST_BETWEEN = 10_000
 """Folding from one keyframe to the next costs about so many microseconds."""
 FRAME_COST = 25
 ROW_COST = 1
@@ -43,15 +43,24 @@ class Place(msgspec.Struct, frozen=True):
     items: Iterator[Item]
 
 
+class Unindexed(Exception):
+    """Whoever asks does not wait for the index of `segment`, and it has none yet: have it `made`, then ask again."""
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(f"{segment.path} has no index yet")
+        self.segment = segment
+
+
 class Segment:
     """One segment and its index. `source` says where that came from: "cache", "built" or "extended"; "" as long as
-    nobody has asked."""
+    nobody has asked. `waits`: who asks for an index that is not there waits until it is made, else gets Unindexed."""
 
-    def __init__(self, log: Log, progress: Progress | None) -> None:
+    def __init__(self, log: Log, progress: Progress | None, waits: bool = True) -> None:
         self.log = log
         self.path = log.paths[0]
         self.source = ""
         self._progress = progress
+        self._waits = waits
         self._first: State | None = None
         self._directory: Directory | None = None
         self._built: list[bytes] = []
@@ -76,7 +85,15 @@ class Segment:
     @property
     def directory(self) -> Directory:
         if self._directory is None:
-            self._directory = self._cached() or self._build([self._begin()], [])
+            self._directory = self._cached()
+        if self._directory is None and not self._waits:
+            raise Unindexed(self)
+        return self.made()
+
+    def made(self) -> Directory:
+        """The index, made if there is none yet. Another thread may ask meanwhile, and learns that there is none."""
+        if self._directory is None:
+            self._directory = self._cached() or self._extended() or self._build([self._begin()], [])
         return self._directory
 
     def place(self, entry: Entry) -> Place:
@@ -91,18 +108,21 @@ class Segment:
     # ---- the cache -----------------------------------------------------------------------------------------------
 
     def _cached(self) -> Directory | None:
-        """The directory of the cache if it is this segment's; extended if the segment has grown since."""
-        found = cachefile.read(cachefile.cache_path(self.path))
-        now = self.path.stat()
-        if found is None or found.start != self.log.chain or found.size > now.st_size:
+        """The directory of the cache if it is this segment's as it is now."""
+        found, now = cachefile.read(cachefile.cache_path(self.path)), self.path.stat()
+        if found is None or (found.start, found.size, found.mtime_ns) != (self.log.chain, now.st_size, now.st_mtime_ns):
             return None
-        if (found.size, found.mtime_ns) == (now.st_size, now.st_mtime_ns):
-            self.source = "cache"
-            return found
-        return self._extended(found) if found.size < now.st_size and found.end.kind in ("complete", "torn") else None
+        self.source = "cache"
+        return found
 
-    def _extended(self, found: Directory) -> Directory | None:
-        """The index goes on behind its last keyframe. None where that is not as it was, or there is none."""
+    def _extended(self) -> Directory | None:
+        """The cache's index goes on behind its last keyframe if the segment has grown since. None where that is not as it
+        was, or there is none."""
+        found = cachefile.read(cachefile.cache_path(self.path))
+        if found is None or found.start != self.log.chain or found.size >= self.path.stat().st_size:
+            return None
+        if found.end.kind not in ("complete", "torn"):
+            return None
         path, kept = cachefile.cache_path(self.path), found.entries[1:]
         data = [cachefile.read_keyframe(path, entry) for entry in kept]
         if not kept or None in data or not self._fits(kept[-1], self._loaded(data[-1]), must_follow=True):
@@ -272,12 +292,12 @@ def _header_size(path: Path) -> int:
 
 
 class Index:
-    """A whole log's places. Segments that cannot be opened end it, as they end a reading."""
+    """A whole log's places. Segments that cannot be opened end it, as they end a reading. `waits` as in Segment."""
 
-    def __init__(self, log: Log, progress: Progress | None = None) -> None:
+    def __init__(self, log: Log, progress: Progress | None = None, waits: bool = True) -> None:
         self.log = log
         cachefile.forget_orphans(log.paths[0].parent)
-        self.segments = [Segment(each, progress) for each in _openable(log)]
+        self.segments = [Segment(each, progress, waits) for each in _openable(log)]
 
     @property
     def first(self) -> State:

@@ -14,8 +14,8 @@ import msgspec
 from vnext.replay.diff import Diff, diff
 from vnext.replay.folding import Folded, FrameFolded, fold
 from vnext.replay.source import SEGMENT_SUFFIX, Log, UnusableLog, open_log
-from vnext.replay.verify import drifted_fields, hexadecimal, why_not_digested
-from vnext.state.digest import digest
+from vnext.replay.verify import drifted_fields, told_by, why_not_digested
+from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.log import RankDetail, RankDigest
 from vnext.state.state import State
@@ -30,7 +30,7 @@ RANKS_MAX = 1 << 12
 
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank, or one log: how many `reports` agree, the last step in which it did, and the first in which it did not
-    (-1: never), with the `fields` it had otherwise as far as they were told."""
+    (-1: never), with the `fields` it had otherwise as far as they were told. `requests`: whose tokens alone they were."""
 
     name: str
     reports: int
@@ -39,6 +39,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     fields: list[str]
     recorded: str
     recomputed: str
+    requests: list[int] = []
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,21 +61,22 @@ class _Rank:
         self.reports = 0
         self.last_equal = self.first_different = NEVER
         self.fields: list[str] = []
+        self.requests: list[int] = []
         self.pair = ("", "")
 
-    def meet(self, report: RankDigest, due: int, fields: list[str]) -> None:
+    def meet(self, report: RankDigest, due: int, fields: list[str], requests: list[int]) -> None:
         if self.first_different != NEVER:
             return
         if report.digest == due and not fields:
             self.reports, self.last_equal = self.reports + 1, report.step
         else:
-            self.first_different, self.fields = report.step, fields
+            self.first_different, self.fields, self.requests = report.step, fields, requests
             self.pair = hexadecimal(report.digest), hexadecimal(due)
 
     def line(self, name: str) -> RankLine:
         return RankLine(
             name=name, reports=self.reports, last_equal_step=self.last_equal, first_different_step=self.first_different,
-            fields=self.fields, recorded=self.pair[0], recomputed=self.pair[1],
+            fields=self.fields, recorded=self.pair[0], recomputed=self.pair[1], requests=self.requests,
         )  # fmt: skip
 
 
@@ -102,7 +104,8 @@ def _of_one_log(log: Log) -> Ranks:
             for report in item.frame.rank_digests:
                 due, fields = _due(report, item.frame.details, states, None if not among_themselves else firsts)
                 if due is not None:
-                    found.setdefault(report.rank, _Rank()).meet(report, due, fields)
+                    requests = [id_ for each in told_by(report, item.frame.details) for id_ in each.requests]
+                    found.setdefault(report.rank, _Rank()).meet(report, due, fields, requests)
     lines = [rank.line(f"rank {number}") for number, rank in sorted(found.items())]
     compared = "the other ranks" if among_themselves else "the engine's state, folded again"
     return Ranks(same=_all_same(lines), compared=compared, interval=interval, ranks=lines)
@@ -122,7 +125,7 @@ def _due(
     due = digest(state)
     if due != report.digest:
         return due, drifted_fields(told, report, state)
-    return due, [TOKENS] if any((each.rank, each.step) == (report.rank, report.step) for each in told) else []
+    return due, [TOKENS] if told_by(report, told) else []
 
 
 def _of_logs(paths: list[Path]) -> Ranks:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from vnext.replay.info import Info
-from vnext.replay.show import Shown
-from vnext.replay.verify import Verdict
 from vnext.version import __version__
+
+if TYPE_CHECKING:  # who prints one answer need not wait for what makes the others
+    from vnext.replay.info import Info
+    from vnext.replay.show import Shown
+    from vnext.replay.verify import Verdict
 
 PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
 TIME_NS_MAX = 250_000_000_000 * 10**9  # the year 9892

@@ -79,5 +79,6 @@ def _step(step: int) -> str:
 def _drift(line: RankLine, interval: int) -> str:
     began = f", and with reports each {interval} steps it began after step {line.last_equal_step}" if interval > 1 else ""
     if line.recorded == line.recomputed:
-        return f"{line.name} has sampled another token than the engine before step {line.first_different_step}{began}"
+        whose = f" for request {', '.join(map(str, line.requests))}" if line.requests else ""
+        return f"{line.name} has sampled another token than the engine{whose} before step {line.first_different_step}{began}"
     return f"{line.name} has {line.recorded} in step {line.first_different_step} where {line.recomputed} is right{began}"

@@ -10,8 +10,7 @@ import msgspec
 from vnext.replay.folding import Broken, Folded, fold_items
 from vnext.replay.index import Index
 from vnext.replay.source import UnusableLog
-from vnext.replay.verify import hexadecimal
-from vnext.state.digest import digest
+from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.state import State
 from vnext.state.view import view

@@ -16,10 +16,9 @@ from vnext.replay.folding import Broken, Folded, FrameFolded, first_state, fold,
 from vnext.replay.index import Index
 from vnext.replay.show import state_at
 from vnext.replay.source import Log, UnusableLog, open_log
-from vnext.replay.verify import hexadecimal
 from vnext.replay.writer import Writer, keyframe_of_log
 from vnext.state import keyframe as keyframes, log as logs, log_pack, pseudonym
-from vnext.state.digest import DIGEST_VERSION, digest
+from vnext.state.digest import DIGEST_VERSION, digest, hexadecimal
 from vnext.state.events import StepPlanned
 from vnext.state.log import Frame, SegmentHeader
 from vnext.state.shape import Shaper

@@ -22,7 +22,7 @@ from vnext.replay.folding import Broken, Folded, first_state, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.times import Clock, stamps_of
 from vnext.replay.verify import why_not_decided
-from vnext.sched.explain import explain, first_bound
+from vnext.sched.explain import bound_behind, explain
 from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import Flight, State
 
@@ -53,13 +53,14 @@ class _Writer:
         self._file, self._lines, self.count = file, [], 0
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
 
-    def put(self, line: str) -> None:
-        self._lines.append(line)
+    def put(self, lines: str, events: int = 1) -> None:
+        """One line, or several with a comma and a line's end between them."""
+        self.count += events
+        self._lines.append(lines)
         if len(self._lines) >= LINES_KEPT:
             self._flush(",\n")
 
     def _flush(self, end: str) -> None:
-        self.count += len(self._lines)
         self._file.write(",\n".join(self._lines) + end if self._lines else "")
         self._lines.clear()
 
@@ -164,13 +165,16 @@ class _Trace:
         flight = before.flights[0]
         began_us = max(self._planned_us.pop(event.step), self._last_commit_us)
         self._last_commit_us = now_us
-        self._slice(ENGINE, STEPS_LANE, began_us, now_us, f"step {event.step}",
-                    f'"requests":{len(flight.samples)},"tokens":{flight.tokens},"samples":{len(event.tokens) // 4}')  # fmt: skip
+        self._writer.put(
+            f'{{"ph":"X","pid":1,"tid":1,"ts":{began_us:.3f},"dur":{now_us - began_us:.3f},"name":"step {event.step}",'
+            f'"args":{{"requests":{len(flight.samples)},"tokens":{flight.tokens},"samples":{len(event.tokens) // 4}}}}}'
+        )
         if self._each_chunk:
             self._chunks(flight, began_us, now_us)
-        if len(after.requests) != len(before.requests):
-            for id_ in flight.ids.tolist():
-                if id_ in self._living and id_ not in after.requests:
+        if len(after.rows) != len(before.rows):
+            left = set(after.rows.id.tolist())
+            for id_ in before.rows.id.tolist():
+                if id_ not in left:
                     self._end(id_, now_us, "end")
 
     def _chunks(self, flight: Flight, began_us: float, now_us: float) -> None:
@@ -184,15 +188,14 @@ class _Trace:
             put(f'{{"ph":"X","pid":2,"tid":{lived.lane},"ts":{start},"dur":{duration},"name":"{count} from {first}"}}')
 
     def _counters(self, state: State, now_us: float) -> None:
-        pool, ts, put = state.pool, f"{now_us:.3f}", self._writer.put
-        held, empty = pool.block_count - pool.free, pool.free - pool.kept
-        put(
+        pool, ts = state.pool, f"{now_us:.3f}"
+        free, kept = pool.free, pool.kept
+        self._writer.put(
             f'{{"ph":"C","pid":1,"tid":0,"ts":{ts},"name":"cache blocks",'
-            f'"args":{{"held":{held},"kept":{pool.kept},"empty":{empty}}}}}'
-        )
-        put(
+            f'"args":{{"held":{pool.block_count - free},"kept":{kept},"empty":{free - kept}}}}},\n'
             f'{{"ph":"C","pid":1,"tid":0,"ts":{ts},"name":"requests",'
-            f'"args":{{"running":{len(state.rows)},"waiting":{len(state.waiting)}}}}}'
+            f'"args":{{"running":{len(state.rows)},"waiting":{len(state.waiting)}}}}}',
+            2,
         )
 
     # ---- why not -------------------------------------------------------------------------------------------------
@@ -202,8 +205,7 @@ class _Trace:
         in the queue."""
         whys, everybody = {}, "unknown"
         if not self._why_unknown:
-            steady = not (plan.admitted or plan.preempted or plan.changed)
-            bound = first_bound(after.config, after.flights[-1].tokens, len(after.rows)) if steady else None
+            bound = bound_behind(after.config, plan, after.flights[-1].tokens, len(after.rows))
             if bound is None:
                 told = explain(before)
                 whys = {wait.id: wait.why for wait in told.waits} if told.plan == plan else {}

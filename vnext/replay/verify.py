@@ -16,7 +16,7 @@ from vnext.replay.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.state import log as logs
-from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
+from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
 from vnext.state.laws import check, check_cheap
@@ -101,6 +101,8 @@ class _Checks:
         self._plans_unchecked = why_not_decided(log, own_policy)
         self._digests_unchecked = why_not_digested(log)
         self._reported: dict[int, State] = {}
+        self._equal_steps: dict[int, int] = {}
+        self._has_texts = log.header.privacy == "full"
         self._decisions_differ = 0
         self._step_digests: dict[int, int] = {}
         self._digested: State | None = None
@@ -206,6 +208,20 @@ class _Checks:
             why = f"rank {report.rank} had another state in step {report.step}" + (f": {', '.join(fields)}" if fields else "")
             field = f"digest of rank {report.rank}"
             self._differ(report.step, number, field, hexadecimal(report.digest), hexadecimal(due), why)
+        elif detail := next(iter(told_by(report, told)), None):
+            self._tokens(detail, number)
+        else:
+            self._equal_steps[report.rank] = report.step
+
+    def _tokens(self, told: RankDetail, number: int) -> None:
+        """A rank has told details beside the right digest: digests are of structure, so its tokens are others."""
+        since = self._equal_steps.get(told.rank)
+        why = f"rank {told.rank} had sampled another token than the engine before step {told.step}"
+        why += f", for request {', '.join(map(str, told.requests))}" if told.requests else ""
+        why += f"; up to step {since} it agreed" if since is not None else ""
+        state = self._reported.get(told.step)
+        due = hexadecimal(state.token_digest) if state is not None and self._has_texts else ""
+        self._differ(told.step, number, f"tokens of rank {told.rank}", hexadecimal(told.token_digest) if due else "", due, why)
 
     def ended(self, item: LogEnd) -> None:
         self.end = item
@@ -262,9 +278,14 @@ def why_not_decided(log: Log, own_policy: bool = False) -> str:
     return ""
 
 
+def told_by(report: RankDigest, told: tuple[RankDetail, ...]) -> list[RankDetail]:
+    """The details that belong to a report."""
+    return [each for each in told if (each.rank, each.step) == (report.rank, report.step)]
+
+
 def drifted_fields(told: tuple[RankDetail, ...], report: RankDigest, state: State | None) -> list[str]:
     """Names of what the rank had otherwise than `state`, in which the step ran; none if it has told no details."""
-    found = [each for each in told if (each.rank, each.step) == (report.rank, report.step)]
+    found = told_by(report, told)
     if not found or state is None:
         return []
     return [name for name, one, other in zip(DETAIL_NAMES, found[0].words, details(state)) if one != other]
@@ -279,7 +300,3 @@ def plan_difference(recorded: StepPlanned, decided: StepPlanned | None) -> tuple
         if one != other:
             return f"plan.{field}", str(one), str(other)
     return "plan", str(recorded), str(decided)
-
-
-def hexadecimal(value: int) -> str:
-    return f"{value:016x}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from vnext.runtime.broadcast import encode_events
 from vnext.runtime.clients import Clients
@@ -22,7 +23,7 @@ from vnext.runtime.messages import EngineStats, RankFailed, RankMessage, Request
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
 from vnext.state.committing import Settled, settle
-from vnext.state.digest import digest
+from vnext.state.digest import digest, requests_otherwise
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
 from vnext.state.laws import check, check_cheap
@@ -54,7 +55,7 @@ class EngineCore:
         self._world_size = started.world_size
         self._unwritten: list[tuple[AnyEvent, State, Settled | None]] = []
         self._untold: list[tuple[Output, TokenLogprobs | None]] = []
-        self._digests: dict[int, tuple[int, int, int]] = {}  # step -> structure, tokens, ranks still to report
+        self._digests: dict[int, tuple[int, State, int]] = {}  # step -> structure, state, ranks still to report
         self._rank_digests: list[RankDigest] = []
         self._rank_details: list[RankDetail] = []
         self._digest_checks = 0
@@ -129,23 +130,29 @@ class EngineCore:
     def _expect_digests(self, step: int, state_digest: int) -> None:
         """The digests that every rank must report for a step, if one is due: those of the state in which it runs."""
         if step % self.state.config.digest_interval == 0:
-            self._digests[step] = (state_digest, self.state.token_digest, self._world_size)
+            self._digests[step] = (state_digest, self.state, self._world_size)
 
     def _compare_digests(self, result: StepResult) -> None:
         if result.step % self.state.config.digest_interval:
             return
-        structure, tokens, missing = self._digests[result.step]
+        structure, state, missing = self._digests[result.step]
         self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
-        if (result.digest, result.token_digest) != (structure, tokens):
-            self._rank_details.append(RankDetail(result.rank, result.step, result.details, result.token_digest))
-            self._write_frame()  # the log names the rank and the step as well
-            what = "state" if result.digest != structure else "token"
-            raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}")
+        if (result.digest, result.token_digest) != (structure, state.token_digest):
+            self._drifted(result, state, "state" if result.digest != structure else "token")
         self._digest_checks += 1
         if missing == 1:
             del self._digests[result.step]
         else:
-            self._digests[result.step] = (structure, tokens, missing - 1)
+            self._digests[result.step] = (structure, state, missing - 1)
+
+    def _drifted(self, result: StepResult, state: State, what: str) -> NoReturn:
+        """End, after the log has named the rank, the step, and what it had otherwise than `state`."""
+        requests = requests_otherwise(state, result.histories) if what == "token" else ()
+        told = RankDetail(result.rank, result.step, result.details, result.token_digest, requests)
+        self._rank_details.append(told)
+        self._write_frame()
+        whose = f" (requests {', '.join(map(str, requests))})" if requests else ""
+        raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}{whose}")
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 

@@ -151,7 +151,8 @@ class StepResult(Message, tag=21):
     """Rank 0 carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
 
     Every rank carries its digests of the state in which the step was executed (structure, and the chain of committed
-    tokens), 0 where none was due, and then also the words of digest.DETAIL_NAMES, to name what has drifted.
+    tokens), 0 where none was due, and then also the words of digest.DETAIL_NAMES and of digest.histories, to name what has
+    drifted.
     """
 
     rank: int
@@ -162,6 +163,7 @@ class StepResult(Message, tag=21):
     tokens: bytes = b""
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     details: tuple[int, ...] = ()
+    histories: tuple[int, ...] = ()
 
 
 class RankFailed(Message, tag=22):

@@ -16,7 +16,7 @@ from vnext.runtime.broadcast import decode_events
 from vnext.runtime.collectives import require_whole_group
 from vnext.runtime.messages import StepResult, TokenLogprobs
 from vnext.runtime.runner import ModelRunner
-from vnext.state.digest import details, digest
+from vnext.state.digest import details, digest, histories
 from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -93,4 +93,5 @@ class Rank:
             tokens=tokens if speaks else b"",
             logprobs=logprobs if speaks else (),
             details=details(self._state) if due else (),
+            histories=histories(self._state) if due else (),
         )

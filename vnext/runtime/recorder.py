@@ -90,7 +90,7 @@ class Recorder:
         if files.is_due and befores:
             files.start_next(keyframes.encode(self._keyframe(befores[0]), self._width))
         frame = self._frame
-        if rank_digests or self._lost_now or not self._put_steady(events, befores, settled):
+        if len(events) != 2 or rank_digests or self._lost_now or not self._put_steady(events, befores, settled):
             if self._shaper is not None:
                 events = list(map(self._shaper.shape, befores, events, settled or repeat(None)))
             told = events, rank_digests, self._lost_now, self._width, details
@@ -104,7 +104,7 @@ class Recorder:
         else:
             if self._lost_now:
                 files.renew()
-            self._lost_now = 0
+                self._lost_now = 0
 
     def took(self, step: int, seconds: float) -> None:
         """How long rank 0 was busy with a step (stamps.py)."""

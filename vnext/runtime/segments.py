@@ -119,17 +119,22 @@ class Segments:
 
     def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
         self._dir = log_dir
-        self._bounds = bounds
+        self._bounds, self._durable = bounds, bounds.durable
         self._closed: deque[_Closed] = deque()
         self._fd = -1
         self._torn = False
         self.stamps: StampFile | None = None
         self._patience = _Patience()
         self._written_event = header.first_event
-        self.bytes_written = 0
+        self._bytes_before = self._size = 0
         self.bytes_deleted = 0
         self.failure = ""
         self._start(header, FIRST_FLAGS)
+
+    @property
+    def bytes_written(self) -> int:
+        """Of all segments, those that were deleted since included."""
+        return self._bytes_before + self._size
 
     def start_next(self, keyframe: bytes) -> None:
         """Begin the next segment with the state in which its first frame comes; goes on in this one if that fails.
@@ -157,22 +162,25 @@ class Segments:
             raise OSError(self.failure)
         if self._torn:
             self._cut()
-        digest, durable = log.seal_frame(frame, self._chain, state_digest), self._bounds.durable
+        digest, size = log.seal_frame(frame, self._chain, state_digest), len(frame)
         try:
-            _write_whole(self._fd, frame, durable)
+            if (written := os.write(self._fd, frame)) != size:
+                raise _cut_short(written, size)
+            if self._durable:
+                os.fdatasync(self._fd)
         except OSError as error:
             self._torn, self.failure = True, str(error)
             self._cut()
             raise
-        now_ns, size = time.monotonic_ns(), len(frame)
-        if now_ns - began_ns > NOTICED_NS and not durable:
+        now_ns = time.monotonic_ns()
+        if now_ns - began_ns > NOTICED_NS and not self._durable:
             self._patience.waited(began_ns, now_ns)
-        self._size += size
-        self.bytes_written += size
         self._chain, self._written_event = digest, next_event
+        self._size = reached = self._size + size
         if self.stamps is not None:
             self.stamps.add(next_event, now_ns)
-        self.is_due = self._size >= self._full_at or (self._old_at > 0 and time.monotonic() > self._old_at)
+        if reached >= self._full_at or (self._old_at and time.monotonic() > self._old_at):
+            self.is_due = True
 
     def renew(self) -> None:
         """A gap is behind us, and replaying goes on from the next keyframe: the next segment begins soon, but not each time."""
@@ -201,11 +209,11 @@ class Segments:
             self.close()
         self.stamps = StampFile(path) if self._bounds.stamped else None
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
+        self._bytes_before += self._size
         self._size, self.is_due = len(data), False
         self._full_at = max(self._bounds.segment_bytes_max, KEYFRAME_SHARE * len(data))
         self._begun_s = time.monotonic()
         self._old_at = self._begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
-        self.bytes_written += len(data)
 
     def _delete_oldest(self) -> None:
         """Keep the bounds, with room for the newest segment to grow."""
@@ -231,13 +239,16 @@ class Segments:
         self._torn = False
 
 
-def _write_whole(fd: int, data: bytes | bytearray, durable: bool) -> None:
+def _write_whole(fd: int, data: bytes, durable: bool) -> None:
     """One os.write; a short one is an error, because the rest could not follow at once. `durable`: up to the device."""
-    written = os.write(fd, data)
-    if written != len(data):
-        raise OSError(f"only {written} of {len(data)} bytes were written")
+    if (written := os.write(fd, data)) != len(data):
+        raise _cut_short(written, len(data))
     if durable:
         os.fdatasync(fd)
+
+
+def _cut_short(written: int, size: int) -> OSError:
+    return OSError(f"only {written} of {size} bytes were written")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,12 +24,13 @@ def stamps_path(segment: Path) -> Path:
 
 
 class StampFile:
-    """The stamps of one segment. Mutable. A note is two numbers: the event behind a frame, or a step's complement, and ns."""
+    """The stamps of one segment. Mutable. A note is two numbers: the event behind a frame and ns, or a step's complement and
+    seconds."""
 
     def __init__(self, segment: Path) -> None:
         self._path = stamps_path(segment)
         self._stamper = Stamper(time.time_ns() - time.monotonic_ns())
-        self._notes: list[int] = []
+        self._notes: list[int | float] = []
         self._due_ns = 0
         self._usable = True
 
@@ -43,7 +44,7 @@ class StampFile:
 
     def took(self, step: int, seconds: float) -> None:
         """Rank 0 was busy with a step for so long."""
-        self._notes += (~step, int(seconds * 1e9))
+        self._notes += (~step, seconds)
 
     def close(self) -> None:
         """Write the rest; the result of a step whose frame comes into the next segment is here."""
@@ -53,11 +54,11 @@ class StampFile:
 
     def _pack(self) -> None:
         notes, stamper = self._notes, self._stamper
-        for number, time_ns in zip(notes[::2], notes[1::2]):
+        for number, told in zip(notes[::2], notes[1::2]):
             if number < 0:
-                stamper.took(~number, time_ns // 1000)
+                stamper.took(~number, int(told * 1e6))
             else:
-                stamper.add(number, time_ns // 1000)
+                stamper.add(number, told // 1000)
         notes.clear()
 
     def flush(self) -> None:

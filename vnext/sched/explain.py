@@ -75,6 +75,16 @@ def first_bound(config: SchedulerConfig, tokens: int, running: int) -> Why | Non
     return "sequences" if running >= config.running_max else None
 
 
+def bound_behind(config: SchedulerConfig, plan: StepPlanned, tokens: int, running: int) -> Why | None:
+    """Why nobody could join a step behind those that its plan admits, before anybody else is tried: it has `tokens` now, of
+    `running` requests. None where only `explain` can tell."""
+    if plan.preempted or plan.changed:
+        return None
+    if plan.admitted and running >= config.running_max:
+        return "sequences"  # asked for first where somebody was tried
+    return first_bound(config, tokens, running)
+
+
 def _held_up(rows: Rows, tokens: np.ndarray, left: int) -> list[Wait]:
     """Running requests that get nothing (tokens int64[R]): the budget is used up before them."""
     wanted = wants(rows)

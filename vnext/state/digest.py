@@ -8,6 +8,7 @@ It contains no token value and no content key, so a log whose texts were replace
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import xxhash
@@ -68,6 +69,24 @@ def details(state: State) -> tuple[int, ...]:
     columns = [hashed(np.ascontiguousarray(cells[field])) for field in range(STRUCTURE_FIELD_COUNT)]
     rest = [hashed(named[name]) for name in DETAIL_NAMES[-4:]]
     return tuple(word & _WORD for word in (*_scalars(state), *columns, *rest))
+
+
+def histories(state: State) -> tuple[int, ...]:
+    """One word (uint64) for the tokens of each live request: the rows in their order, then the queue. Proportional to them."""
+    hashed, rows = xxhash.xxh3_64_intdigest, state.rows
+    told = [hashed(extents.read(state.tokens, at, known)) for at, known in zip(rows.tokens_at.tolist(), rows.known.tolist())]
+    return (*told, *(hashed(entry.tokens) for entry in state.waiting))
+
+
+def requests_otherwise(state: State, words: Sequence[int]) -> tuple[int, ...]:
+    """The requests whose tokens a replica with the same structure has otherwise: `words` are its `histories`."""
+    ids = (*state.rows.id.tolist(), *(entry.id for entry in state.waiting))
+    return tuple(id_ for id_, mine, theirs in zip(ids, histories(state), words) if mine != theirs)
+
+
+def hexadecimal(value: int) -> str:
+    """A digest as it is written for people."""
+    return f"{value:016x}"
 
 
 def _scalars(state: State) -> tuple[int, ...]:

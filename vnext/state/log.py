@@ -50,12 +50,13 @@ class RankDigest(msgspec.Struct, frozen=True, array_like=True):
 
 class RankDetail(msgspec.Struct, frozen=True, array_like=True):
     """What one rank told of its state in a step whose digest was not the engine's: `words` of digest.DETAIL_NAMES, and
-    its chain of committed tokens."""
+    its chain of committed tokens. `requests`: those alive then whose tokens alone it had otherwise."""
 
     rank: int
     step: int
     words: tuple[int, ...]
     token_digest: int
+    requests: tuple[int, ...] = ()
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -21,6 +21,7 @@ from vnext.replay.ui.lanes import WINDOW_MAX, lanes
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
 from vnext.replay.ui.overview import COLUMNS
+from vnext.replay.ui.questions import Indexing
 from vnext.replay.ui.step import step_view
 from vnext.replay.ui.walk import Kind, Walk
 
@@ -135,7 +136,8 @@ async def _page(request: web.Request) -> web.Response:
 
 @web.middleware
 async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
-    """Loopback hosts only; one sentence for what cannot be answered; headers that keep the page to itself."""
+    """Loopback hosts only; one sentence for what cannot be answered, how far the index is for what cannot be answered yet;
+    headers that keep the page to itself."""
     host = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
     if host not in HOSTS:
         raise web.HTTPForbidden(text=f"ask for 127.0.0.1, not for {host}")
@@ -143,6 +145,8 @@ async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
         response = await handler(request)
     except UnusableLog as error:
         response = web.json_response({"error": str(error)}, status=400)
+    except Indexing as waiting:
+        response = web.json_response({"indexing": [waiting.done, waiting.total]}, status=202)
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"

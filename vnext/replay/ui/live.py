@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from vnext.replay.folding import IMPOSSIBLE, first_state
-from vnext.replay.index import Index, Place, Segment
+from vnext.replay.index import Index, Place, Progress, Segment
 from vnext.replay.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.tail import Damaged, Tail
-from vnext.replay.ui.opened import about_log, asked
+from vnext.replay.ui.opened import about_log
+from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.overview import COLUMNS, GROWTH, Overview
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
 from vnext.state.errors import LawBroken
@@ -70,12 +71,13 @@ class LiveWalk(Walk):
     """A walk along a log that grows. The last KEPT moments are kept as they come; for others its files are indexed anew
     whenever the index that is there does not reach them. All of it under `lock`."""
 
-    def __init__(self, log: Log, first: State) -> None:
+    def __init__(self, log: Log, first: State, progress: Progress | None = None) -> None:
         super().__init__(None)  # no index before somebody asks for the past
         self._following = Following(first)
         self._paths = list(log.paths)
         self._first_step = first.planned
         self._recent: OrderedDict[int, Moment] = OrderedDict()
+        self._progress, self._indexed_bytes = progress, 0
 
     @property
     def first_step(self) -> int:
@@ -127,9 +129,11 @@ class LiveWalk(Walk):
             raise UnusableLog(f"step {step} is gone: the engine has deleted its part of the log ({error})") from error
 
     def place(self, kind: Kind, value: int) -> Place:
-        if self.index is None or value >= getattr(self.index.last, FIELDS[kind]):
-            first = open_log(self._paths[0])
-            self.index, self._ahead = Index(Log(paths=tuple(self._paths), header=first.header, chain=first.chain)), None
+        grown = self._indexed_bytes != (size := self._paths[-1].stat().st_size)
+        if self.index is None or (grown and value >= getattr(self.index.last, FIELDS[kind])):
+            self._indexed_bytes, first = size, open_log(self._paths[0])
+            log = Log(paths=tuple(self._paths), header=first.header, chain=first.chain)
+            self.index, self._ahead = Index(log, self._progress, waits=False), None
         return self._at(self.index, kind, value)
 
 
@@ -142,9 +146,9 @@ class LiveLog:
         """`folder` holds the log, or a copy that `mirror` makes. UnusableLog if there is none."""
         self._tail, self._mirror = Tail(folder), mirror
         self.name = mirror.name if mirror is not None else folder.name
-        self.indexed = (0, 0)
         first = first_state(self._tail.log)
-        self.walk = LiveWalk(self._tail.log, first)
+        self._questions = Questions()
+        self.walk = LiveWalk(self._tail.log, first, self._questions.progress)
         self.overview = LiveOverview(self._tail.log, first)
         self.condition: Condition = "live"
         self.word = ""
@@ -163,7 +167,7 @@ class LiveLog:
         self._thread.join()
 
     async def ask(self, question: Callable[[Walk], Any]) -> Any:
-        return await asked(self.walk, question)
+        return await self._questions.ask(self.walk, question)
 
     def about(self) -> dict[str, Any]:
         now = self.walk.state

@@ -1,11 +1,10 @@
 """A log that is opened for the page: its walk, its overview, and what the page is told of it first.
 
-Owns the making of the index in the background, and how a question that folds is asked.
+Owns the making of the last segment's index in the background, which says how long the log is, and of the overview.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -16,6 +15,7 @@ import msgspec
 from vnext.replay.index import Index
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.ui.overview import Overview
+from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import Walk
 
 
@@ -25,9 +25,9 @@ class Opened:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = open_log(path)
-        self.walk = Walk(Index(self.log, self._progress))
+        self._questions = Questions()
+        self.walk = Walk(Index(self.log, self._questions.progress, waits=False))
         self.overview = Overview(self.log, self.walk.index.first)
-        self.indexed = (0, self.log.size_bytes)
         self.error = ""
         self._opening = Thread(target=self._open, name="index", daemon=True)
         self._opening.start()
@@ -36,34 +36,25 @@ class Opened:
     def opening(self) -> bool:
         return self._opening.is_alive()
 
-    def _progress(self, done: int, total: int) -> None:
-        self.indexed = (done, total)
+    @property
+    def indexed(self) -> tuple[int, int]:
+        """Bytes of a segment that are indexed by now, and all of them."""
+        return self._questions.indexed
 
     def _open(self) -> None:
         try:
-            with self.walk.lock:
-                assert self.walk.last_step >= -1, "asking for it makes the index"
+            self.walk.index.segments[-1].made()
         except UnusableLog as error:
             self.error = str(error)
             return
         self.overview.start()
 
     async def ask(self, question: Callable[[Walk], Any]) -> Any:
-        """The answer of a question that folds, from a thread: one at a time."""
-        return await asked(self.walk, question)
+        """As Questions.ask."""
+        return await self._questions.ask(self.walk, question)
 
     def about(self) -> dict[str, Any]:
         return about_log(self) | {"name": self.path.name, "live": None}
-
-
-async def asked(walk: Walk, question: Callable[[Walk], Any]) -> Any:
-    """The answer of a question that folds, from a thread: one at a time."""
-
-    def answer() -> Any:
-        with walk.lock:
-            return question(walk)
-
-    return await asyncio.to_thread(answer)
 
 
 def about_log(found: Any) -> dict[str, Any]:

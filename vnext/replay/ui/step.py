@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from vnext.replay.ui.walk import Moment
-from vnext.replay.verify import hexadecimal
 from vnext.sched.explain import Explanation, Wait, explain
 from vnext.sched.policies import BUILT_IN
-from vnext.state.digest import digest
+from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
 from vnext.state.state import State
 from vnext.state.windows import row_blocks

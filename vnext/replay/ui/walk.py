@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from vnext.replay.index import Index, Place
+from vnext.replay.index import Index, Place, Unindexed
 from vnext.replay.source import UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
@@ -22,6 +22,8 @@ from vnext.state.reduce import reduce
 from vnext.state.state import State
 
 KEPT = 256
+LEAD = 48
+"""Steps before the one that is asked for that are kept too: the page asks for those around it next."""
 Kind = Literal["step", "event", "request"]
 
 
@@ -128,9 +130,13 @@ class Walk:
 
     def _from(self, step: int) -> Iterator[Moment]:
         """Moments from one shortly before `step` on, to the end of what can be folded."""
-        place = self.place("step", max(self.first_step, step - 1))
-        following = Following(place.state)
-        for item in place.items:
+        try:
+            place = self.place("step", max(self.first_step, step - LEAD))
+        except Unindexed:  # of another segment, which the step itself may not need
+            place = self.place("step", max(self.first_step, step - 1))
+        following, items = Following(place.state), place.items
+        del place  # a version that is held keeps all that is folded from it on
+        for item in items:
             if isinstance(item, Frame):
                 try:
                     yield from following.take(item)

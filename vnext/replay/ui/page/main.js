@@ -1,6 +1,6 @@
 // The page: which step is shown, by keys, buttons, the time line and the address. The address holds it: it can be sent on.
 
-import { ask } from "./api.js";
+import { ask, waits } from "./api.js";
 import { Live } from "./live.js";
 import { Panel } from "./panel.js";
 
@@ -25,6 +25,12 @@ const go = safely(async (step, along = false) => {
   await Promise.all(page.panels.map((panel) => panel.show(page.step)));
   if (page.panels.length === 2) compare();
 });
+
+// The first look into a part of a log takes an index of it: said while it is made, and the page stays usable.
+waits.tell = (done, total) => {
+  byId("indexing").hidden = done >= total;
+  byId("indexing").textContent = `indexing this part of the log, once: ${Math.floor((100 * done) / Math.max(1, total))} %`;
+};
 
 function where() {
   byId("where").textContent = page.last < page.first ? "no step yet" : `step ${page.step} of ${page.last}`;

@@ -1,5 +1,7 @@
 // Canvases and colours: sharp on every screen, one colour for each request wherever it is drawn.
 
+export const FONT = "11px system-ui, sans-serif";
+
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
@@ -20,7 +22,7 @@ export function prepare(canvas, height) {
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, tall);
-  pen.font = "11px system-ui, sans-serif";
+  pen.font = FONT;
   return { pen, width, height: tall };
 }
 

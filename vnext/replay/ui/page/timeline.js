@@ -1,7 +1,7 @@
 // The time line: four bands over all steps in view, with marks where requests gave way. Click goes there, wheel zooms.
 
 import { ask } from "./api.js";
-import { colour, prepare } from "./paint.js";
+import { FONT, colour, prepare } from "./paint.js";
 
 const BANDS = [
   { name: "tokens", title: "tokens", peak: (peaks) => peaks.tokens },
@@ -75,13 +75,28 @@ export class Timeline {
 
   draw() {
     const { pen, width, height } = prepare(this.canvas);
-    const tall = height / BANDS.length;
     const steps = Math.max(1, this.last - this.first + 1);
-    BANDS.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
-    if (this.data) this.marks(pen, width, height, steps);
+    pen.drawImage(this.picture(width, height, steps), 0, 0, width, height);
     if (this.step === null) return;
     pen.fillStyle = colour("mark");
     pen.fillRect(((this.step + 0.5 - this.first) / steps) * width - 1, 0, 2, height);
+  }
+
+  // The bands, drawn anew only when something of them has changed: a step that is shown moves the mark alone.
+  picture(width, height, steps) {
+    const { canvas, about, data, first, last } = this;
+    const peaks = JSON.stringify(about.overview.peaks);
+    const key = [canvas.width, canvas.height, document.documentElement.dataset.theme, first, last, peaks];
+    if (this.drawn && this.drawn.data === data && this.drawn.key.every((value, place) => value === key[place])) return this.drawn.bands;
+    const bands = new OffscreenCanvas(canvas.width, canvas.height);
+    const pen = bands.getContext("2d");
+    pen.scale(canvas.width / width, canvas.height / height);
+    pen.font = FONT;
+    const tall = height / BANDS.length;
+    BANDS.forEach((band, number) => this.band(pen, band, width, number * tall, tall, steps));
+    if (data) this.marks(pen, width, height, steps);
+    this.drawn = { bands, data, key };
+    return bands;
   }
 
   band(pen, band, width, top, tall, steps) {

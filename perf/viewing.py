@@ -1,0 +1,121 @@
+"""What a viewer costs a running server: `python -m perf.viewing --seconds 150 --json RECORD`.
+
+Owns the pairing. A server with `--show-log` decodes full batches (perf.recording) while a page's server, `vnext-replay ui --live`,
+follows it in every second stretch of STRETCH_S, asked twice a second for news as its page would. The figures are of the API
+server's process, which answers the viewer: processor seconds a second, of one core; and tokens a second. The viewer's own
+process and the stretch in which it begins are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from perf.recording import BATCH, Server, fresh_prompts
+from vnext.machine import machine
+from vnext.version import __version__
+
+STRETCH_S = 10.0
+ANSWER_LENGTH = 64
+NEWS_S = 0.5
+END_S = 20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--json", type=Path, help="record to write")
+    options = parser.parse_args()
+    before = machine()
+    stretches = measured(options.seconds)
+    record = {
+        "command": "python -m perf.viewing --seconds N --json RECORD",
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "vnext": __version__,
+        "machine": msgspec.to_builtins(before),
+        "load_after": machine().load,
+        "summary": {name: summary([each for each in stretches if each["viewer"] == viewer])
+                    for name, viewer in (("alone", False), ("viewed", True))},
+        "stretches": stretches,
+    }  # fmt: skip
+    print(json.dumps(record["summary"]))
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def measured(seconds: float) -> list[dict[str, Any]]:
+    """One stretch after the other, with a viewer in every second one."""
+    chance, found = random.Random(0), []
+    with tempfile.TemporaryDirectory(prefix="vnext-viewing-") as folder:
+        with Server("shape", folder, 1, options=("--show-log",)) as server:
+            until_s = time.monotonic() + seconds
+            ask(server, chance)
+            while time.monotonic() < until_s:
+                for viewer in (False, True):
+                    with viewing(server.address) if viewer else contextlib.nullcontext() as page:
+                        found.append({"viewer": viewer} | stretch(server, chance, page))
+    return found
+
+
+def ask(server: Server, chance: random.Random) -> int:
+    server.ask(fresh_prompts(chance), ANSWER_LENGTH)
+    return BATCH * ANSWER_LENGTH
+
+
+def stretch(server: Server, chance: random.Random, page: str | None) -> dict[str, float]:
+    """Calls for STRETCH_S; what the API server's process computed meanwhile, in shares of one core."""
+    process, tokens = psutil.Process(server.pid), 0
+    began_s, cpu_s = time.perf_counter(), sum(process.cpu_times()[:2])
+    news_s, told = 0.0, {}
+    while (now_s := time.perf_counter()) < began_s + STRETCH_S:
+        tokens += ask(server, chance)
+        if page is not None and now_s - news_s > NEWS_S:
+            told, news_s = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read()), now_s
+    took_s = time.perf_counter() - began_s
+    assert page is None or told["logs"][0]["live"]["condition"] == "live", told
+    return {"core_share": (sum(process.cpu_times()[:2]) - cpu_s) / took_s, "tokens_per_s": tokens / took_s}
+
+
+@contextlib.contextmanager
+def viewing(address: str) -> Iterator[str]:
+    """A viewer that has read what there was; the page's address."""
+    command = [sys.executable, "-m", "vnext.replay", "ui", f"http://{address}", "--live", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        page = json.loads(process.stdout.readline())["address"]
+        while True:
+            live = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read())["logs"][0]["live"]
+            if not live["behind"]:
+                break
+            time.sleep(NEWS_S)
+        yield page
+    finally:
+        process.terminate()
+        process.wait(END_S)
+
+
+def summary(stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"stretches": len(stretches)} | {
+        name: {"median": round(statistics.median(values), 4), "least": round(min(values), 4), "most": round(max(values), 4)}
+        for name in ("core_share", "tokens_per_s")
+        for values in [[each[name] for each in stretches]]
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

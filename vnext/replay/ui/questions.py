@@ -1,0 +1,82 @@
+"""Questions that fold: each is answered in a thread, one at a time, and none waits long for an index.
+
+Owns the making of indexes that questions lack, beside them. A first question about a segment starts that, and until it is
+done such questions are told how far it is (Indexing); what needs no new index is answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any
+
+from vnext.replay.folding import IMPOSSIBLE
+from vnext.replay.index import Segment, Unindexed
+from vnext.replay.source import UnusableLog
+from vnext.replay.ui.walk import Walk
+
+PATIENCE_S = 0.5
+
+
+class Indexing(Exception):
+    """The answer has to wait for an index that is being made: `done` of `total` bytes."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__(f"{done} of {total} bytes are indexed")
+        self.done, self.total = done, total
+
+
+class Questions:
+    """What one log is asked. Mutable: `indexed` is how far the index is that is being made, in bytes done and all bytes."""
+
+    def __init__(self) -> None:
+        self.indexed = (0, 1)
+        self._making: dict[Segment, Future[None]] = {}
+
+    def progress(self, done: int, total: int) -> None:
+        self.indexed = (done, total)
+
+    async def ask(self, walk: Walk, question: Callable[[Walk], Any]) -> Any:
+        """The answer. Indexing where that takes longer than PATIENCE_S for want of an index."""
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await asyncio.to_thread(_answer, walk, question)
+            except Unindexed as lacking:
+                await self._made(lacking.segment, until_s - time.monotonic())
+
+    async def _made(self, segment: Segment, wait_s: float) -> None:
+        making = self._making.get(segment) or self._make(segment)
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(making)), max(0.0, wait_s))
+        except TimeoutError:
+            raise Indexing(*self.indexed) from None
+        finally:
+            if making.done():
+                self._making.pop(segment, None)
+
+    def _make(self, segment: Segment) -> Future[None]:
+        """In a thread that dies with the process: nobody waits for it at the end."""
+        making: Future[None] = Future()
+        self._making[segment] = making
+
+        def make() -> None:
+            try:
+                segment.made()
+            except OSError as error:
+                making.set_exception(UnusableLog(f"{segment.path} cannot be read any more ({error}): open its log anew"))
+            except (UnusableLog, *IMPOSSIBLE) as error:
+                making.set_exception(error)
+            else:
+                making.set_result(None)
+
+        Thread(target=make, name="index", daemon=True).start()
+        return making
+
+
+def _answer(walk: Walk, question: Callable[[Walk], Any]) -> Any:
+    with walk.lock:
+        return question(walk)
