@@ -56,10 +56,12 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
     return Extension(name, [source], depends=list(headers), extra_compile_args=["-O3"], optional=True)
 
 
+COLUMNS = ["vnext/state/columns.h", "vnext/state/blake2b.h", "vnext/state/blake2b_words.h"]
 # Where there is no compiler the plain forms serve; `vnext doctor` says which.
 COMPILED = [
-    compiled("vnext.state._columns", "vnext/state/_columns.c", "vnext/state/blake2b.h", "vnext/state/blake2b_words.h"),
-    compiled("vnext.state._names", "vnext/state/_names.c"),
+    compiled("vnext.state._columns", "vnext/state/_columns.c", *COLUMNS),
+    compiled("vnext.state._names", "vnext/state/_names.c", "vnext/state/names.h"),
+    compiled("vnext.sched._stride", "vnext/sched/_stride.c", "vnext/state/names.h", *COLUMNS),
     compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
     compiled(
         "vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/blake2b_words.h",

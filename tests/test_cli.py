@@ -47,6 +47,7 @@ def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) ->
     assert report["machine"]["memory_bytes"] > report["machine"]["memory_available_bytes"] > 0
     assert {"operation", "device_type", "implementation", "summary"} == set(report["kernels"][0])
     assert report["log"] in ("compiled", "plain") and report["tails"] in ("compiled", "plain")
+    assert report["strides"] in ("compiled", "none")
     assert {"device", "kernels", "graphs"} <= set(report["cuda"])
     assert set(report["batch_invariant"]) == {"float32", "bfloat16", "float16"}
     assert main(["doctor"]) == 0

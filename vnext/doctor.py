@@ -23,6 +23,7 @@ from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_pat
 from vnext.runtime.device_choice import describe as describe_device_collectives
 from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.ring_memory import implementation as ring_implementation
+from vnext.sched import stride
 from vnext.state import columns, log_forms, names, tails
 from vnext.version import __version__
 
@@ -54,6 +55,7 @@ def examine() -> dict[str, Any]:
         "names": names.implementation(),
         "log": log_forms.implementation(),
         "tails": tails.implementation(),
+        "strides": stride.implementation(),
         "ring": ring_implementation(),
         "collectives": describe_collectives(),
         "cuda": describe_cuda(),
@@ -154,7 +156,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
         ("state's step", f"{report['columns']} columns"),
-        ("log", f"{report['log']} writer, {report['tails']} tails"),
+        ("log", f"{report['log']} writer, {report['tails']} tails, {report['strides']} strides"),
         ("ring", f"{report['ring']} operations"),
         ("several ranks", report["collectives"]),
         ("several GPUs", report["gpu_collectives"]),

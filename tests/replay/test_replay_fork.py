@@ -62,8 +62,8 @@ def test_strides_tell_the_same_futures(log_dir, monkeypatch):
         plain = forking._told(forking._Course(state, seed, wishes, None))
         assert future_of(state, seed, wishes) == plain and plain.kind == "" and plain.digest
 
-    def wrong(state, turns_max, draw):
-        found = stride(state, turns_max, draw)
+    def wrong(state, turns_max, samples):
+        found = stride(state, turns_max, samples)
         counters = replace(found.state.counters, generated_tokens=found.state.counters.generated_tokens + 1)
         return replace(found, state=replace(found.state, counters=counters))
 

@@ -13,6 +13,7 @@ from log_drive import drawn_config, engine, record, small_config, started
 
 from vnext.replay import slices
 from vnext.replay.arrivals import from_jsonl, from_mooncake, to_jsonl, to_mooncake
+from vnext.replay.arrivals_vcr import from_vcr, hashes
 from vnext.replay.cli import main
 from vnext.replay.convert import answers_of, arrivals_of
 from vnext.replay.folding import Folded, fold
@@ -20,6 +21,7 @@ from vnext.replay.index import Index
 from vnext.replay.show import state_at
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.slices import cut, decisions_of, merge, redact
+from vnext.replay.slow import slow
 from vnext.replay.verify import verify
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
@@ -208,6 +210,56 @@ def test_a_log_becomes_a_mooncake_trace_with_the_answers_it_had(tmp_path, capsys
     assert all(len(line["hash_ids"]) == 1 for line in lines) and max(told.values()) > 5
     code, found = answer(capsys, "convert", tmp_path / "trace.jsonl", "--to", "jsonl", "-o", tmp_path / "a.jsonl")
     assert code == 0 and found["source"] == "mooncake"
+
+
+@pytest.mark.parametrize("privacy", ["full", "shape"])
+def test_a_log_becomes_a_vllm_vcr_trace_and_its_arrivals_come_back(tmp_path, capsys, privacy):
+    log_dir = record(tmp_path / "log", privacy, arrivals=40, stamped=True)
+    code, found = answer(capsys, "convert", log_dir, "--to", "vllm-vcr", "-o", tmp_path / "trace.jsonl")
+    meta, *lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    due, told = list(arrivals_of(open_log(log_dir))), answers_of(open_log(log_dir))
+    began_ns = open_log(log_dir).header.started.started_ns
+    assert code == 0 and meta["meta"]["block_size"] == 16 and found["requests"] == len(lines) > 30
+    felt = {entry.ms for entry in slow(open_log(log_dir), 40).firsts}
+    assert {round(ms, 3) for ms in felt} >= {line["ttft_ms"] for line in lines}
+    of = {round(line["arrival_ms"] * 1e6): line for line in lines}
+    kept = [event for event in due if event.arrival_ns - began_ns in of]
+    assert len(kept) == len(of) == len(lines)
+    for event in kept:
+        line = of[event.arrival_ns - began_ns]
+        assert (line["prompt_tokens"], line["output_tokens"]) == (len(event.prompt) // 4, told[event.id])
+        assert len(line.get("itl_ms", ())) == line["output_tokens"] - 1 and line.get("cached_tokens", 0) <= line["prompt_tokens"]
+    code, found = answer(capsys, "convert", tmp_path / "trace.jsonl", "--to", "jsonl", "-o", tmp_path / "a.jsonl")
+    again = list(from_jsonl((tmp_path / "a.jsonl").read_bytes().splitlines()))
+    assert found["source"] == "vllm-vcr" and [event.arrival_ns for event in again] == sorted(began + began_ns for began in of)
+    assert main(["convert", str(tmp_path / "a.jsonl"), "--to", "vllm-vcr", "-o", str(tmp_path / "b.jsonl")]) == 2
+    assert "convert a log to it" in " ".join(capsys.readouterr().err.split())
+
+
+def test_prompts_of_a_vllm_vcr_trace_share_what_their_hashes_share():
+    def line(**told) -> bytes:
+        return json.dumps({"ttft_ms": 1.5, "output_tokens": 3, **told}).encode()
+
+    lines = [
+        b'{"meta":{"model":"m","block_size":8,"vllm_version":"x"}}',
+        line(prompt_tokens=20, arrival_ms=2.25, block_hashes=[2**63 + 5, 7], finish_reason="stop", itl_ms=[1.0, 2.0]),
+        line(prompt_tokens=17, arrival_ms=0.5, block_hashes=[2**63 + 5, 9]),
+        line(prompt_tokens=16, arrival_ms=9, block_hashes=[2**63 + 5, 7]),
+        line(prompt_tokens=3, arrival_ms=10),
+    ]
+    first, second, third, last = list(from_vcr(lines, 10**9))
+    assert [event.arrival_ns for event in (first, second, third, last)] == [10**9 + ns for ns in (500_000, 2_250_000, 9_000_000, 10_000_000)]
+    assert [len(event.prompt) // 4 for event in (first, second, third, last)] == [17, 20, 16, 3]
+    shared = [hashes(event.prompt, "", 8) for event in (first, second, third)]
+    assert shared[0][0] == shared[1][0] and shared[0][1] != shared[1][1] and shared[1] == shared[2]
+    assert second.prompt[64:] != first.prompt[64:68] and first.sampling.max_tokens == 3
+    for wrong, words in (
+        (line(prompt_tokens=20, arrival_ms=1, block_hashes=[1]), "1 block_hashes for 20 tokens"),
+        (line(prompt_tokens=2**40, arrival_ms=1), "prompt_tokens is"), (line(prompt_tokens=3), "no arrival_ms"),
+        (line(prompt_tokens=3, arrival_ms=1e300), "arrival_ms is"), (b'{"prompt_tokens": 1}', "line 2 is no request"),
+    ):  # fmt: skip
+        with pytest.raises(UnusableLog, match=words):
+            list(from_vcr([lines[0], wrong], 0))
 
 
 def test_requests_that_an_engine_cannot_serve_are_refused(tmp_path, capsys):

@@ -4,6 +4,7 @@ Owns the forms. `jsonl`: one request a line, every field of its event but the nu
 numbers as they are. `mooncake`: the trace form of Mooncake (Qin et al., 2024: timestamp in ms, input_length, output_length,
 hash_ids of 512 tokens each): lengths, times and shared prefixes without texts; reading makes up tokens so that prompts
 share exactly what their hash_ids share. Hash ids are numbered in order of first mention, as in the published traces.
+The form `vllm-vcr` is arrivals_vcr.py's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vnext.replay.source import UnusableLog
 from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
 
-Form = Literal["jsonl", "mooncake"]
+Form = Literal["jsonl", "mooncake", "vllm-vcr"]
 HASH_BLOCK = 512
 NS_PER_MS = 1_000_000
 FIRST_TOKEN = 3
@@ -140,7 +141,7 @@ def from_mooncake(lines: Iterable[bytes], began_ns: int, vocabulary: int = VOCAB
             _require(all(0 <= each < 2**40 for each in told.hash_ids), "hash_ids", told.hash_ids[:3])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise UnusableLog(f"line {number + 1} is no request of a Mooncake trace ({error})") from error
-        tokens = np.concatenate([_block(each, vocabulary) for each in told.hash_ids])[: told.input_length]
+        tokens = np.concatenate([spelled(each, HASH_BLOCK, vocabulary) for each in told.hash_ids])[: told.input_length]
         yield RequestArrived(
             id=number, name=f"request-{number}", prompt=pack_tokens(tokens),
             sampling=Sampling(seed=number, max_tokens=told.output_length, ignore_eos=True), priority=0,
@@ -148,11 +149,11 @@ def from_mooncake(lines: Iterable[bytes], began_ns: int, vocabulary: int = VOCAB
         )  # fmt: skip
 
 
-def _block(hash_id: int, vocabulary: int) -> np.ndarray:
-    """512 tokens that no other hash id has (int64): the id in digits, over and over, so that any part tells it."""
+def spelled(hash_id: int, size: int, vocabulary: int) -> np.ndarray:
+    """So many tokens that no other hash id has (int64): the id in digits, over and over, so that any part tells it."""
     base = vocabulary - FIRST_TOKEN
     digits = np.array([hash_id // base**place % base for place in range(_DIGITS)], dtype=np.int64)
-    return FIRST_TOKEN + np.resize(digits, HASH_BLOCK)
+    return FIRST_TOKEN + np.resize(digits, size)
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -165,7 +166,9 @@ def form_of(path: Path) -> Form:
         fields = msgspec.json.decode(first, type=dict[str, object])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnusableLog(f"{path} is neither a log nor a file of requests ({error})") from error
-    return "mooncake" if "hash_ids" in fields else "jsonl"
+    if "hash_ids" in fields:
+        return "mooncake"
+    return "vllm-vcr" if {"meta", "prompt_tokens"} & fields.keys() else "jsonl"
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -33,10 +33,11 @@ def add(commands) -> None:
     _out(merging)
     converting = command(
         commands, "convert", _convert, "the requests of a log or a file, as a file or a log",
-        "Forms: jsonl (everything) and mooncake (lengths, times and shared prefixes). LOG may be such a file.",
+        "Forms: jsonl (everything), mooncake (lengths, times and shared prefixes), vllm-vcr (those and what each client felt). "
+        "LOG may be such a file.",
     )  # fmt: skip
     wanted = converting.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--to", choices=("jsonl", "mooncake"), help="a file of this form")
+    wanted.add_argument("--to", choices=("jsonl", "mooncake", "vllm-vcr"), help="a file of this form")
     wanted.add_argument("--like", metavar="ENGINE", type=Path, help="a log, with the engine of this one")
     _out(converting)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from vnext.replay.arrivals import Form, form_of, from_jsonl, from_mooncake, lines_of, to_jsonl, to_mooncake
+from vnext.replay.arrivals_vcr import from_vcr, to_vcr
 from vnext.replay.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.writer import Writer, keyframe_of_log
@@ -24,7 +25,7 @@ from vnext.state.reduce import reduce, start
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read and written: forms are "log", "jsonl" or "mooncake"."""
+    """What was read and written: forms are "log", "jsonl", "mooncake" or "vllm-vcr"."""
 
     requests: int
     source: str
@@ -35,7 +36,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
 def convert(source: Path, out: Path, form: Form | None, like: Path | None) -> Converted:
     """Write the arrivals of `source` to `out`: a file in a form, or a log of an engine `like` that log's."""
     if (form is None) == (like is None):
-        raise UnusableLog("name what is wanted: --to jsonl, --to mooncake, or --like LOG for a log")
+        raise UnusableLog("name what is wanted: --to jsonl, mooncake or vllm-vcr, or --like LOG for a log")
     read = "log" if source.is_dir() or source.suffix == logs.SEGMENT_SUFFIX else form_of(source)
     log = open_log(source) if read == "log" else None
     model = open_log(like) if like else log
@@ -43,6 +44,10 @@ def convert(source: Path, out: Path, form: Form | None, like: Path | None) -> Co
     arrivals = arrivals_of(log) if log else _from_file(source, read, began_ns)
     if like is not None:
         count = _write_log(arrivals, out, model)
+    elif form == "vllm-vcr":
+        if log is None:
+            raise UnusableLog(f"{source} tells no request's first token, which a vllm-vcr trace has: convert a log to it")
+        count = _write_lines(to_vcr(log), out) - 1
     else:
         answers = answers_of(log) if log and form == "mooncake" else {}
         lines = to_jsonl(arrivals) if form == "jsonl" else to_mooncake(arrivals, answers, began_ns)
@@ -51,7 +56,9 @@ def convert(source: Path, out: Path, form: Form | None, like: Path | None) -> Co
 
 
 def _from_file(path: Path, form: str, began_ns: int) -> Iterator[RequestArrived]:
-    return from_jsonl(lines_of(path)) if form == "jsonl" else from_mooncake(lines_of(path), began_ns)
+    if form == "jsonl":
+        return from_jsonl(lines_of(path))
+    return (from_vcr if form == "vllm-vcr" else from_mooncake)(lines_of(path), began_ns)
 
 
 def arrivals_of(log: Log) -> Iterator[RequestArrived]:

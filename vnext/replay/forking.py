@@ -21,7 +21,7 @@ from vnext.replay.source import Log
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.chance import STRIDE, WORD, Chance
 from vnext.sched.sim.judge import kind_of
-from vnext.sched.stride import own_copy, stride
+from vnext.sched.stride import Samples, own_copy, stride
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
@@ -117,8 +117,9 @@ class _Course:
         self.events: list[AnyEvent] = []
         self._chance, self._wishes, self._predicate, self._strides = Chance(seed).fork(), wishes, predicate, strides
         self._all_laws_events = ALL_LAWS_EVENTS_IN_STRIDES if strides else ALL_LAWS_EVENTS
-        self._samples = _samples(self._chance.word(), state.config.vocab_size or VOCAB_SIZE)
-        self._sampled, self._turns = 0, 0
+        count = max(SAMPLES, state.config.running_max)
+        self._samples = Samples(_tokens(self._chance.word(), state.config.vocab_size or VOCAB_SIZE, count))
+        self._turns = 0
         self._arrival_at = self._gap(wishes.arrivals_per_mille if wishes.arrivals else 0)
         self._abort_at = self._gap(wishes.aborts_per_mille)
         self._reset_at = self._gap(wishes.resets_per_mille)
@@ -130,11 +131,11 @@ class _Course:
             self._turns += 1
             if self._strides and self._stride():
                 continue
-            while (plan := schedule(self.state)) is not None:
+            while self.steps < wishes.steps and (plan := schedule(self.state)) is not None:
                 self._fold(plan)
                 self.steps += 1
             if self.state.flights:
-                self._commit(self._draw(int(np.count_nonzero(self.state.flights[0].samples))).tobytes())
+                self._commit(self._samples.draw(int(np.count_nonzero(self.state.flights[0].samples))).tobytes())
             elif self.state.requests:
                 raise LawBroken("S6", f"{len(self.state.requests)} requests live, nothing runs and nothing is planned")
             elif not wishes.arrivals or not wishes.arrivals_per_mille:
@@ -148,7 +149,7 @@ class _Course:
         quiet = min(self._arrival_at, self._abort_at, self._reset_at) - self._turns + 1
         before = self.state.sequence
         due = (self._all_laws_events - before % self._all_laws_events + 1) // 2
-        strode = stride(self.state, min(quiet, due, self._wishes.steps - self.steps), self._draw)
+        strode = stride(self.state, min(quiet, due, self._wishes.steps - self.steps), self._samples)
         self.state = strode.state
         begun = strode.turns + (strode.tokens is not None)
         self.steps += begun
@@ -188,16 +189,6 @@ class _Course:
         if refusal(self.state.config, again) is None:
             self._fold(again)
 
-    def _draw(self, count: int) -> np.ndarray:
-        """The next samples (int32[count])."""
-        at = self._sampled
-        if at + count > len(self._samples):
-            at = 0
-            if count > len(self._samples):
-                self._samples = np.resize(self._samples, count)
-        self._sampled = at + count
-        return self._samples[at : at + count]
-
     def _commit(self, tokens: bytes) -> None:
         self._fold(StepCommitted(step=self.state.flights[0].step, tokens=tokens))
 
@@ -211,10 +202,10 @@ class _Course:
             raise Predicated(f"the predicate holds after event {before.sequence}")
 
 
-def _samples(seed: int, vocab: int) -> np.ndarray:
-    """Token ids (int32[SAMPLES]) of one seed: the draws of `Chance(seed)`, all at once."""
+def _tokens(seed: int, vocab: int, count: int) -> np.ndarray:
+    """Token ids (int32[count]) of one seed: the draws of `Chance(seed)`, all at once."""
     word = np.uint64
-    value = np.arange(1, SAMPLES + 1, dtype=word) * word(STRIDE) + word(seed)
+    value = np.arange(1, count + 1, dtype=word) * word(STRIDE) + word(seed)
     value = (value ^ (value >> word(30))) * word(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> word(27))) * word(0x94D049BB133111EB)
     return ((value ^ (value >> word(31))) % word(vocab)).astype("<i4")

@@ -1,9 +1,10 @@
-"""Strides: many steady turns at once, in place. The fast twin of `schedule` and `reduce` for futures that nobody looks into.
+"""Strides: many steady turns in one compiled call. The fast twin of `schedule` and `reduce` for futures that nobody looks into.
 
 A turn is one plan and one commit. It is steady when the plan is the expected one, nobody is admitted or gives way, and
-nobody ends. Such turns are folded by the same kernels in the same order, but in stores that the state owns alone, with no
-state built between two of them. The first turn that is not steady is left to `schedule` and `reduce`, which are the oracle:
-a stride's state equals theirs in every part (tests/sched/test_stride.py).
+nobody ends. `_stride.c` folds such turns by the same functions in the same order (vnext/state/columns.h, names.h), but in
+stores that the state owns alone, with no state built between two of them. The first turn that is not steady is left to
+`schedule` and `reduce`, which are the oracle: a stride's state equals theirs in every part (tests/sched/test_stride.py).
+Where nothing was compiled there are no strides.
 
 May: write into the stores of the state it is given. So that state must come from `own_copy` or from folding such a one, and
 is not to be used afterwards.
@@ -11,30 +12,43 @@ is not to be used afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 import xxhash
 
 from vnext.sched.admission import kept_out
-from vnext.state import columns as column_forms, extents, names, rows as columns
-from vnext.state.config import SchedulerConfig
+from vnext.state import extents
 from vnext.state.errors import LawBroken
 from vnext.state.extents import Arena, Extents
 from vnext.state.laws import check_cheap
 from vnext.state.names import Names
-from vnext.state.planning import ALL_SEEN, NO_ROWS
-from vnext.state.pool import HELD, Pool
 from vnext.state.rows import Rows
 from vnext.state.state import Flight, State
 from vnext.state.versions import VersionedArray, VersionedMap
 
-replace = msgspec.structs.replace
-_WORD = 2**64 - 1
+try:
+    from vnext.sched import _stride
+except ImportError:  # not built: no compiler when vnext was installed
+    _stride = None
 
-Draw = Callable[[int], np.ndarray]
-"""So many sampled tokens (int32[n])."""
+replace = msgspec.structs.replace
+_DONE, _REFUSED, _LAWLESS = range(3)  # as _stride.c ends
+
+
+class Samples:
+    """Tokens that are drawn, one step's after the other; from the first again where a step's do not fit behind `at`."""
+
+    __slots__ = ("at", "values")
+
+    def __init__(self, values: np.ndarray, at: int = 0) -> None:
+        """`values` int32[n], no fewer than a step can ask for."""
+        self.values, self.at = values, at
+
+    def draw(self, count: int) -> np.ndarray:
+        """The next ones (int32[count])."""
+        first = 0 if self.at + count > len(self.values) else self.at
+        self.at = first + count
+        return self.values[first : self.at]
 
 
 class Strode(msgspec.Struct, frozen=True):
@@ -65,137 +79,91 @@ def _copy(values: Extents) -> Extents:
     return Extents(Arena(values.arena.data.copy()), values.used, 0)
 
 
-def stride(state: State, turns_max: int, draw: Draw) -> Strode:
-    """As many steady turns as follow, at most `turns_max`. Raises LawBroken where a turn breaks a cheap law.
-
-    One loop over local names on purpose: at eight rows half of a turn would be the calls of its parts.
-    """
-    config, depth = state.config, state.config.pipeline_depth
-    if len(state.flights) != depth - 1 or not len(state.rows) or config.windows or turns_max < 1:
+def stride(state: State, turns_max: int, samples: Samples) -> Strode:
+    """As many steady turns as follow, at most `turns_max`. Raises LawBroken where a turn breaks a cheap law."""
+    config, is_full = state.config, len(state.flights) == state.config.pipeline_depth - 1
+    if _stride is None or turns_max < 1 or not len(state.rows) or config.windows or not is_full:
         return Strode(state, 0, None)
-    stores = _Stores(state)
-    kernels, size, threshold, budget = column_forms.kernels, config.block_size, config.prefill_threshold, config.batch_tokens_max
-    expected, advance, lawful, bounds = kernels.expected, kernels.advance, kernels.lawful, kernels.bounds
-    settle, take_tokens, seal, write_tables = kernels.settle, kernels.take_tokens, kernels.seal, kernels.write_tables
-    history, tables = stores.tokens.arena.data, stores.tables.arena.data
-    cells, count, caches = state.rows.cells, len(state.rows), config.prefix_caching
-    planned_cells, settled_cells = np.empty_like(cells), np.empty_like(cells)
-    work, places, ends = np.empty((2, count), np.int64), np.empty((2, count), np.int64), np.empty((2, count), bool)
-    tokens, blocks = work
-    eos = np.array(config.eos_token_ids, dtype=np.int64)
-    first = state.waiting[0] if state.waiting and count < config.running_max else None
-    flights, turns, generated, token_digest = list(state.flights), 0, 0, state.token_digest
-    refused, lawless = None, False
-    while turns < turns_max and not lawless:
-        # the plan: as fold_step_planned
-        total, lacks = expected(cells, work, budget, threshold, size)
-        if not total or lacks > stores.free or (first is not None and _may_admit(state, stores, budget - total, lacks)):
-            break
-        advance(cells, planned_cells, tokens, blocks)
-        if lacks:
-            write_tables(planned_cells, blocks, stores.take(lacks), tables, 1)
-        flight = _flight(state.planned + turns, planned_cells, cells[columns.COMPUTED], tokens, total)
-        flights.append(flight)
-        cells = planned_cells
-        if caches and (pairs := seal(cells, NO_ROWS, history, tables, size, ALL_SEEN)):
-            stores.name(pairs)
-        least_most = bounds(flight.entries, flight.samples)
-        # the commit: as fold_step_committed
-        flight = flights[0]
-        asked = int(np.count_nonzero(flight.samples))
-        if asked != places.shape[1]:
-            places, ends = np.empty((2, asked), np.int64), np.empty((2, asked), bool)
-        sampled = draw(asked)
-        data = sampled.tobytes()
-        found = settle(cells, flight.entries, flight.samples, sampled, eos, places, ends)
-        lawless = not (lawful(cells, size) and _step_holds(config, least_most, flights[-1]))
-        if (
-            lawless or found is None or found[0] or found[1]
-            or not take_tokens(cells, settled_cells, places[0], sampled, history)
-        ):  # fmt: skip
-            refused = data
-            break
-        del flights[0]
-        cells = settled_cells
-        if caches and (pairs := seal(cells, NO_ROWS, history, tables, size, ALL_SEEN)):
-            stores.name(pairs)
-        generated += asked
-        token_digest = xxhash.xxh3_64_intdigest(data, seed=token_digest)
-        turns += 1
-        lawless = not lawful(cells, size)
-    after = _reached(state, stores, cells, flights, turns, refused is not None)
-    if lawless:
-        check_cheap(after)
-        raise LawBroken("S1", "a stride breaks a law that its state keeps")
-    counters = replace(state.counters, generated_tokens=state.counters.generated_tokens + generated)
-    return Strode(replace(after, counters=counters, token_digest=token_digest), turns, refused)
+    return _Turns(state, turns_max).taken(samples)
 
 
-def _reached(state: State, stores: _Stores, cells: np.ndarray, flights: list[Flight], turns: int, begun: bool) -> State:
-    """The state after so many turns, and a plan more where another one was `begun`."""
-    return replace(
-        state, sequence=state.sequence + 2 * turns + begun, planned=state.planned + turns + begun,
-        committed=state.committed + turns, rows=Rows(cells), tokens=stores.tokens, tables=stores.tables, pool=stores.pool(),
-        flights=tuple(flights),
-    )  # fmt: skip
+class _Turns:
+    """One call of the compiled turns: what it is handed, and the state that it reaches."""
 
+    def __init__(self, state: State, turns_max: int) -> None:
+        pool, depth = state.pool, state.config.pipeline_depth
+        width = max(len(state.rows), *(len(flight.samples) for flight in state.flights), 1)
+        self._state = state
+        self._cells = state.rows.cells.copy()
+        self._tokens, self._tables = extents.own(state.tokens), extents.own(state.tables)
+        self._status, self._named = pool.status.donated(), pool.names.donated()
+        self._entries, self._asks = np.empty((depth, 4, width), np.int64), np.empty((depth, width), bool)
+        self._counts, self._spans = np.empty((depth, 2), np.int64), np.empty((turns_max, 2), np.int32)
+        for place, flight in enumerate(state.flights):
+            count = len(flight.samples)
+            self._entries[place, :, :count], self._asks[place, :count] = flight.entries, flight.samples
+            self._counts[place] = count, flight.tokens
 
-def _may_admit(state: State, stores: _Stores, budget: int, lacks: int) -> bool:
-    """Whether the scheduler has to look at the queue: there is room for a row."""
-    if budget <= 0:
-        return False
-    if state.config.policy != "fcfs":
-        return True
-    return not kept_out(state.config, stores.named, stores.status, state.waiting[0], budget, stores.free - lacks)
-
-
-def _flight(step: int, cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, total: int) -> Flight:
-    """As planning's."""
-    rows = len(tokens)
-    entries, samples = np.empty((4, rows), np.int64), np.empty(rows, bool)
-    count = column_forms.kernels.flight(cells, starts, tokens, entries, samples)
-    if count < rows:
-        entries, samples = entries[:, :count].copy(), samples[:count]
-    return Flight(step, entries, samples, total)
-
-
-def _step_holds(config: SchedulerConfig, bounds: tuple[int, int, int, int], flight: Flight) -> bool:
-    """S1 of the newest step, as laws.py has it."""
-    total, smallest, largest, samples = bounds
-    return (
-        total == flight.tokens <= config.batch_tokens_max
-        and smallest >= 1
-        and (not config.prefill_threshold or largest <= config.prefill_threshold)
-        and (config.chunked_prefill or samples == len(flight.samples))
-    )
-
-
-class _Stores:
-    """What a state owns alone, while turns write into it. Mutable: that is the point of it."""
-
-    def __init__(self, state: State) -> None:
-        self._pool = pool = state.pool
-        self.tokens, self.tables = extents.own(state.tokens), extents.own(state.tables)
-        self.status, (self.named, self._keys) = pool.status.donated(), pool.names.donated()
-        self.free, self._sum, self._head, self._kept = pool.free, pool.status.sum, pool.head, pool.kept
-
-    def take(self, count: int) -> np.ndarray:
-        """As `pool.take`."""
-        blocks, queue, kernels = np.empty(count, np.int32), self._pool.queue, column_forms.kernels
-        self._head = kernels.oldest(queue.arena.data, self.status, self._head, queue.used, blocks)
-        self._sum = (self._sum + kernels.put(self.status, blocks, np.full(count, HELD))) & _WORD
-        self.free -= count
-        if self._kept:
-            self._kept -= len(names.kernels.forget(self.named, self._keys, blocks))
-        return blocks
-
-    def name(self, pairs: list[tuple[bytes, int]]) -> None:
-        """As `pool.name`."""
-        names.kernels.offer(self.named, self._keys, pairs)
-
-    def pool(self) -> Pool:
-        """The pool that was reached, in these stores."""
-        return replace(
-            self._pool, status=VersionedArray(self.status, self._sum), head=self._head, free=self.free, kept=self._kept,
-            names=Names(self.named, self._keys),
+    def taken(self, samples: Samples) -> Strode:
+        """The turns, taken."""
+        state, config, pool = self._state, self._state.config, self._state.pool
+        looks = bool(state.waiting) and len(state.rows) < config.running_max
+        stores = (
+            self._cells, self._tokens.arena.data, self._tables.arena.data, self._status, pool.queue.arena.data, pool.queue.used,
+            pool.head, pool.free, pool.kept, pool.status.sum, *self._named,
         )  # fmt: skip
+        steps = (
+            np.empty((3, self._asks.shape[1]), np.int64), np.array(config.eos_token_ids, np.int64), samples.values, samples.at,
+            self._entries, self._asks, self._counts, self._spans,
+        )  # fmt: skip
+        settings = (
+            *self._asks.shape, len(self._spans), config.batch_tokens_max, config.prefill_threshold, config.block_size,
+            config.prefix_caching, not config.chunked_prefill, self._may_admit if looks else None,
+        )  # fmt: skip
+        ended, turns, plans, free, sum_, head, kept, samples.at = _stride.run(stores, steps, settings)
+        pool = replace(
+            pool, status=VersionedArray(self._status, sum_), head=head, free=free, kept=kept, names=Names(*self._named)
+        )
+        reached = replace(self._reached(samples, turns, plans), pool=pool, tokens=self._tokens, tables=self._tables)
+        if ended == _LAWLESS:
+            check_cheap(reached)
+            raise LawBroken("S1", "a stride breaks a law that its state keeps")
+        return Strode(reached, turns, self._drawn(samples, turns) if ended == _REFUSED else None)
+
+    def _reached(self, samples: Samples, turns: int, plans: int) -> State:
+        """The state after so many commits and plans, but for its stores."""
+        state, digest, generated = self._state, self._state.token_digest, 0
+        drawn = memoryview(samples.values)
+        for first, count in self._spans[:turns].tolist():
+            digest = xxhash.xxh3_64_intdigest(drawn[first : first + count], seed=digest)
+            generated += count
+        counters = replace(state.counters, generated_tokens=state.counters.generated_tokens + generated)
+        flights = (*state.flights[turns:], *map(self._flight, range(max(turns - len(state.flights), 0), plans)))
+        return replace(
+            state, sequence=state.sequence + turns + plans, planned=state.planned + plans, committed=state.committed + turns,
+            rows=Rows(self._cells), flights=flights, counters=counters,
+            token_digest=digest,
+        )  # fmt: skip
+
+    def _flight(self, plan: int) -> Flight:
+        """The step of the stride's so many-th plan, as planning's."""
+        state, slot = self._state, (len(self._state.flights) + plan) % len(self._counts)
+        count, tokens = self._counts[slot].tolist()
+        return Flight(state.planned + plan, self._entries[slot, :, :count].copy(), self._asks[slot, :count].copy(), tokens)
+
+    def _drawn(self, samples: Samples, turn: int) -> bytes:
+        """What was drawn for the commit of a turn."""
+        first, count = self._spans[turn].tolist()
+        return samples.values[first : first + count].tobytes()
+
+    def _may_admit(self, budget: int, free: int) -> bool:
+        """Whether the scheduler has to look at the queue, as the stores are now."""
+        state = self._state
+        return state.config.policy != "fcfs" or not kept_out(
+            state.config, self._named[0], self._status, state.waiting[0], budget, free
+        )
+
+
+def implementation() -> str:
+    """For `vnext doctor`."""
+    return "none" if _stride is None else "compiled"

@@ -1,40 +1,15 @@
 /* Columns: the arithmetic of one step over the rows, compiled. The fast twin of columns_numpy.py, function by function.
+   What a stride needs too stands in columns.h; here is what Python calls.
 
    Pure but for the arrays that a caller hands in to be filled: reads no clock, no environment, keeps nothing.
-   Cells are int64[FIELD_COUNT][R], contiguous; fields as in rows.py (LAYOUT below, compared by a test).
+   Cells are int64[FIELD_COUNT][R], contiguous; fields as in rows.py (LAYOUT, compared by a test).
    Each call walks the rows once; nothing here is proportional to history. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "blake2b.h"
-
-#define LAYOUT                                                                                                         \
-    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached table_sum "           \
-    "tokens_at tokens_size table_at table_size chain_0 chain_1"
-
-enum {
-    ID, KNOWN, COMPUTED, PENDING, LIMIT, BLOCKS, SEALED, PROMPT, EPOCH, PRIORITY, FLAGS, MIN_KNOWN, CACHED,
-    TABLE_SUM, TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, CHAIN_0, CHAIN_1, FIELD_COUNT
-};
-enum { IGNORE_EOS = 1, OWN_STOPS = 2 };
-
-/* One field of a matrix with R rows. */
-#define FIELD(cells, field, rows) ((cells) + (Py_ssize_t)(field) * (rows))
+#include "columns.h"
 
 static Py_ssize_t rows_of(const Py_buffer *cells) { return cells->len / ((Py_ssize_t)sizeof(int64_t) * FIELD_COUNT); }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* A number for "this value at this place": sums of them tell arrays apart, in any order of writing (columns_numpy.mixed). */
-static uint64_t mixed_one(uint64_t place, uint64_t value) {
-    uint64_t x = place * 0x9E3779B97F4A7C15u + value * 0xC2B2AE3D27D4EB4Fu + 0x165667B19E3779F9u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
 
 static int too_small(const Py_buffer *buffer, Py_ssize_t bytes) {
     if (buffer->len >= bytes) return 0;
@@ -50,19 +25,8 @@ static PyObject *expected(PyObject *self, PyObject *args) {
     Py_ssize_t rows = rows_of(&cells);
     PyObject *result = NULL;
     if (!too_small(&both, 2 * rows * 8)) {
-        const int64_t *c = cells.buf, *known = FIELD(c, KNOWN, rows), *pending = FIELD(c, PENDING, rows);
-        const int64_t *limit = FIELD(c, LIMIT, rows), *computed = FIELD(c, COMPUTED, rows), *held = FIELD(c, BLOCKS, rows);
-        int64_t *tokens = both.buf, *need = tokens + rows, left = budget, total = 0;
-        for (Py_ssize_t r = 0; r < rows; ++r) {
-            int64_t want = least(known[r] + pending[r], limit[r] - 1) - computed[r];
-            if (threshold) want = least(want, threshold);
-            tokens[r] = least(want, left);
-            left -= tokens[r];
-            int64_t end = computed[r] + tokens[r], have = held[r] * size;
-            need[r] = end > have ? (end - have + size - 1) / size : 0;
-            total += need[r];
-        }
-        result = Py_BuildValue("LL", (long long)(budget - left), (long long)total);
+        int64_t *tokens = both.buf, lacks, taken = rows_expected(cells.buf, rows, tokens, tokens + rows, budget, threshold, size, &lacks);
+        result = Py_BuildValue("LL", (long long)taken, (long long)lacks);
     }
     PyBuffer_Release(&cells);
     PyBuffer_Release(&both);
@@ -100,17 +64,7 @@ static PyObject *advance(PyObject *self, PyObject *args) {
     Py_ssize_t rows = rows_of(&cells);
     PyObject *result = NULL;
     if (!too_small(&out, cells.len) && !too_small(&tokens, rows * 8) && !too_small(&need, rows * 8)) {
-        const int64_t *t = tokens.buf, *n = need.buf;
-        int64_t *c = memcpy(out.buf, cells.buf, cells.len), scheduled = 0;
-        int64_t *computed = FIELD(c, COMPUTED, rows), *pending = FIELD(c, PENDING, rows);
-        int64_t *known = FIELD(c, KNOWN, rows), *blocks = FIELD(c, BLOCKS, rows);
-        for (Py_ssize_t r = 0; r < rows; ++r) {
-            computed[r] += t[r];
-            pending[r] += t[r] > 0 && computed[r] == known[r] + pending[r];
-            blocks[r] += n[r];
-            scheduled += t[r] > 0;
-        }
-        result = PyLong_FromLongLong(scheduled);
+        result = PyLong_FromLongLong(rows_advance(memcpy(out.buf, cells.buf, cells.len), rows, tokens.buf, need.buf));
     }
     PyBuffer_Release(&cells);
     PyBuffer_Release(&out);
@@ -269,18 +223,12 @@ static int seal_one(int64_t *c, Py_ssize_t rows, Py_ssize_t r, int64_t size, con
                     const Py_buffer *tables, const Py_buffer *windows, PyObject *pairs) {
     int64_t sealed = FIELD(c, SEALED, rows)[r], computed = FIELD(c, COMPUTED, rows)[r];
     Py_ssize_t groups = windows->len / 8;
-    int64_t at = FIELD(c, TOKENS_AT, rows)[r] + sealed * size, table = FIELD(c, TABLE_AT, rows)[r] + sealed * groups;
-    if (at < 0 || at + size > tokens->len / 4 || table < 0 || table + groups > tables->len / 4) {
+    int64_t table = FIELD(c, TABLE_AT, rows)[r] + sealed * groups;
+    uint8_t key[BLAKE2B_DIGEST];
+    if (table < 0 || table + groups > tables->len / 4 || !row_seal(c, rows, r, size, tokens->buf, tokens->len / 4, key)) {
         PyErr_SetString(PyExc_ValueError, "a row's next block is outside the arenas");
         return -1;
     }
-    uint8_t key[BLAKE2B_DIGEST];
-    memcpy(key, &FIELD(c, CHAIN_0, rows)[r], 8);
-    memcpy(key + 8, &FIELD(c, CHAIN_1, rows)[r], 8);
-    blake2b_16(key, key, sizeof key, (const int32_t *)tokens->buf + at, 4 * size);
-    FIELD(c, SEALED, rows)[r] += 1;
-    memcpy(&FIELD(c, CHAIN_0, rows)[r], key, 8);
-    memcpy(&FIELD(c, CHAIN_1, rows)[r], key + 8, 8);
     for (Py_ssize_t g = 0; g < groups; ++g) {
         int64_t window = ((const int64_t *)windows->buf)[g], unseen = computed - window + 1;
         if (window && unseen >= (sealed + 1) * size) continue;
@@ -325,22 +273,11 @@ static PyObject *seal(PyObject *self, PyObject *args) {
 static PyObject *flight(PyObject *self, PyObject *args) {
     Py_buffer cells, starts, tokens, entries, samples;
     if (!PyArg_ParseTuple(args, "y*y*y*w*w*", &cells, &starts, &tokens, &entries, &samples)) return NULL;
-    Py_ssize_t rows = rows_of(&cells), n = 0;
+    Py_ssize_t rows = rows_of(&cells);
     PyObject *result = NULL;
     if (!too_small(&starts, rows * 8) && !too_small(&tokens, rows * 8) && !too_small(&entries, 4 * rows * 8) &&
         !too_small(&samples, rows)) {
-        const int64_t *c = cells.buf, *start = starts.buf, *count = tokens.buf;
-        int64_t *out = entries.buf;
-        char *sampled = samples.buf;
-        for (Py_ssize_t r = 0; r < rows; ++r) {
-            if (!count[r]) continue;
-            out[n] = FIELD(c, ID, rows)[r];
-            out[rows + n] = FIELD(c, EPOCH, rows)[r];
-            out[2 * rows + n] = start[r];
-            out[3 * rows + n] = count[r];
-            sampled[n++] = FIELD(c, PENDING, rows)[r] > 0;
-        }
-        result = PyLong_FromSsize_t(n);
+        result = PyLong_FromSsize_t(rows_flight(cells.buf, rows, starts.buf, tokens.buf, entries.buf, rows, samples.buf));
     }
     PyBuffer_Release(&cells);
     PyBuffer_Release(&starts);
@@ -356,38 +293,20 @@ static PyObject *lawful(PyObject *self, PyObject *args) {
     Py_buffer cells;
     long long size;
     if (!PyArg_ParseTuple(args, "y*L", &cells, &size)) return NULL;
-    Py_ssize_t rows = rows_of(&cells);
-    const int64_t *c = cells.buf, *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows);
-    const int64_t *pending = FIELD(c, PENDING, rows), *limit = FIELD(c, LIMIT, rows), *blocks = FIELD(c, BLOCKS, rows);
-    const int64_t *sealed = FIELD(c, SEALED, rows);
-    int wrong = 0;
-    for (Py_ssize_t r = 0; r < rows; ++r) {
-        int64_t spare = blocks[r] * size - computed[r];
-        wrong |= computed[r] > known[r] + pending[r];
-        wrong |= sealed[r] * size > least(computed[r], known[r]);
-        wrong |= known[r] >= limit[r];
-        wrong |= spare < 0 || spare >= size;
-    }
+    int holds = rows_lawful(cells.buf, rows_of(&cells), size);
     PyBuffer_Release(&cells);
-    return PyBool_FromLong(!wrong);
+    return PyBool_FromLong(holds);
 }
 
 /* bounds(entries int64[4][n], samples bool[n]) -> sum, least and greatest of the token counts, rows that sample */
 static PyObject *bounds(PyObject *self, PyObject *args) {
     Py_buffer entries, samples;
     if (!PyArg_ParseTuple(args, "y*y*", &entries, &samples)) return NULL;
-    Py_ssize_t n = entries.len / 32, sampling = 0;
-    const int64_t *count = (const int64_t *)entries.buf + 3 * n;
-    int64_t sum = 0, smallest = n ? count[0] : 0, largest = 0;
+    Py_ssize_t n = entries.len / 32;
     PyObject *result = NULL;
     if (!too_small(&samples, n)) {
-        for (Py_ssize_t i = 0; i < n; ++i) {
-            sum += count[i];
-            smallest = least(smallest, count[i]);
-            largest = count[i] > largest ? count[i] : largest;
-            sampling += ((const char *)samples.buf)[i] != 0;
-        }
-        result = Py_BuildValue("LLLn", (long long)sum, (long long)smallest, (long long)largest, sampling);
+        Bounds b = step_bounds((const int64_t *)entries.buf + 3 * n, samples.buf, n);
+        result = Py_BuildValue("LLLn", (long long)b.sum, (long long)b.smallest, (long long)b.largest, b.sampling);
     }
     PyBuffer_Release(&entries);
     PyBuffer_Release(&samples);
@@ -400,31 +319,14 @@ static PyObject *bounds(PyObject *self, PyObject *args) {
 static PyObject *settle(PyObject *self, PyObject *args) {
     Py_buffer b[7];
     if (!PyArg_ParseTuple(args, "y*y*y*y*y*w*w*", &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6])) return NULL;
-    Py_ssize_t rows = rows_of(&b[0]), asked = b[2].len, given = b[3].len / 4, eos_count = b[4].len / 8, n = 0;
-    const int64_t *c = b[0].buf, *ids = b[1].buf, *eos = b[4].buf;
-    const char *samples = b[2].buf;
-    const int32_t *sampled = b[3].buf;
-    const int64_t *known = FIELD(c, KNOWN, rows), *flags = FIELD(c, FLAGS, rows);
-    int64_t *out_rows = b[5].buf, *out_places = out_rows + given;
-    char *stopped = b[6].buf, *at_limit = stopped + given;
-    int same = asked <= rows && b[1].len >= 4 * asked * 8 && b[5].len >= 2 * given * 8 && b[6].len >= 2 * given;
-    same = same && !memcmp(ids, FIELD(c, ID, rows), asked * 8) && !memcmp(ids + asked, FIELD(c, EPOCH, rows), asked * 8);
-    int own = 0, ended = 0;
-    for (Py_ssize_t r = 0; same && r < asked; ++r) {
-        if (!samples[r]) continue;
-        if (n >= given || sampled[n] < 0) { same = 0; break; }
-        int stops = 0;
-        for (Py_ssize_t k = 0; k < eos_count; ++k) stops |= sampled[n] == eos[k];
-        stops = stops && !(flags[r] & IGNORE_EOS);
-        own |= (flags[r] & OWN_STOPS) != 0;
-        out_rows[n] = r;
-        out_places[n] = n;
-        stopped[n] = stops && known[r] + 1 > FIELD(c, MIN_KNOWN, rows)[r];
-        at_limit[n] = known[r] + 1 >= FIELD(c, LIMIT, rows)[r];
-        ended += stopped[n] || at_limit[n];
-        ++n;
+    Py_ssize_t asked = b[2].len, given = b[3].len / 4;
+    const int64_t *ids = b[1].buf;
+    int own = 0, ended = 0, same = b[1].len >= 4 * asked * 8 && b[5].len >= 2 * given * 8 && b[6].len >= 2 * given;
+    if (same) {
+        Step step = {ids, ids + asked, b[2].buf, asked};
+        Taken taken = {b[5].buf, (int64_t *)b[5].buf + given, b[6].buf, (char *)b[6].buf + given};
+        same = rows_settle(b[0].buf, rows_of(&b[0]), &step, b[3].buf, given, b[4].buf, b[4].len / 8, &taken, &own, &ended);
     }
-    same = same && n == given;
     for (int i = 0; i < 7; ++i) PyBuffer_Release(&b[i]);
     if (!same) Py_RETURN_NONE;
     return Py_BuildValue("ii", own, ended);
@@ -434,34 +336,16 @@ static PyObject *settle(PyObject *self, PyObject *args) {
 static PyObject *take_tokens(PyObject *self, PyObject *args) {
     Py_buffer cells, out, which, tokens, arena;
     if (!PyArg_ParseTuple(args, "y*w*y*y*w*", &cells, &out, &which, &tokens, &arena)) return NULL;
-    Py_ssize_t rows = rows_of(&cells), n = which.len / 8, places = arena.len / 4;
-    const int64_t *from = cells.buf, *row = which.buf;
-    const int32_t *token = tokens.buf;
-    int bad = out.len < cells.len || tokens.len < n * 4, full = 0;
-    for (Py_ssize_t i = 0; i < n && !bad; ++i) {
-        bad = row[i] < 0 || row[i] >= rows;
-        if (bad) break;
-        int64_t known = FIELD(from, KNOWN, rows)[row[i]], at = FIELD(from, TOKENS_AT, rows)[row[i]] + known;
-        full |= known >= FIELD(from, TOKENS_SIZE, rows)[row[i]];
-        bad = at < 0 || (!full && at >= places);
-    }
-    if (!bad && !full) {
-        int64_t *c = memcpy(out.buf, cells.buf, cells.len), *known = FIELD(c, KNOWN, rows);
-        int64_t *pending = FIELD(c, PENDING, rows), *tokens_at = FIELD(c, TOKENS_AT, rows);
-        int32_t *to = arena.buf;
-        for (Py_ssize_t i = 0; i < n; ++i) {
-            to[tokens_at[row[i]] + known[row[i]]] = token[i];
-            known[row[i]] += 1;
-            pending[row[i]] -= 1;
-        }
-    }
+    Py_ssize_t rows = rows_of(&cells), n = which.len / 8;
+    int fits = out.len < cells.len || tokens.len < n * 4 ? -1 : rows_fit(cells.buf, rows, which.buf, n, arena.len / 4);
+    if (fits > 0) rows_take_tokens(memcpy(out.buf, cells.buf, cells.len), rows, which.buf, n, tokens.buf, arena.buf);
     PyBuffer_Release(&cells);
     PyBuffer_Release(&out);
     PyBuffer_Release(&which);
     PyBuffer_Release(&tokens);
     PyBuffer_Release(&arena);
-    if (bad) return PyErr_Format(PyExc_ValueError, "a token has no place in the histories");
-    return PyBool_FromLong(!full);
+    if (fits < 0) return PyErr_Format(PyExc_ValueError, "a token has no place in the histories");
+    return PyBool_FromLong(fits);
 }
 
 static PyMethodDef functions[] = {

@@ -3,25 +3,9 @@
  * Owns nothing: both sides are Python's own dict and list, changed in place. A block that is not in the list, or a side that
  * does not mirror the other, raises and leaves what was moved before.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "names.h"
+
 #include <stdint.h>
-
-typedef struct {
-    PyObject *blocks, *keys;
-} Table;
-
-static int is_table(const Table *table) {
-    if (PyDict_Check(table->blocks) && PyList_Check(table->keys)) return 1;
-    PyErr_SetString(PyExc_TypeError, "a table is a dict and a list");
-    return 0;
-}
-
-static int has_block(const Table *table, Py_ssize_t block) {
-    if (block >= 0 && block < PyList_GET_SIZE(table->keys)) return 1;
-    if (!PyErr_Occurred()) PyErr_Format(PyExc_IndexError, "there is no block %zd", block);
-    return 0;
-}
 
 /* Borrowed key and the number of the block; 0 with an exception set if it is no pair of this table. */
 static int read_pair(const Table *table, PyObject *pair, PyObject **key, Py_ssize_t *block) {
@@ -32,13 +16,6 @@ static int read_pair(const Table *table, PyObject *pair, PyObject **key, Py_ssiz
     *key = PyTuple_GET_ITEM(pair, 0);
     *block = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
     return has_block(table, *block);
-}
-
-static void set_key(const Table *table, Py_ssize_t block, PyObject *key) {
-    PyObject *before = PyList_GET_ITEM(table->keys, block);
-    Py_INCREF(key);
-    PyList_SET_ITEM(table->keys, block, key);
-    Py_XDECREF(before);
 }
 
 static int come_in(const Table *table, PyObject *pairs) {
@@ -71,18 +48,12 @@ static PyObject *change(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* 1 if the key is new and came in, 0 if it has a block already, -1 with an exception set. */
+/* As offer_key, of a pair. */
 static int offer_one(const Table *table, PyObject *pair) {
-    PyObject *key, *number, *there;
+    PyObject *key;
     Py_ssize_t block;
     if (!read_pair(table, pair, &key, &block)) return -1;
-    Py_ssize_t before = PyDict_GET_SIZE(table->blocks);
-    number = PyTuple_GET_ITEM(pair, 1);
-    there = PyDict_SetDefault(table->blocks, key, number);
-    if (!there) return -1;
-    if (PyDict_GET_SIZE(table->blocks) == before) return 0;
-    set_key(table, block, key);
-    return 1;
+    return offer_key(table, key, PyTuple_GET_ITEM(pair, 1), block);
 }
 
 static PyObject *offer(PyObject *self, PyObject *args) {
@@ -109,8 +80,7 @@ static int forget_one(const Table *table, Py_ssize_t block, PyObject *gone) {
     pair = number ? PyTuple_Pack(2, key, number) : NULL;
     Py_XDECREF(number);
     if (!pair) return 0;
-    int is_gone = PyDict_DelItem(table->blocks, key) == 0 && PyList_Append(gone, pair) == 0;
-    if (is_gone) set_key(table, block, Py_None);
+    int is_gone = forget_key(table, block) == 1 && PyList_Append(gone, pair) == 0;
     Py_DECREF(pair);
     return is_gone;
 }
