@@ -107,6 +107,17 @@ def escaping_index(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def other_form(path: Path) -> None:
+    missing_file(path)
+    (path / "pytorch_model.bin").write_bytes(b"")
+
+
+def untied_without_a_head(path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    del tensors["lm_head.weight"]
+    save_checkpoint(path, tensors)
+
+
 BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (without, "has no tensor 'model.layers.1.mlp.up_proj.weight'"),
     (misshapen, r"'model.norm.weight' in .* has the shape \[31\] but config.json asks for \[32\]"),
@@ -115,6 +126,8 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (garbled, "model.safetensors is truncated or corrupt"),
     (empty, "model.safetensors is truncated or corrupt"),
     (missing_file, "model.safetensors is missing"),
+    (other_form, "model.safetensors is missing; .* here is pytorch_model.bin: take a revision"),
+    (untied_without_a_head, "has no lm_head.weight and config.json does not tie it"),
     (missing_shard, "part-2.safetensors is missing"),
     (escaping_index, "does not map tensors to files"),
 ]
