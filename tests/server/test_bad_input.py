@@ -106,9 +106,10 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "hi", "contant": 1}]}, "messages[0].contant"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -149,7 +150,7 @@ def test_the_field_is_named(server: EdgeServer, path: str, body: dict[str, Any],
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_no_body_at_all(server: EdgeServer, path: str, body: bytes, word: str) -> None:
     if b"prompt" in body and "chat" in path:
-        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"tools")
+        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"audio")
     status, answer, _ = server.post(path, body)
     assert status == 400 and word in answer["error"]["message"], answer
     assert_works(server)

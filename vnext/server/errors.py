@@ -140,7 +140,7 @@ def _of_http(error: web.HTTPException) -> Failure:
         case 405:
             return Failure(405, "This path does not take this method.", code="method_not_allowed")
         case 413:
-            return Failure(413, "The body is too large: shorten it or raise --body-bytes-max.", code="too_large")
+            return Failure(413, "The body is too large: shorten it.", code="too_large")
         case _:
             return Failure(error.status, error.reason)
 

@@ -79,6 +79,32 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`parameters` is a JSON schema, for the model to read: answers are not held to it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    function: Function
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: str
     content: str | list[ContentPart] | None = None
@@ -87,8 +113,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     annotations: Ignored = _UNSET
     reasoning: Ignored = _UNSET
     reasoning_content: Ignored = _UNSET
-    tool_calls: Unsupported = _UNSET
-    tool_call_id: Unsupported = _UNSET
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Unsupported = _UNSET
     audio: Unsupported = _UNSET
 
@@ -108,10 +134,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    parallel_tool_calls: Ignored = _UNSET
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    tools: Unsupported = _UNSET
-    tool_choice: Unsupported = _UNSET
     functions: Unsupported = _UNSET
     function_call: Unsupported = _UNSET
     audio: Unsupported = _UNSET
