@@ -44,7 +44,7 @@ KINDS = {"linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, "o
 
 
 class Case(NamedTuple):
-    """A model class and what its configuration has beside BASE. `asked_length`: for requests of how many tokens it is loaded."""
+    """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for."""
 
     architecture: str
     config: str

@@ -67,6 +67,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "n": 0}, "n"),
     ({"priority": 2**40}, "priority"),
     ({"cache_salt": "x" * 300}, "cache_salt"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -163,6 +164,7 @@ def test_a_misspelt_field_gets_a_guess(server: EdgeServer) -> None:
 
 def test_harmless_fields_are_ignored(server: EdgeServer) -> None:
     harmless = {"user": "u", "metadata": {"a": [1]}, "store": True, "service_tier": "auto", "seed": None, "stop": None}
+    harmless |= {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "guided_json": None}
     status, _, _ = server.post("/v1/completions", {"prompt": "a", "suffix": None, "best_of": 1} | harmless)
     assert status == 200
     chat = {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}}
@@ -178,6 +180,7 @@ def test_paths_and_methods(server: EdgeServer) -> None:
         (server.post("/health", b""), "method_not_allowed"),
     ):
         assert answer[0] in (404, 405) and answer[1]["error"]["code"] == code
+        assert code == "method_not_allowed" or "/v1/chat/completions" in answer[1]["error"]["message"]
     assert_works(server)
 
 

@@ -18,8 +18,8 @@ from vnext.state.events import unpack_tokens
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
     "[{{ message.role }}{% if message.tool_call_id %} {{ message.tool_call_id }}{% endif %}]{{ message.content }}"
-    "{% for call in message.tool_calls %}<{{ call.id }}:{{ call.function.name }}:{{ call.function.arguments.city }}>{% endfor %}"
-    "{% endfor %}"
+    "{% for call in message.tool_calls %}<{{ call.id }}:{{ call.function.name }}:{{ call.function.arguments.city }}>"
+    "{% endfor %}{% endfor %}"
 )
 WEATHER = {
     "type": "function",

@@ -14,11 +14,12 @@ import msgspec
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.server.conversation import shown_messages, shown_tools
+from vnext.server.conversation import begins_answer, shown_messages, shown_tools, up_to_the_last_words
 from vnext.server.edge import EDGE, Edge
 from vnext.server.generation import Choice, Generation
 from vnext.server.logprobs import chat_logprobs
 from vnext.server.openai_types import (
+    UNSUPPORTED,
     ChatBody,
     decode_chat,
     include_usage,
@@ -30,7 +31,10 @@ from vnext.server.text.answer import Delta
 from vnext.server.text.tool_calls import Form
 from vnext.server.tools import ToolCalls
 
-_UNSUPPORTED = ("functions", "function_call", "audio", "web_search_options")
+_UNSUPPORTED = (
+    *UNSUPPORTED, "functions", "function_call", "audio", "web_search_options", "echo", "add_special_tokens", "documents",
+    "chat_template", "return_token_ids",
+)  # fmt: skip
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -197,7 +201,9 @@ async def _prompt(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None
         )
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     variables = {"tools": tools} | effort | (body.chat_template_kwargs or {})
-    text = edge.template.render(messages, variables, body.add_generation_prompt is not False)
+    text = edge.template.render(messages, variables, begins_answer(body))
+    if body.continue_final_message:
+        text = up_to_the_last_words(text, messages)
     tokens = await edge.encode(text, add_special_tokens=False)
     if not tokens:
         raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")

@@ -29,7 +29,8 @@ def shown_tools(body: ChatBody, form: Form | None) -> list[dict[str, Any]] | Non
     """The tools for the template, None where the model may call none. Raises InvalidRequest."""
     if body.tool_choice not in (None, "auto", "none"):
         raise InvalidRequest(
-            "tool_choice is more than 'auto' or 'none': this server cannot make a model call a tool, leave it out.", "tool_choice"
+            "tool_choice is neither 'auto' nor 'none': this server cannot make a model call a tool, leave it out.",
+            "tool_choice",
         )
     if not body.tools or body.tool_choice == "none":
         return None
@@ -43,6 +44,34 @@ def shown_tools(body: ChatBody, form: Form | None) -> list[dict[str, Any]] | Non
         if tool.type != "function":
             raise InvalidRequest(f"tools[{place}].type is {tool.type!r}: only 'function' is supported.", f"tools[{place}].type")
     return msgspec.to_builtins(body.tools)
+
+
+def begins_answer(body: ChatBody) -> bool:
+    """Whether the prompt ends with the beginning of an assistant's message. Raises InvalidRequest."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message is true and so is add_generation_prompt: an answer continues a message or begins one, "
+            "leave one out.",
+            "continue_final_message",
+        )
+    return False
+
+
+def up_to_the_last_words(text: str, messages: list[dict[str, Any]]) -> str:
+    """A prompt without what the template writes behind its last message, which the answer continues."""
+    words = messages[-1]["content"]
+    place = text.rfind(words.strip())
+    if not words.strip() or place < 0:
+        raise InvalidRequest(
+            "continue_final_message is true, and the last message's text is not in the prompt that the chat template makes "
+            "of it: send a last message with words to be continued.",
+            "continue_final_message",
+        )
+    begun = text[place:]
+    kept = words.lstrip() if begun.startswith(words.lstrip()) else words.strip()
+    return text[: place + len(kept)]
 
 
 def _message(message: ChatMessage, path: str, form: Form | None) -> dict[str, Any]:
@@ -59,7 +88,8 @@ def _message(message: ChatMessage, path: str, form: Form | None) -> dict[str, An
     if message.tool_calls:
         if message.role != "assistant" or form is None:
             raise InvalidRequest(
-                f"{path}.tool_calls belongs to an assistant whose chat template knows tools: leave it out.", f"{path}.tool_calls"
+                f"{path}.tool_calls belongs to an assistant whose chat template knows tools: leave it out.",
+                f"{path}.tool_calls",
             )
         shown["tool_calls"] = [_call(call, f"{path}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
     return shown

@@ -60,6 +60,28 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prediction: Ignored = _UNSET
     verbosity: Ignored = _UNSET
     request_id: Ignored = _UNSET
+    spaces_between_special_tokens: Ignored = _UNSET
+    length_penalty: Ignored = _UNSET
+    early_stopping: Ignored = _UNSET
+    use_beam_search: Unsupported = _UNSET
+    bad_words: Unsupported = _UNSET
+    allowed_token_ids: Unsupported = _UNSET
+    prompt_logprobs: Unsupported = _UNSET
+    truncate_prompt_tokens: Unsupported = _UNSET
+    structured_outputs: Unsupported = _UNSET
+    guided_json: Unsupported = _UNSET
+    guided_regex: Unsupported = _UNSET
+    guided_choice: Unsupported = _UNSET
+    guided_grammar: Unsupported = _UNSET
+    logits_processors: Unsupported = _UNSET
+    return_tokens_as_token_ids: Unsupported = _UNSET
+
+
+UNSUPPORTED = tuple(
+    "use_beam_search bad_words allowed_token_ids prompt_logprobs truncate_prompt_tokens structured_outputs guided_json "
+    "guided_regex guided_choice guided_grammar logits_processors return_tokens_as_token_ids".split()
+)
+"""Of both APIs: what clients of other servers send, mostly with the value that asks for nothing."""
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,6 +154,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     tools: list[Tool] | None = None
@@ -142,6 +165,12 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     function_call: Unsupported = _UNSET
     audio: Unsupported = _UNSET
     web_search_options: Unsupported = _UNSET
+    echo: Unsupported = _UNSET
+    add_special_tokens: Unsupported = _UNSET
+    documents: Unsupported = _UNSET
+    chat_template: Unsupported = _UNSET
+    return_token_ids: Unsupported = _UNSET
+    include_reasoning: Ignored = _UNSET
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)

@@ -21,7 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vnext.sampling_params import InvalidRequest
 from vnext.server.text.tool_calls import form_of
 
-_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)  # what an expression can raise
+# What an expression can raise.
+_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class TemplateUnreadable(Exception):
