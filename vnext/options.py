@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from vnext.bounds import SIZES, checked, engine_settings, size_text
+from vnext.hints import unknown_option
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -115,8 +116,12 @@ def command_line() -> list[str]:
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
     """What `argv`, without the program's name, asks for. A bad one ends the program with one sentence and status 2."""
     parser = _parser()
-    given = vars(parser.parse_args(argv))
+    found, unknown = parser.parse_known_args(argv)
+    given = vars(found)
     command = given.pop("command")
+    if unknown:
+        known = [flag for name in (*ENGINE_HELP, *SERVER_HELP) for flag in _flags_of(name)]
+        parser.fail(command, f"{unknown_option(unknown[0], known)}\nSee vnext {command} --help.")
     try:
         return _COMMANDS[command](given, environment)
     except SettingsError as error:

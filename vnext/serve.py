@@ -198,7 +198,7 @@ def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
     """One sentence. What a dead child wrote has passed through to stderr already."""
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
     where = f" The log is in {log_dir}." if log_dir else ""
-    print(f"vnext serve: {sentence[:1].upper()}{sentence[1:]}.{where}", file=sys.stderr, flush=True)
+    print(f"vnext serve: {sentence}.{where}", file=sys.stderr, flush=True)
     return 1
 
 
