@@ -26,7 +26,7 @@ API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
     "generation_config": "auto takes usual sampling and ending tokens from the model's generation_config.json",
     "device": "where the model is computed; auto is a GPU where torch can use one",
-    "dtype": "number type of weights and cache; auto takes the checkpoint's",
+    "dtype": "number type of weights and cache; auto takes the checkpoint's, on a CPU bfloat16 for float16",
     "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
     "deterministic": "a request's tokens do not depend on its batch (default: where that is free, and in float32)",
     "seed": "roots the keys of requests that bring no seed (default: a fresh one)",

@@ -156,7 +156,7 @@ def _wake_on_signals() -> Iterator[int]:
 def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     config = engine.ready.config
     print(
-        f"vnext: model    {engine.ready.model}: {config.model_len_max} tokens a request, "
+        f"vnext: model    {engine.ready.model}: {engine.ready.environment['dtype']}, {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from checkpoints import PLAIN, random_tensors, save_checkpoint
@@ -49,6 +50,9 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
     assert params.frequencies.dtype == torch.float32
     config = load_config(tmp_path)
     assert choose_dtype("auto", config) == torch.float32 and choose_dtype("bfloat16", config) == torch.bfloat16
+    half = msgspec.structs.replace(config, dtype="float16")
+    assert choose_dtype("auto", half) == torch.bfloat16 and choose_dtype("float16", half) == torch.float16
+    assert choose_dtype("auto", half, device="cuda") == torch.float16
     with pytest.raises(ModelError, match="dtype 'int4' is not supported; choose auto, float32"):
         choose_dtype("int4", config)
 
