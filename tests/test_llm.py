@@ -11,6 +11,7 @@ import pytest
 from vnext import LLM, SamplingParams
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
+from vnext.server.text.template import ChatTemplate
 
 # Nothing here depends on what the model knows: answers do not end by themselves, and special tokens are shown.
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
@@ -40,6 +41,8 @@ def test_text_and_its_tokens_are_the_same_prompt(llm: LLM) -> None:
     assert given.prompt is None
     assert given.prompt_token_ids == asked.prompt_token_ids == tokens
     assert given.outputs == asked.outputs
+    for prompt in ({"prompt": "The module"}, {"prompt_token_ids": tokens}):
+        assert llm.generate(prompt, sampling_params=GREEDY, use_tqdm=False)[0].outputs == asked.outputs
 
 
 def test_params_for_each_prompt(llm: LLM) -> None:
@@ -96,6 +99,14 @@ def test_chat_is_generate_on_the_template(llm: LLM) -> None:
     assert [streamed] * 3 == [one.outputs[0].text, *texts(both)]
 
 
+def test_a_template_sees_tools_and_variables(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages[0].content }} {{ tools[0].name }} {{ style }}", {})
+    monkeypatch.setitem(vars(llm), "_template", template)
+    conversation, given = [{"role": "user", "content": "say"}], {"style": "plainly"}
+    (answer,) = llm.chat(conversation, GREEDY, use_tqdm=False, tools=[{"name": "it"}], chat_template_kwargs=given)
+    assert llm.tokenizer.decode(answer.prompt_token_ids) == "say it plainly"
+
+
 def test_a_stream_may_be_left(llm: LLM) -> None:
     pieces = llm.stream_chat([{"role": "user", "content": "What is Python?"}], SamplingParams(max_tokens=500))
     next(pieces)
@@ -118,8 +129,9 @@ def test_no_prompts_no_answers(llm: LLM) -> None:
     [
         ([[]], GREEDY, "no tokens"),
         ([[10**6]], GREEDY, "token ids lie between 0 and"),
-        (["a", "b"], [GREEDY], "2 prompts and 1 params"),
+        (["a", "b"], [GREEDY], "2 prompts and 1 sampling_params"),
         (["a"], SamplingParams(temperature=-1.0), "temperature is -1"),
+        ([{"prompt": "a", "multi_modal_data": 1}], GREEDY, "A prompt has the keys 'prompt', 'multi_modal_data': give a text"),
         ([[5] * 4000], GREEDY, "4000 tokens"),
     ],
 )

@@ -98,7 +98,9 @@ def test_chat_and_doctor() -> None:
         ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
         ("--gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
         ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),
-        ("--swap-space 4", "unrecognized arguments: --swap-space"),
+        ("--swap-space 4", "vnext serve: there is no option --swap-space: a preempted request is computed again"),
+        ("--max-model-length 4", "there is no option --max-model-length: did you mean --max-model-len?\nSee vnext serve --help."),
+        ("a b", "nothing takes 'b': one model is served"),
         ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from vnext.hints import ELSEWHERE
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.sched.policies import PolicyError, require_name
 
@@ -76,7 +77,8 @@ def checked(name: str, value: Any, hints: Mapping[str, Any]) -> Any:
     """The value as its field takes it. `hints`: types by field. Raises SettingsError for a wrong name, type or size."""
     if name not in hints:
         close = difflib.get_close_matches(name, hints, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "see vnext serve --help."
+        instead = ELSEWHERE.get("--" + name.replace("_", "-"), "see vnext serve --help")
+        remedy = f"did you mean {close[0]}?" if close else f"{instead}."
         raise SettingsError(f"There is no setting {name}: {remedy}")
     if name in SIZES and isinstance(value, str):
         value = size_bytes(value)

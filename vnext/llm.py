@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,11 @@ if TYPE_CHECKING:  # what talks to the engine and what makes texts takes a while
     from vnext.runtime.client_sync import SyncEngineClient
     from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
     from vnext.server.text.answer import Answer, Delta
+    from vnext.server.text.template import ChatTemplate
     from vnext.server.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
 Message = Mapping[str, Any]
 
 
@@ -96,17 +99,17 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[Generated]:
-        """Answers to one prompt or several, in their order. A prompt is a text or a list of token ids.
+        """Answers to one prompt or several, in their order.
 
-        `params` is one for all or one for each, None for `get_default_sampling_params()`, no longer than fits. Raises
+        `sampling_params` is one for all or one for each, None for `get_default_sampling_params()`, no longer than fits. Raises
         InvalidRequest before anything is sent, Refused, EngineDead.
         """
         from tqdm import tqdm
 
-        tasks = self._tasks(_as_prompts(prompts), params)
+        tasks = self._tasks(_as_prompts(prompts), sampling_params)
         total = sum(len(task.slots) for task in tasks)
         with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
             for slot, delta in self._deltas(tasks):
@@ -118,16 +121,23 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Generated]:
-        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self._render(conversation) for conversation in conversations], params, use_tqdm)
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+        The chat template sees `tools` and the variables in `chat_template_kwargs`; calls stay in the answer's text.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        variables = {"tools": tools, **(chat_template_kwargs or {})}
+        return self.generate([self._render(conversation, variables) for conversation in conversations], sampling_params, use_tqdm)
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """One answer to a conversation, piece by piece as it comes. Closing the iterator aborts it."""
-        tasks = self._tasks([self._render(messages)], params)
+        tasks = self._tasks([self._render(messages, {})], sampling_params)
         with closing(self._deltas(tasks)) as deltas:
             for _, delta in deltas:
                 yield delta.text
@@ -149,14 +159,17 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _render(self, messages: Sequence[Message]) -> list[int]:
+    @cached_property
+    def _template(self) -> ChatTemplate:
         source = self.tokenizer.chat_template
         if source is None:
             raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
         from vnext.server.text.template import ChatTemplate
 
-        text = ChatTemplate(source, self.tokenizer.special_tokens).render(messages, {})
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return ChatTemplate(source, self.tokenizer.special_tokens)
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
+        return self.tokenizer.encode(self._template.render(messages, variables), add_special_tokens=False)
 
     def _tasks(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
@@ -164,11 +177,12 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
-            counts = f"There are {len(prompts)} prompts and {len(params)} params"
-            raise InvalidRequest(f"{counts}: give one, or one for each.", "params")
+            counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
+            raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
         return [self._task(prompt, one) for prompt, one in zip(prompts, params)]
 
     def _task(self, prompt: Prompt, params: SamplingParams | None) -> _Task:
+        prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = self._fitting_params(len(tokens)) if params is None else params
@@ -292,8 +306,20 @@ def _named(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A list of prompts, where one alone may have been given."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if one else prompts
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """A prompt without its dictionary. Raises InvalidRequest for one that holds anything else."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        raise InvalidRequest(
+            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and prompt_token_ids.",
+            "prompt",
+        )
+    return next(iter(prompt.values()))
 
 
 def _tokenizer(model_path: Path, starting: StartingEngine) -> Tokenizer:

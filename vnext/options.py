@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from vnext.bounds import SIZES, checked, engine_settings, size_text
+from vnext.hints import unknown_option
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -26,7 +27,7 @@ API_KEY_VARIABLE = "VNEXT_API_KEY"
 ENGINE_HELP = {
     "generation_config": "auto takes usual sampling and ending tokens from the model's generation_config.json",
     "device": "where the model is computed; auto is a GPU where torch can use one",
-    "dtype": "number type of weights and cache; auto takes the checkpoint's",
+    "dtype": "number type of weights and cache; auto takes the checkpoint's, on a CPU bfloat16 for float16",
     "quantization": "int8 rounds weights as they are loaded, one scale an output: half the memory to hold and to read",
     "deterministic": "a request's tokens do not depend on its batch (default: where that is free, and in float32)",
     "seed": "roots the keys of requests that bring no seed (default: a fresh one)",
@@ -118,8 +119,12 @@ def command_line() -> list[str]:
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
     """What `argv`, without the program's name, asks for. A bad one ends the program with one sentence and status 2."""
     parser = _parser()
-    given = vars(parser.parse_args(argv))
+    found, unknown = parser.parse_known_args(argv)
+    given = vars(found)
     command = given.pop("command")
+    if unknown:
+        known = [flag for name in (*ENGINE_HELP, *SERVER_HELP) for flag in _flags_of(name)]
+        parser.fail(command, f"{unknown_option(unknown[0], known)}\nSee vnext {command} --help.")
     try:
         return _COMMANDS[command](given, environment)
     except SettingsError as error:

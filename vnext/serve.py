@@ -168,7 +168,7 @@ def _wake_on_signals() -> Iterator[int]:
 def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     config = engine.ready.config
     print(
-        f"vnext: model    {engine.ready.model}: {config.model_len_max} tokens a request, "
+        f"vnext: model    {engine.ready.model}: {engine.ready.environment['dtype']}, {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
@@ -210,7 +210,7 @@ def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
     """One sentence. What a dead child wrote has passed through to stderr already."""
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
     where = f" The log is in {log_dir}." if log_dir else ""
-    print(f"vnext serve: {sentence[:1].upper()}{sentence[1:]}.{where}", file=sys.stderr, flush=True)
+    print(f"vnext serve: {sentence}.{where}", file=sys.stderr, flush=True)
     return 1
 
 

@@ -44,14 +44,21 @@ KINDS = {"linear": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}, "o
 
 
 class Case(NamedTuple):
-    """A model class and what its configuration has beside BASE."""
+    """A model class and what its configuration has beside BASE. `asked_length`: tokens of the requests it is loaded for."""
 
     architecture: str
     config: str
     changes: dict[str, Any]
+    asked_length: int | None = None
 
 
 CASES: dict[str, Case] = {
+    "smollm3": Case("SmolLM3ForCausalLM", "SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3_window": Case(
+        "SmolLM3ForCausalLM",
+        "SmolLM3Config",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 40, "attention_bias": True},
+    ),
     "mistral": Case("MistralForCausalLM", "MistralConfig", {"sliding_window": 40}),
     "mixtral": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral_window": Case("MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 4, "sliding_window": 40}),
@@ -96,6 +103,9 @@ CASES: dict[str, Case] = {
     "phi3": Case("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 40}),
     "phi3_longrope": Case(
         "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+    ),
+    "phi3_longrope_beyond": Case(
+        "Phi3ForCausalLM", "Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}, 512
     ),
     "gpt2": Case("GPT2LMHeadModel", "GPT2Config", {}),
     "gpt2_inner": Case("GPT2LMHeadModel", "GPT2Config", {"n_inner": 100, "tie_word_embeddings": False}),

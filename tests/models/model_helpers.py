@@ -105,6 +105,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
     wide: bool = False,
+    asked_length: int | None = None,
 ) -> Model:
     """The checkpoint in `path` on the CPU, in float32 unless told otherwise."""
     from vnext.models.config import load_config
@@ -113,7 +114,7 @@ def load_model(
     from vnext.models.weights import load_params
 
     parallel = parallel or alone()
-    config = load_config(path)
+    config = load_config(path, asked_length=asked_length)
     module = family(config.architecture)
     params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, form="wide" if wide else "plain")
     page_count = block_count * len(kv_groups(config).windows)

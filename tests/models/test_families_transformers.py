@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, ThreadGroup, load_model
 
+from vnext.models.config import parse_config
+from vnext.models.errors import ModelError
 from vnext.models.kv_cache import kv_groups, make_kv_cache
 from vnext.models.sharding import Parallel
 from vnext.models.weights import load_params
@@ -25,8 +30,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(path: Path, parallel: Parallel | None = None) -> tuple[torch.Tensor, list[int]]:
-    """(logits of the prompt [150, V], greedy tokens), the prompt in two chunks."""
-    model = load_model(path, parallel=parallel)
+    """(logits of the prompt [150, V], greedy tokens), the prompt in two chunks. The folder has the case's name."""
+    model = load_model(path, parallel=parallel, asked_length=CASES[path.name].asked_length)
     first = model.logits(Chunk(PROMPT[:83], 0, BLOCKS))
     logits = torch.cat((first, model.logits(Chunk(PROMPT[83:], 83, BLOCKS))))
     tokens = [int(logits[-1].argmax())]
@@ -74,7 +79,7 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str
     prompt = torch.tensor([PROMPT])
     truth = oracle(prompt).logits[0]
     theirs = type(oracle).from_pretrained(saved / f"{name}-16", dtype=torch.bfloat16).eval()(prompt).logits[0].float()
-    model = load_model(saved / f"{name}-16")
+    model = load_model(saved / f"{name}-16", asked_length=CASES[name].asked_length)
     params = load_params(saved / f"{name}-16", model.config, model.parallel, torch.bfloat16, "cpu")
     kv = make_kv_cache(model.config, 64 * len(kv_groups(model.config).windows), 16, torch.bfloat16, "cpu", model.parallel)
     ours = model._replace(params=params, kv=kv).logits(Chunk(PROMPT, 0, BLOCKS))
@@ -84,3 +89,29 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str
 
     assert 0.0 < error(ours, truth) <= 2**0.5 * error(theirs, truth) < 0.05
     assert error(ours, theirs) <= error(ours, truth) + error(theirs, truth)
+
+
+FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {
+    "LlamaForCausalLM": "LlamaConfig",
+    "Gemma3ForConditionalGeneration": "Gemma3Config",
+}
+SIZES = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+SIZES |= {"n_embd", "n_layer", "n_head"}
+TOLD = {"architectures", "eos_token_id", "bos_token_id", "dtype"}
+
+
+@pytest.mark.parametrize("architecture", FULL_CONFIGS)
+def test_what_a_config_leaves_out_is_what_transformers_assumes(architecture: str) -> None:
+    """Each key in its turn; the sizes of a model must be there, or be what transformers assumes."""
+    whole: dict[str, Any] = json.loads(json.dumps(getattr(transformers, FULL_CONFIGS[architecture])().to_dict()))
+    whole["architectures"] = [architecture]
+    expected, inner = parse_config(whole, {}), whole.get("text_config", whole)
+    assert len(inner) > 30
+    for left_out in inner.keys() - TOLD:
+        fewer = {key: value for key, value in inner.items() if key != left_out}
+        try:
+            found = parse_config({**whole, "text_config": fewer} if "text_config" in whole else fewer, {})
+        except ModelError as error:
+            assert left_out in SIZES and f"config.json has no {left_out!r}" in str(error)
+        else:
+            assert found == expected, left_out

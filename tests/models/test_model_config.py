@@ -46,10 +46,11 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1 but is 0"),
     ({"rms_norm_eps": -1}, "rms_norm_eps must be a number above 0 but is -1"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported are silu"),
-    ({"rope_scaling": {"rope_type": "dynamic"}}, "rope type 'dynamic' is not supported; supported are default, linear"),
+    ({"rope_scaling": {"rope_type": "mrope"}}, "rope type 'mrope' is not supported; supported are default, linear"),
     ({"rope_scaling": {"rope_type": "linear"}}, "config.json has no 'factor'"),
     ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
-    ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) are not supported"),
+    ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) are not supported; .*--quantization int8"),
+    ({"quantization_config": "fp8"}, r"quantised weights \(fp8\) are not supported"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported; supported is 1.0"),
     ({"rope_scaling": 4}, "rope scaling must be an object but is 4"),
     ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1, 2]}}, "short_factor must be a list of 4 numbers"),
@@ -136,7 +137,7 @@ def test_the_language_part_of_gemma3_that_sees() -> None:
     assert config.eos_token_ids == (1, 106) and config.rope.factor == 8.0
 
 
-def test_yarn_reaches_further_and_longrope_no_further_than_its_training() -> None:
+def test_how_far_a_stretched_rope_reaches() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     config = parse_as("Qwen2ForCausalLM", rope_scaling=yarn)
     assert config.position_count_max == 2048 and config.rope.attention_factor == pytest.approx(1.138629)
@@ -145,6 +146,11 @@ def test_yarn_reaches_further_and_longrope_no_further_than_its_training() -> Non
     longrope = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}
     config = parse_as("Phi3ForCausalLM", rope_scaling=longrope, original_max_position_embeddings=64)
     assert config.position_count_max == 64 and config.rope.attention_factor == pytest.approx(1.5**0.5)
+    for asked, longest, divisor in ((64, 64, 1.0), (65, 512, 9.0), (512, 512, 9.0)):
+        found = parse_as("Phi3ForCausalLM", rope_scaling=longrope, original_max_position_embeddings=64, asked_length=asked)
+        assert (found.position_count_max, found.rope.divisors) == (longest, (divisor,) * 4)
+    dynamic = parse_as("LlamaForCausalLM", rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    assert (dynamic.position_count_max, dynamic.rope) == (512, Rope(theta=10000.0))
 
 
 def test_experts() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from checkpoints import PLAIN, random_tensors, save_checkpoint
@@ -49,6 +50,9 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
     assert params.frequencies.dtype == torch.float32
     config = load_config(tmp_path)
     assert choose_dtype("auto", config) == torch.float32 and choose_dtype("bfloat16", config) == torch.bfloat16
+    half = msgspec.structs.replace(config, dtype="float16")
+    assert choose_dtype("auto", half) == torch.bfloat16 and choose_dtype("float16", half) == torch.float16
+    assert choose_dtype("auto", half, device="cuda") == torch.float16
     with pytest.raises(ModelError, match="dtype 'int4' is not supported; choose auto, float32"):
         choose_dtype("int4", config)
 
@@ -107,6 +111,17 @@ def escaping_index(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def other_form(path: Path) -> None:
+    missing_file(path)
+    (path / "pytorch_model.bin").write_bytes(b"")
+
+
+def untied_without_a_head(path: Path) -> None:
+    tensors = random_tensors(PLAIN)
+    del tensors["lm_head.weight"]
+    save_checkpoint(path, tensors)
+
+
 BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (without, "has no tensor 'model.layers.1.mlp.up_proj.weight'"),
     (misshapen, r"'model.norm.weight' in .* has the shape \[31\] but config.json asks for \[32\]"),
@@ -115,6 +130,8 @@ BROKEN: list[tuple[Callable[[Path], None], str]] = [
     (garbled, "model.safetensors is truncated or corrupt"),
     (empty, "model.safetensors is truncated or corrupt"),
     (missing_file, "model.safetensors is missing"),
+    (other_form, "model.safetensors is missing; .* here is pytorch_model.bin: take a revision"),
+    (untied_without_a_head, "has no lm_head.weight and config.json does not tie it"),
     (missing_shard, "part-2.safetensors is missing"),
     (escaping_index, "does not map tensors to files"),
 ]

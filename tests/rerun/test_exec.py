@@ -48,6 +48,16 @@ def test_every_token_comes_out_again(full_log, answer, extra):
     assert found["tokens"] == (info(open_log(full_log)).sampled_tokens if extra != ("--solo",) else found["tokens"]) > 150
 
 
+def test_a_model_that_turns_otherwise_for_long_requests_does_so_again(tmp_path, answer):
+    """Which of its ropes a log's engine had follows from the length of its requests; with the other one tokens differ."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 9.0, 2.0, 5.0]}
+    path = save_checkpoint(tmp_path, rope_scaling={**rope, "original_max_position_embeddings": 16})
+    long = record(path, tmp_path / "long", requests=6, settings={"max_model_len": 96})
+    assert answer("exec", long)[1]["same"] is True
+    short = record(path, tmp_path / "short", requests=6)
+    assert answer("exec", short)[1]["same"] is False
+
+
 @pytest.mark.parametrize(
     ("settings", "config"),
     [

@@ -67,6 +67,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "n": 0}, "n"),
     ({"priority": 2**40}, "priority"),
     ({"cache_salt": "x" * 300}, "cache_salt"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -106,9 +107,10 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "hi", "contant": 1}]}, "messages[0].contant"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[1].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -149,7 +151,7 @@ def test_the_field_is_named(server: EdgeServer, path: str, body: dict[str, Any],
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_no_body_at_all(server: EdgeServer, path: str, body: bytes, word: str) -> None:
     if b"prompt" in body and "chat" in path:
-        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"tools")
+        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"audio")
     status, answer, _ = server.post(path, body)
     assert status == 400 and word in answer["error"]["message"], answer
     assert_works(server)
@@ -162,6 +164,7 @@ def test_a_misspelt_field_gets_a_guess(server: EdgeServer) -> None:
 
 def test_harmless_fields_are_ignored(server: EdgeServer) -> None:
     harmless = {"user": "u", "metadata": {"a": [1]}, "store": True, "service_tier": "auto", "seed": None, "stop": None}
+    harmless |= {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "guided_json": None}
     status, _, _ = server.post("/v1/completions", {"prompt": "a", "suffix": None, "best_of": 1} | harmless)
     assert status == 200
     chat = {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}}
@@ -177,6 +180,7 @@ def test_paths_and_methods(server: EdgeServer) -> None:
         (server.post("/health", b""), "method_not_allowed"),
     ):
         assert answer[0] in (404, 405) and answer[1]["error"]["code"] == code
+        assert code == "method_not_allowed" or "/v1/chat/completions" in answer[1]["error"]["message"]
     assert_works(server)
 
 

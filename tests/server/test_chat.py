@@ -113,6 +113,17 @@ def test_templates_get_their_variables() -> None:
         assert prompt_of(server, answer.id) == "a/plain/low/False"
 
 
+def test_an_answer_continues_the_last_message(server: EdgeServer) -> None:
+    messages = [user("hi"), {"role": "assistant", "content": " say:one two "}]
+    whole = {"continue_final_message": True}
+    answer = server.openai().chat.completions.create(model="toy", messages=messages, extra_body=whole)
+    assert prompt_of(server, answer.id).endswith("<|assistant|> say:one two ")
+    for body, words in (({**whole, "add_generation_prompt": True}, "leave one out"), (whole, "words to be continued")):
+        with pytest.raises(openai.BadRequestError, match=words) as caught:
+            server.openai().chat.completions.create(model="toy", messages=[user(" ")], extra_body=body)
+        assert caught.value.param == "continue_final_message"
+
+
 def test_a_model_without_a_template() -> None:
     with EdgeServer(byte_level(None)) as server:
         with pytest.raises(openai.BadRequestError, match="has no chat template: use /v1/completions"):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from vnext.models.config import ModelConfig
+from vnext.models.errors import ModelError
 from vnext.models.layers import Attention, GatedMlp, Linear, SparseMlp
 
 
@@ -56,6 +57,11 @@ def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_h
     if config.tie_embeddings:
         packed = source.packed((name,))
         return packed, packed
+    if head not in source:
+        raise ModelError(
+            f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
+            'did, add "tie_word_embeddings": true to config.json, else download the model again'
+        )
     return source.fused((name,)), source.packed((head,))
 
 

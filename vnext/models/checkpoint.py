@@ -27,6 +27,7 @@ SINGLE_NAME = "model.safetensors"
 HEADER_SIZE_MAX = 100_000_000
 DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 """The files' names of what can be read."""
+OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
@@ -133,8 +134,19 @@ def weight_files(path: Path) -> list[Path]:
         files = [path / SINGLE_NAME]
     for file in files:
         if not file.is_file():
-            raise ModelError(f"{file} is missing; vnext reads safetensors weights, download the whole model")
+            raise ModelError(f"{file} is missing; {_instead(path)}")
     return files
+
+
+def _instead(path: Path) -> str:
+    """What to do in a folder that lacks a weight file: it may hold the weights in a form that is not read."""
+    others = sorted(file.name for pattern in OTHER_FORMS for file in path.glob(pattern))
+    if not others or any(path.glob("*.safetensors")):
+        return "vnext reads safetensors weights, download the whole model"
+    return (
+        f"vnext reads safetensors weights only, and here is {others[0]}: take a revision of this model that has them, or "
+        "convert it with transformers (from_pretrained(...).save_pretrained(...))"
+    )
 
 
 def read_header(file: Path) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 from vnext.models.errors import ModelError
 from vnext.models.json_keys import flag, number, positive, read_json, read_optional_json, token_ids
 from vnext.models.registry import family
-from vnext.models.rope_config import Rope, parse_rope, reach, scaling_of
+from vnext.models.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 
 ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
 """Hugging Face's names and the kernels'."""
@@ -40,7 +40,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
     `rms_norm_eps` is that of every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all see
-    all. `local_rope`: that of the layers with a window, if they have their own. `query_scale`: what multiplies scores,
+    all. `local_rope`: that of the layers with a window, if they have their own. `still_layers`: in these nothing turns.
+    `query_scale`: what multiplies scores,
     None for head_dim ** -0.5. Softcaps are 0.0 where there is none.
     """
 
@@ -64,18 +65,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "silu"
     windows: tuple[int, ...] = ()
     local_rope: Rope | None = None
+    still_layers: tuple[int, ...] = ()
     query_scale: float | None = None
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
     experts: Experts | None = None
 
 
-def load_config(path: Path, with_generation: bool = True) -> ModelConfig:
-    """The configuration of the checkpoint in folder `path`, its generation_config.json read or not. Raises ModelError."""
+def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:
+    """The configuration of the checkpoint in folder `path`, its generation_config.json read or not. Raises ModelError.
+
+    `asked_length`: tokens of one request that the user asks for; some models turn otherwise for longer ones.
+    """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} has no config.json; give a folder with a Hugging Face checkpoint")
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
-    return parse_config(read_json(path / "config.json"), generation)
+    return parse_config(read_json(path / "config.json") | {ASKED_LENGTH: asked_length or 0}, generation)
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -90,9 +95,7 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig
 
 def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
     """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(f"quantised weights ({method}) are not supported; use the float checkpoint of this model")
+    refuse_quantised(raw)
     head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
     head_dim = positive(raw, "head_dim", hidden_size // head_count)
     rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)
@@ -121,6 +124,17 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
     if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
         windows = ()
     return ModelConfig(**{**fields, **own, "windows": windows})
+
+
+def refuse_quantised(raw: dict[str, Any]) -> None:
+    """Raise ModelError for a checkpoint whose weights were quantised before."""
+    for key in ("quantization_config", "compression_config"):
+        if (said := raw.get(key)) is not None:
+            method = said.get("quant_method", "unnamed") if isinstance(said, dict) else said
+            raise ModelError(
+                f"quantised weights ({method}) are not supported; use the float checkpoint of this model, with "
+                "--quantization int8 if memory is short"
+            )
 
 
 def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:

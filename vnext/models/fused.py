@@ -27,8 +27,8 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
         return None
-    if len(kv_groups(config).windows) > 1:
-        return None  # the one call has one place for a token, every group of layers another
+    if len(kv_groups(config).windows) > 1 or config.still_layers:
+        return None  # the one call has one place and one angle for a token, groups of layers have others
     windows = config.windows or (0,) * len(layers)
     described = kernel.describe(tuple(_describe_layer(*pair) for pair in zip(layers, windows)))
     return described if all(_is_alike(layer, described) for layer in described.layers) else None

@@ -95,7 +95,10 @@ def layer_steps(
     places = ((batch.slots, batch.block_table), *batch.groups)
     metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
-    return tuple(steps[group] for group in groups.group_of)
+    still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
+    return tuple(
+        (still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)
+    )
 
 
 def describe_attention(

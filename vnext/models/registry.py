@@ -18,6 +18,7 @@ from vnext.models.errors import ModelError
 FAMILIES = MappingProxyType(
     {
         "LlamaForCausalLM": "llama",
+        "SmolLM3ForCausalLM": "smollm3",
         "MistralForCausalLM": "mistral",
         "MixtralForCausalLM": "mixtral",
         "Qwen2ForCausalLM": "qwen2",

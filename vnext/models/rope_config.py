@@ -11,7 +11,10 @@ from vnext.models.errors import ModelError
 from vnext.models.json_keys import flag, number, numbers, positive
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+"""Names that files may have. Dynamic stretches only what is longer than max_position_embeddings, which is not served."""
+ASKED_LENGTH = "asked_length"
+"""Key beside those of config.json: tokens of one request that the user asks for, 0 for as many as is usual."""
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +22,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
     `share` of a head's channels turn, the first ones. `attention_factor` multiplies cosines and sines (yarn, longrope).
     `original_position_count`: the context of the training before the stretching. The other numbers belong to the kinds
-    that their names and `rope.py` tell; `divisors` are longrope's for short contexts, one a frequency.
+    that their names and `rope.py` tell; `divisors` are longrope's, one a frequency, for contexts beyond the original one
+    if `beyond`.
     """
 
     theta: float
@@ -34,6 +38,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    beyond: bool = False
 
 
 def scaling_of(raw: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, p
     theta, share = number(beside, "rope_theta", 10000.0), number(beside, "partial_rotary_factor", 1.0)
     if share > 1.0 or (share != 1.0 and not partial):
         raise ModelError(f"partial_rotary_factor {share} is not supported; supported is {'at most ' * partial}1.0")
-    if kind == "default":
+    if kind in ("default", "dynamic"):
         return Rope(theta=theta, share=share)
     if kind == "linear":
         return Rope(theta=theta, share=share, kind=kind, factor=number(scaling, "factor"))
@@ -65,7 +70,8 @@ def parse_rope(raw: dict[str, Any], scaling: dict[str, Any], head_dim: int, *, p
         return parse_llama3(plain, scaling)
     if kind == "yarn":
         return parse_yarn(plain, scaling, longest)
-    return parse_longrope(plain, scaling, longest, int(head_dim * share) // 2)
+    beyond = (raw.get(ASKED_LENGTH) or 0) > original
+    return parse_longrope(plain, scaling, longest, int(head_dim * share) // 2, beyond)
 
 
 def parse_llama3(rope: Rope, scaling: dict[str, Any]) -> Rope:
@@ -99,11 +105,11 @@ def parse_yarn(rope: Rope, scaling: dict[str, Any], longest: int) -> Rope:
     )
 
 
-def parse_longrope(rope: Rope, scaling: dict[str, Any], longest: int, pair_count: int) -> Rope:
-    """LongRoPE (arXiv 2402.13753) within its original context, where the short factors hold.
+def parse_longrope(rope: Rope, scaling: dict[str, Any], longest: int, pair_count: int, beyond: bool) -> Rope:
+    """LongRoPE (arXiv 2402.13753): short factors within the original context, long ones where longer requests are asked for.
 
-    Beyond it the long factors would hold for all of a sequence, early tokens too: a token's key would then depend on
-    how long its sequence becomes, which no cache of keys can honour.
+    Its authors take the long factors for all of a sequence, early tokens too, once it is longer: a token's key would
+    depend on how long its sequence becomes, which no cache of keys can honour. So an engine has one of the two.
     """
     factor = number(scaling, "factor", longest / rope.original_position_count)
     usual = math.sqrt(1.0 + math.log(factor) / math.log(rope.original_position_count)) if factor > 1.0 else 1.0
@@ -111,7 +117,8 @@ def parse_longrope(rope: Rope, scaling: dict[str, Any], longest: int, pair_count
         rope,
         factor=factor,
         attention_factor=number(scaling, "attention_factor", usual),
-        divisors=numbers(scaling, "short_factor", pair_count),
+        divisors=numbers(scaling, "long_factor" if beyond else "short_factor", pair_count),
+        beyond=beyond,
     )
 
 
@@ -119,4 +126,5 @@ def reach(rope: Rope, longest: int) -> int:
     """Positions that a model with `longest` as max_position_embeddings can use with this rope."""
     if rope.kind == "yarn":
         return max(longest, int(rope.factor * rope.original_position_count))
-    return min(longest, rope.original_position_count) if rope.kind == "longrope" else longest
+    short = rope.kind == "longrope" and not rope.beyond
+    return min(longest, rope.original_position_count) if short else longest

@@ -62,9 +62,14 @@ def load_params(
     return params
 
 
-def choose_dtype(name: str, config: ModelConfig, quantization: str = "none") -> torch.dtype:
-    """The dtype of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError."""
-    own = "bfloat16" if quantization == "int8" else config.dtype
+def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", device: str = "cpu") -> torch.dtype:
+    """The dtype of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError.
+
+    On a CPU "auto" is bfloat16 for a checkpoint in float16 too: the compiled kernels have no float16, and torch computes
+    it 25 times slower.
+    """
+    rounded = quantization == "int8" or (device == "cpu" and config.dtype == "float16")
+    own = "bfloat16" if rounded else config.dtype
     chosen = own if name == "auto" else name
     if chosen not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; choose auto, {', '.join(DTYPES)}")

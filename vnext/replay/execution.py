@@ -114,7 +114,7 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
 def numerics_of(walk: Walk, changes: dict[str, object]) -> Numerics:
     """The log's numbers, changed."""
     started = walk.log.header.started
-    return changed(recorded_numerics(started.environment, started.world_size), changes)
+    return changed(recorded_numerics(started.environment, started.world_size, started.config.model_len_max), changes)
 
 
 def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:

@@ -50,7 +50,7 @@ class Machine:
             native.start(numerics.threads)
         torch.set_num_threads(1 if native.is_built() and not self.kernels.is_torch else numerics.threads)
         try:
-            check_world_size(load_config(path), numerics.ranks)
+            check_world_size(load_config(path, asked_length=numerics.model_length), numerics.ranks)
             self.turns = Turns(numerics.ranks)
             with self.kernels.used():
                 self.shards = [Shard(path, numerics, self.turns.parallel(rank)) for rank in range(numerics.ranks)]

@@ -27,6 +27,7 @@ class CannotRun(Exception):
 class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     """`kernels` is "torch", an instruction set of the compiled kernels, or "" for the best of this machine.
 
+    `model_length` is what a request may have, 0 for what is usual: a model may turn otherwise for longer ones.
     `deterministic` as the engine's option; `ranks` share each layer; `threads` compute, 0 for as many as the machine has: it
     changes no bit.
     """
@@ -37,6 +38,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool | None = None
     ranks: int = 1
     threads: int = 0
+    model_length: int = 0
 
     def words(self) -> str:
         """For people."""
@@ -52,8 +54,8 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     here: str
 
 
-def recorded_numerics(environment: Mapping[str, str], ranks: int) -> Numerics:
-    """What a log's environment tells; logs that tell nothing leave it to this machine."""
+def recorded_numerics(environment: Mapping[str, str], ranks: int, model_length: int) -> Numerics:
+    """What a log's environment and configuration tell; logs that tell nothing leave it to this machine."""
     invariant, kernels = environment.get("batch_invariant", ""), environment.get("kernels", "")
     asked = True if invariant.startswith("yes") else False if invariant.startswith("no: --no-det") else None
     return Numerics(
@@ -62,6 +64,7 @@ def recorded_numerics(environment: Mapping[str, str], ranks: int) -> Numerics:
         kernels=TORCH if kernels == PLAIN else kernels.lower(),
         deterministic=asked,
         ranks=ranks,
+        model_length=model_length,
     )
 
 

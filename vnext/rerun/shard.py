@@ -30,7 +30,7 @@ class Shard:
 
     def __init__(self, path: Path, numerics: Numerics, parallel: Parallel) -> None:
         """Raises ModelError, SettingsError, CannotRun."""
-        self.config = load_config(path)
+        self.config = load_config(path, asked_length=numerics.model_length)
         self.parallel = parallel
         self.family: Any = family(self.config.architecture)
         self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)

@@ -131,6 +131,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             model_path=settings.model_path,
             dtype=engine.dtype,
             quantization=engine.quantization,
+            max_model_len=engine.max_model_len,
             deterministic=engine.deterministic,
             device=engine.device,
             threads=threads,

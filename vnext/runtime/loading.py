@@ -58,7 +58,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
     """The weights, with a bar for the first rank."""
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
-    config = load_config(path, settings.generation_config == "auto")
+    config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config
     )

@@ -53,7 +53,7 @@ class ModelRunner:
         """`config`: the folder's own, unless given. Raises ModelError; SettingsError where `deterministic` cannot be had."""
         self.config = config or load_config(path)
         self.device = torch.device(device)
-        self.dtype = choose_dtype(dtype, self.config, quantization)
+        self.dtype = choose_dtype(dtype, self.config, quantization, self.device.type)
         self.parallel = parallel
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)

@@ -111,6 +111,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     kv_cache_bytes: int
     generation_config: GenerationConfig = "auto"
+    max_model_len: int | None = None
     gpu: GpuSettings = GpuSettings()
     ipc_bytes_max: int = 2 * 2**20
 

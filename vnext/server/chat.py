@@ -14,12 +14,13 @@ import msgspec
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.server.conversation import begins_answer, shown_messages, shown_tools, up_to_the_last_words
 from vnext.server.edge import EDGE, Edge
 from vnext.server.generation import Choice, Generation
 from vnext.server.logprobs import chat_logprobs
 from vnext.server.openai_types import (
+    UNSUPPORTED,
     ChatBody,
-    ChatMessage,
     decode_chat,
     include_usage,
     refuse_unsupported,
@@ -27,10 +28,13 @@ from vnext.server.openai_types import (
 )
 from vnext.server.streaming import respond
 from vnext.server.text.answer import Delta
+from vnext.server.text.tool_calls import Form
+from vnext.server.tools import ToolCalls
 
-_UNSUPPORTED = ("tools", "tool_choice", "functions", "function_call", "audio", "web_search_options")
-_UNSUPPORTED_IN_MESSAGE = ("tool_calls", "tool_call_id", "function_call", "audio")
-_ROLES = ("system", "developer", "user", "assistant")
+_UNSUPPORTED = (
+    *UNSUPPORTED, "functions", "function_call", "audio", "web_search_options", "echo", "add_special_tokens", "documents",
+    "chat_template", "return_token_ids",
+)  # fmt: skip
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -39,12 +43,13 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     data = await request.read()
     started_s = time.monotonic()
     body = decode_chat(data)
-    params = _params(body, edge)
+    tools = shown_tools(body, _tool_form(edge))
+    params = _params(body, edge, tools is not None and _tool_form(edge) == "tagged")
     with_usage = include_usage(body)
     with edge.gate.enter(max(params.n, 1)):
-        prompt = await _prompt(edge, body)
+        prompt = await _prompt(edge, body, tools)
         generation = _start(edge, body, prompt, params, started_s)
-        views = [_View(edge, choice, params) for choice in generation.choices]
+        views = [_View(edge, choice, params, _calls(edge, body, tools)) for choice in generation.choices]
         if body.stream:
             return await respond(request, _chunks(generation, views, with_usage))
         return web.json_response(body=msgspec.json.encode(await _complete(generation, views)))
@@ -53,9 +58,10 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 class _View:
     """One choice in this API's shape."""
 
-    def __init__(self, edge: Edge, choice: Choice, params: SamplingParams) -> None:
+    def __init__(self, edge: Edge, choice: Choice, params: SamplingParams, calls: ToolCalls | None) -> None:
         self._edge = edge
         self._count = params.logprobs
+        self._calls = calls
         self.index = choice.index
         self.started = False
         self.texts: list[str] = []
@@ -67,12 +73,19 @@ class _View:
         """Add to what is to be shown."""
         if self._count is not None:
             self.logprobs += chat_logprobs(self._edge.tokenizer, delta, self._count)
-        self.texts.append(delta.text)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
+        if self._calls is None:
+            self.texts.append(delta.text)
+            return
+        self.texts.append(self._calls.push(delta.text, bool(delta.finish)))
+        if self.finish == "stop" and self._calls.count:
+            self.finish = "tool_calls"
 
     def choice(self) -> dict[str, Any]:
         """The whole answer."""
         message = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+        if calls := self._calls.take() if self._calls else []:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
         return self._choice("message", message, self._take_logprobs())
 
     def first_choice(self) -> dict[str, Any]:
@@ -84,9 +97,12 @@ class _View:
         """What was not shown yet; None when there is nothing."""
         text, logprobs = "".join(self.texts), self._take_logprobs()
         self.texts = []
-        if not text and not self.finish and not (logprobs and logprobs["content"]):
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls := self._calls.take_numbered() if self._calls else []:
+            delta["tool_calls"] = calls
+        if not delta and not self.finish and not (logprobs and logprobs["content"]):
             return None
-        return self._choice("delta", {"content": text} if text else {}, logprobs)
+        return self._choice("delta", delta, logprobs)
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         taken, self.logprobs = self.logprobs, []
@@ -145,7 +161,18 @@ def _start(
         raise InvalidRequest(message.replace(f"{error.param} is ", f"{name} is "), name) from error
 
 
-def _params(body: ChatBody, edge: Edge) -> SamplingParams:
+def _tool_form(edge: Edge) -> Form | None:
+    return None if edge.template is None else edge.template.tool_form
+
+
+def _calls(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> ToolCalls | None:
+    """One answer's calls, where the model was told of tools."""
+    form = _tool_form(edge)
+    return None if tools is None or form is None else ToolCalls(form, one=body.parallel_tool_calls is False)
+
+
+def _params(body: ChatBody, edge: Edge, marked_calls: bool) -> SamplingParams:
+    """`marked_calls`: special tokens stay in the text, since some models' marks of a call are such."""
     refuse_unsupported(body, _UNSUPPORTED)
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidRequest(
@@ -159,47 +186,25 @@ def _params(body: ChatBody, edge: Edge) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, max_tokens=None, **edge.settings.sampling_defaults.sampling())
     wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted)
+    skip = params.skip_special_tokens and not marked_calls
+    return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted, skip_special_tokens=skip)
 
 
-async def _prompt(edge: Edge, body: ChatBody) -> list[int]:
+async def _prompt(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
     """The conversation as tokens. The template writes special tokens itself."""
     edge.model_name(body.model)
-    if not body.messages:
-        raise InvalidRequest("messages is an empty list: send at least one message.", "messages")
-    messages = [_message(message, f"messages[{place}]") for place, message in enumerate(body.messages)]
+    messages = shown_messages(body, _tool_form(edge))
     if edge.template is None:
         raise InvalidRequest(
             "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
             "messages",
         )
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    variables = effort | (body.chat_template_kwargs or {})
-    text = edge.template.render(messages, variables, body.add_generation_prompt is not False)
+    variables = {"tools": tools} | effort | (body.chat_template_kwargs or {})
+    text = edge.template.render(messages, variables, begins_answer(body))
+    if body.continue_final_message:
+        text = up_to_the_last_words(text, messages)
     tokens = await edge.encode(text, add_special_tokens=False)
     if not tokens:
         raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
     return tokens
-
-
-def _message(message: ChatMessage, path: str) -> dict[str, str]:
-    """What the template sees of one message."""
-    refuse_unsupported(message, _UNSUPPORTED_IN_MESSAGE, f"{path}.")
-    if message.role not in _ROLES:
-        raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
-    shown = {"role": message.role, "content": _content(message, path)}
-    return shown if message.name is None else shown | {"name": message.name}
-
-
-def _content(message: ChatMessage, path: str) -> str:
-    if message.content is None:
-        raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")
-    if isinstance(message.content, str):
-        return message.content
-    for place, part in enumerate(message.content):
-        where = f"{path}.content[{place}]"
-        if part.type != "text":
-            raise InvalidRequest(f"{where}.type is {part.type!r}: only 'text' is supported.", f"{where}.type")
-        if part.text is None:
-            raise InvalidRequest(f"{where}.text is missing: it is required.", f"{where}.text")
-    return "\n".join(part.text or "" for part in message.content)

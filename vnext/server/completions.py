@@ -18,6 +18,7 @@ from vnext.server.edge import EDGE, Edge
 from vnext.server.generation import Choice, Generation
 from vnext.server.logprobs import completion_logprobs
 from vnext.server.openai_types import (
+    UNSUPPORTED,
     CompletionBody,
     decode_completion,
     include_usage,
@@ -27,7 +28,7 @@ from vnext.server.openai_types import (
 from vnext.server.streaming import respond
 from vnext.server.text.answer import Delta
 
-_UNSUPPORTED = ("suffix",)
+_UNSUPPORTED = (*UNSUPPORTED, "suffix")
 KIND = "text_completion"
 
 Prompt = str | list[int]

@@ -16,6 +16,7 @@ from vnext.runtime.output_stream import EngineDead, Refused
 from vnext.sampling_params import InvalidRequest
 
 RETRY_AFTER_S = 1
+PATHS = "this server has /v1/chat/completions, /v1/completions, /v1/models, /health, /version and /metrics"
 
 
 class ModelUnknown(Exception):
@@ -136,11 +137,11 @@ def _wrong_field(message: str, path: str, known_fields: tuple[str, ...]) -> Inva
 def _of_http(error: web.HTTPException) -> Failure:
     match error.status:
         case 404:
-            return Failure(404, "There is nothing at this path.", code="not_found")
+            return Failure(404, f"There is nothing at this path: {PATHS}.", code="not_found")
         case 405:
             return Failure(405, "This path does not take this method.", code="method_not_allowed")
         case 413:
-            return Failure(413, "The body is too large: shorten it or raise --body-bytes-max.", code="too_large")
+            return Failure(413, "The body is too large: shorten it.", code="too_large")
         case _:
             return Failure(error.status, error.reason)
 

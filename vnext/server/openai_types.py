@@ -60,6 +60,28 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prediction: Ignored = _UNSET
     verbosity: Ignored = _UNSET
     request_id: Ignored = _UNSET
+    spaces_between_special_tokens: Ignored = _UNSET
+    length_penalty: Ignored = _UNSET
+    early_stopping: Ignored = _UNSET
+    use_beam_search: Unsupported = _UNSET
+    bad_words: Unsupported = _UNSET
+    allowed_token_ids: Unsupported = _UNSET
+    prompt_logprobs: Unsupported = _UNSET
+    truncate_prompt_tokens: Unsupported = _UNSET
+    structured_outputs: Unsupported = _UNSET
+    guided_json: Unsupported = _UNSET
+    guided_regex: Unsupported = _UNSET
+    guided_choice: Unsupported = _UNSET
+    guided_grammar: Unsupported = _UNSET
+    logits_processors: Unsupported = _UNSET
+    return_tokens_as_token_ids: Unsupported = _UNSET
+
+
+UNSUPPORTED = tuple(
+    "use_beam_search bad_words allowed_token_ids prompt_logprobs truncate_prompt_tokens structured_outputs guided_json "
+    "guided_regex guided_choice guided_grammar logits_processors return_tokens_as_token_ids".split()
+)
+"""Of both APIs: what clients of other servers send, mostly with the value that asks for nothing."""
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +101,32 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`parameters` is a JSON schema, for the model to read: answers are not held to it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    function: Function
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: str
     content: str | list[ContentPart] | None = None
@@ -87,8 +135,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     annotations: Ignored = _UNSET
     reasoning: Ignored = _UNSET
     reasoning_content: Ignored = _UNSET
-    tool_calls: Unsupported = _UNSET
-    tool_call_id: Unsupported = _UNSET
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Unsupported = _UNSET
     audio: Unsupported = _UNSET
 
@@ -106,16 +154,23 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    parallel_tool_calls: Ignored = _UNSET
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    tools: Unsupported = _UNSET
-    tool_choice: Unsupported = _UNSET
     functions: Unsupported = _UNSET
     function_call: Unsupported = _UNSET
     audio: Unsupported = _UNSET
     web_search_options: Unsupported = _UNSET
+    echo: Unsupported = _UNSET
+    add_special_tokens: Unsupported = _UNSET
+    documents: Unsupported = _UNSET
+    chat_template: Unsupported = _UNSET
+    return_token_ids: Unsupported = _UNSET
+    include_reasoning: Ignored = _UNSET
 
 
 Body = TypeVar("Body", CompletionBody, ChatBody)

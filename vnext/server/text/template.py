@@ -19,8 +19,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.text.tool_calls import form_of
 
-_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)  # what an expression can raise
+# What an expression can raise.
+_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class TemplateUnreadable(Exception):
@@ -28,7 +30,8 @@ class TemplateUnreadable(Exception):
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...)."""
+    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `tool_form`: how it has the model
+    write tool calls, None where there are none to be read."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
@@ -36,6 +39,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
+        self.tool_form = form_of(source)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], add_generation_prompt: bool = True
