@@ -46,10 +46,8 @@ def varlen(asked: Asked) -> Work:
     if queries > 1:  # an older form, then the newer one
         more = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
     tensors = [part.transpose(1, 2).reshape(rows * context, kv_heads, head_dim) for part in (asked.keys, asked.values)]
-    if heads != kv_heads and "enable_gqa" in known:
+    if heads != kv_heads and "enable_gqa" in known:  # older ones took shared heads without being told
         more["enable_gqa"] = True
-    elif heads != kv_heads:
-        tensors = [part.repeat_interleave(heads // kv_heads, 1) for part in tensors]
     device = asked.query.device
     starts = torch.from_numpy(asked.starts.astype(np.int32)).to(device)
     key_starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * context

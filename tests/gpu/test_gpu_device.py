@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from vnext.kernels import products
+from vnext.kernels.cuda import experts
+from vnext.kernels.table import operations
 from vnext.runtime.device_cuda import CudaDevice
 from vnext.runtime.staging import Staging
 
@@ -47,3 +50,26 @@ def test_the_figures_of_memory_add_up(device: CudaDevice) -> None:
     held = torch.zeros(2**28, dtype=torch.uint8, device=device.torch_device)
     after = device.memory()
     assert after.peak - before.peak >= 2**28 and after.cached >= held.numel() and after.free + after.cached <= after.total
+
+
+def test_experts_are_multiplied_and_captured_without_the_host(device: CudaDevice) -> None:
+    """Beside the reference, which cuts them on the host; some experts have no token."""
+    if not experts.serves(torch.bfloat16, 256, 192):
+        pytest.skip("this GPU has no grouped product that asks the host for nothing")
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device.torch_device).bfloat16()
+
+    ids = torch.randint(0, 6, (40, 2), device=device.torch_device)
+    given = (drawn(40, 256), torch.rand(40, 2, device=device.torch_device), ids, drawn(8, 384, 256), drawn(8, 256, 192), "silu")
+    multiply = operations("cuda").experts
+    expected, found = products.experts(*given).float(), multiply(*given).float()
+    assert (found - expected).norm() <= 0.01 * expected.norm()
+    graph = device.graph()
+    graph.begin()
+    held = multiply(*given)
+    graph.end()
+    ids.copy_(ids.flip(0))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(held, multiply(*given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from checkpoints import save_checkpoint
 from model_helpers import DEMO_MODEL, Chunk, ThreadGroup, load_model
+from msgspec.structs import replace
 
 from vnext.models.sharding import Parallel
 
@@ -41,6 +43,32 @@ def assert_ranks_agree(path: Path, world_size: int, tokens: list[int]) -> None:
 def test_ranks_agree_with_one(tmp_path: Path, world_size: int, changes: dict[str, Any]) -> None:
     save_checkpoint(tmp_path, **changes)
     assert_ranks_agree(tmp_path, world_size, [index % 61 for index in range(7, 57)])
+
+
+def test_sums_beside_the_work_give_the_same_logits(tmp_path: Path) -> None:
+    """By a group that is late: a sum is not there before it is ended. Of 150 tokens the first 128 are summed apart."""
+    save_checkpoint(tmp_path)
+    group, tokens, begun = ThreadGroup(2), [index % 61 for index in range(150)], []
+
+    def late(parallel: Parallel) -> Parallel:
+        def begin(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+            begun.append(tensor.shape[0])
+            total = torch.full_like(tensor, float("nan"))
+            kept = tensor.clone()
+            tensor.fill_(float("nan"))  # nobody may look at a part again
+            return lambda: total.copy_(parallel.all_reduce(kept))
+
+        return replace(parallel, begin_all_reduce=begin)
+
+    def logits(parallel: Parallel) -> torch.Tensor:
+        model = load_model(tmp_path, parallel=parallel, block_count=64)
+        return model.logits(Chunk(tokens, 0, list(range(40))))
+
+    expected = group.run(logits)
+    assert not begun
+    for found in group.run(lambda parallel: logits(late(parallel))):
+        assert torch.equal(found, expected[0])
+    assert set(begun) == {128, 22}
 
 
 def test_ranks_agree_on_the_demo_model() -> None:

@@ -7,10 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+
 from vnext.runtime import collectives
+from vnext.runtime.spread_group import SpreadGroup
 
 ROOT = Path(__file__).parents[2]
 RANKS = """
@@ -40,6 +47,7 @@ def check_spread(rank, sums, joined):
     for given, expected in zip(values(rank), sums):
         found = spread.all_reduce(given.view(7, 143))
         assert found.shape == (7, 143) and found.flatten().double().tolist() == expected
+        assert torch.equal(spread.begin_all_reduce(given.view(7, 143))(), found)
     assert torch.equal(spread.all_gather(torch.full((2, 3), float(rank)), -1), joined)
     assert spread.all_gather(torch.full((3,), rank), 0).tolist() == [0] * 3 + [1] * 3 + [2] * 3
 
@@ -100,3 +108,36 @@ def test_one_rank_needs_nothing(tmp_path: Path) -> None:
     parallel = collectives.join_group(0, 1, tmp_path / "rendezvous")
     assert parallel.world_size == 1 and not (tmp_path / "rendezvous").exists()
     collectives.leave_group()
+
+
+def test_a_sum_beside_the_work_waits_for_its_part_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order on two streams, by stand-ins that write down what they are asked: there is no GPU here."""
+    asked: list[str] = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name, self.device = name, SimpleNamespace(type="cuda")
+
+        def __getattr__(self, call: str) -> Callable[..., Recorded]:
+            def record(*others: Recorded) -> Recorded:
+                asked.append(" ".join((self.name, call, *(other.name for other in others))))
+                return Recorded(f"{self.name}'s mark")
+
+            return record
+
+    class Spread(SpreadGroup):
+        def __init__(self) -> None:
+            self._side = None
+
+        def all_reduce(self, tensor: Recorded) -> Recorded:
+            asked.append(f"sum {tensor.name}")
+            return Recorded("total")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Recorded("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Recorded("work"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(asked.append(f"on {stream.name}")))
+    end = Spread().begin_all_reduce(Recorded("part"))
+    begun = ["side wait_stream work", "on side", "sum part", "part record_stream side", "side record_event"]
+    assert asked == begun
+    assert end().name == "total"
+    assert asked[len(begun) :] == ["work wait_event side's mark", "total record_stream work"]

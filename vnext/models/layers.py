@@ -19,6 +19,8 @@ from vnext.models.rope import rotary_angles
 from vnext.models.sharding import Parallel
 
 LayerCache = tuple[torch.Tensor, torch.Tensor]
+PART_ROWS = 64
+"""Parts of a product are multiples of it: of a tile, and of products of one shape."""
 
 
 class Linear(NamedTuple):
@@ -152,8 +154,18 @@ def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:
     """[T, in_local] -> [T, out]: partial sums over the ranks' inputs, then the bias, once."""
     if step.parallel.world_size == 1:
         return step.operations.linear(x, linear.weight, linear.bias)
-    product = step.parallel.all_reduce(step.operations.linear(x, linear.weight, None))
+    product = summed_product(x, linear.weight, step)
     return product if linear.bias is None else product + linear.bias
+
+
+def summed_product(x: torch.Tensor, weight: Any, step: Step) -> torch.Tensor:
+    """The product's sum over ranks [T, out]. A large one is made in two parts: the first is summed while the second is made."""
+    parallel, multiply = step.parallel, step.operations.linear
+    part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
+    if parallel.begin_all_reduce is None or part * weight.shape[0] * x.itemsize < parallel.beside_bytes_min or part >= x.shape[0]:
+        return parallel.all_reduce(multiply(x, weight, None))
+    ends = [parallel.begin_all_reduce(multiply(rows, weight, None)) for rows in x.split(part)]
+    return torch.cat([end() for end in ends])
 
 
 def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:

@@ -87,7 +87,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
 
     `all_reduce(tensor)` gives the sum over ranks, the same bits on each. `all_gather(tensor, dim)` gives the ranks'
     tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
-    a device's graph.
+    a device's graph. `begin_all_reduce(tensor)` begins the same sum beside the work that follows and returns what ends it, with
+    its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`.
     """
 
     rank: int
@@ -95,6 +96,8 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     all_reduce: Callable[[torch.Tensor], torch.Tensor]
     all_gather: Callable[[torch.Tensor, int], torch.Tensor]
     can_capture: bool = False
+    begin_all_reduce: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
+    beside_bytes_min: int = 0
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

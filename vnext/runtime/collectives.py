@@ -22,6 +22,7 @@ from vnext.runtime.exchange_memory import Exchange, ExchangeFile
 from vnext.runtime.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup, default_one_shot_bytes_max
 
 TIMEOUT = timedelta(minutes=5)
+BESIDE_BYTES_MIN = 2 * 2**20  # not measured: from where on a sum over NCCL alone takes longer than its second launch
 
 
 class Group(Protocol):
@@ -95,8 +96,10 @@ def join_group(
         group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
     _joined.append(group)
     return Parallel(
-        rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather, can_capture=group.can_capture
-    )
+        rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather,
+        can_capture=group.can_capture, begin_all_reduce=getattr(group, "begin_all_reduce", None),
+        beside_bytes_min=getattr(group, "beside_bytes_min", BESIDE_BYTES_MIN),
+    )  # fmt: skip
 
 
 def require_whole_group() -> None:

@@ -45,6 +45,8 @@ class Above(Protocol):
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
+    def begin_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]: ...
+
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor: ...
 
     def close(self) -> None: ...
@@ -79,6 +81,16 @@ class DeviceGroup:
         limits = self.limits
         sizes = (limits.capacity_bytes, limits.one_shot_bytes_max, limits.patience_ms)
         return operations.sum_over_ranks(tensor, self._memories, self._rank, *sizes)
+
+    @property
+    def begin_all_reduce(self) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None:
+        """See sharding.Parallel: what goes over mapped memory stays on one stream, so only what the other group takes."""
+        return None if self._above is None else self._above.begin_all_reduce
+
+    @property
+    def beside_bytes_min(self) -> int:
+        """See sharding.Parallel."""
+        return self.limits.ipc_bytes_max + 1
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """See collectives.Group."""

@@ -7,6 +7,8 @@ as in the library's own ring: twice (ranks - 1) / ranks of the tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -18,6 +20,7 @@ class SpreadGroup:
 
     def __init__(self) -> None:
         self._world_size = dist.get_world_size()
+        self._side: torch.cuda.Stream | None = None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """See collectives.Group."""
@@ -33,6 +36,27 @@ class SpreadGroup:
         whole = torch.empty_like(padded)
         dist.all_gather_into_tensor(whole, total.to(tensor.dtype))
         return whole[: flat.shape[0]].view(tensor.shape)
+
+    def begin_all_reduce(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """See sharding.Parallel: on a stream of its own, where the tensor is a GPU's."""
+        if tensor.device.type != "cuda":
+            total = self.all_reduce(tensor)
+            return lambda: total
+        if self._side is None:
+            self._side = torch.cuda.Stream(tensor.device)
+        here, side = torch.cuda.current_stream(tensor.device), self._side
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            total = self.all_reduce(tensor)
+        tensor.record_stream(side)
+        done = side.record_event()
+
+        def end() -> torch.Tensor:
+            here.wait_event(done)
+            total.record_stream(here)
+            return total
+
+        return end
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """See collectives.Group."""

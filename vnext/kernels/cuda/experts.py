@@ -23,7 +23,7 @@ CAPABILITY_MIN = (9, 0)
 
 def serves(dtype: torch.dtype, hidden: int, wide: int) -> bool:
     """Whether experts of these sizes (their inputs and inner outputs on this rank) are multiplied without the host."""
-    aligned = hidden % ALIGNED_COUNT == 0 and wide % ALIGNED_COUNT == 0
+    aligned = hidden % ALIGNED_COUNT == 0 and wide % ALIGNED_COUNT == 0 and hasattr(functional, "grouped_mm")
     return aligned and dtype is SERVED and (not torch.cuda.is_available() or torch.cuda.get_device_capability() >= CAPABILITY_MIN)
 
 
