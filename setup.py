@@ -73,7 +73,8 @@ COMPILED = [
 
 # One instruction set a file, chosen when the program runs; a machine of another kind has the portable one.
 CPU_FOLDER = Path("vnext") / "kernels" / "cpu"
-CPU_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
+CPU_WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # intrinsics begin undefined
+CPU_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", *CPU_WARNINGS]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]

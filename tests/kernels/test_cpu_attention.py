@@ -129,6 +129,20 @@ def test_rows_that_share_blocks_get_what_each_would_get_alone(heads: int, dtype:
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("level", [level for level in LEVELS if level >= Level.AVX512_BF16])
+@pytest.mark.parametrize("shape", [(3, 1, 64, 16), (4, 2, 128, 8)])
+def test_many_decodes_are_their_prompts(shape: tuple[int, int, int, int], level: Level) -> None:
+    """A wrong last bit of a sum shows in one rounded result of some ten thousands: so there are many of them."""
+    lengths = [100 + index % 90 for index in range(400)]
+    sequences = typed(make_sequences(lengths, *shape), torch.bfloat16)
+    with using(level):
+        prompts = attend(sequences, [(index, 0, length) for index, length in enumerate(lengths)])
+        for back in range(5):
+            decodes = attend(sequences, [(i, length - 1 - back, length - back) for i, length in enumerate(lengths)])
+            expected = [prompt[length - 1 - back] for prompt, length in zip(prompts, lengths)]
+            assert torch.equal(torch.cat(decodes), torch.stack(expected)), f"{back} tokens before the last"
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_vector_levels_agree_in_every_bit(dtype: torch.dtype, shape: tuple[int, int, int, int]) -> None:

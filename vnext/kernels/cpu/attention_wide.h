@@ -4,7 +4,7 @@
      scores [key][lane] = sum over d, rising, of key[d] * query[d]     V vectors of queries, WIDE_KEYS keys at once
      totals [lane][d] = totals * keep + sum over keys, rising, of weight * value     WIDE_LANES lanes, vectors along d
    so that which form served, and which lanes shared a tile, shows in no bit. Used for float32, and for bfloat16 (widened
-   once a piece) where there are no AMX tiles. */
+   once a piece) by levels without an instruction that multiplies it. */
 #pragma once
 
 #include "attention_lanes.h"

@@ -4,6 +4,10 @@
 #include <cmath>
 #include <cstring>
 
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
 #include "team.h"
 
 namespace vnx {
@@ -148,13 +152,24 @@ void pad_rows(LinearCall &call) {
     call.x_stride = width;
 }
 
-constexpr int64_t CHUNK_BYTES = 1024 * 1024;  // of x, so that it stays in a core's own cache while the panels pass
-constexpr int64_t UNIT_BYTES = 64 * 1024;     // of weight: less is done sooner than it is handed out
+constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
+constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
 constexpr int64_t UNITS_A_MEMBER = 8;
+
+/* Bytes of x that stay in a core's own cache while the panels pass: of its second one what a panel and the results leave.
+   Which rows pass together shows in no result. */
+int64_t chunk_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    static const int64_t share = sysconf(_SC_LEVEL2_CACHE_SIZE) * 5 / 8;
+#else
+    static const int64_t share = 0;
+#endif
+    return share <= 0 ? CHUNK_MOST : std::clamp(share, CHUNK_LEAST, CHUNK_MOST);
+}
 
 /* Rows of x that one unit of work takes, in whole blocks of 32. */
 int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
-    const int64_t largest = std::max<int64_t>(32, CHUNK_BYTES / row_bytes / 32 * 32);
+    const int64_t largest = std::max<int64_t>(32, chunk_bytes() / row_bytes / 32 * 32);
     const int64_t count = (rows + largest - 1) / largest;
     return round_up((rows + count - 1) / count, 32);
 }

@@ -211,7 +211,7 @@ inline const float *widened(const LinearCall &call, int64_t row, int count) {
     return wide;
 }
 
-void linear_bf16(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
+inline void linear_bf16(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const DenormalsAreZero guard;
     int64_t row = row0;
     for (; row + ROWS_AT_ONCE <= row1; row += ROWS_AT_ONCE) {
