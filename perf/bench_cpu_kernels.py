@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.cpu import attention, native, stack
-from vnext.kernels.cpu import linear as products
+from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
+from vnext.runtime.cores import TEAM_SPIN_US
 from vnext.runtime.sampling import sample
 from vnext.runtime.sampling_inputs import SamplingInputs
 
@@ -42,7 +42,7 @@ shapes = pytest.mark.parametrize("name", SHAPES)
 @pytest.fixture(autouse=True, scope="module")
 def team() -> None:
     torch.set_num_threads(1)
-    native.start(THREADS)
+    native.start(THREADS, TEAM_SPIN_US)
 
 
 def draw(*shape: int) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
-from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu.stack import Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
