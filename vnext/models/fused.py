@@ -54,8 +54,9 @@ def run(
     if plan.token_count != tokens or norm.dtype is not stack.dtype:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
+    caches = kernel.Caches(places, keys.stride(0), head_dim)
     return kernel.run(
-        stack, residual, norm, kernel.Caches(places, keys.stride(0), head_dim), plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
+        stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
         config.attention_softcap,
     )  # fmt: skip
 
