@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.cpu import attention, native, stack
-from vnext.kernels.cpu import linear as products
+from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
+from vnext.models.kv_cache import KvPairs
+from vnext.runtime.cores import TEAM_SPIN_US
 from vnext.runtime.sampling import sample
 from vnext.runtime.sampling_inputs import SamplingInputs
 
@@ -42,7 +43,7 @@ shapes = pytest.mark.parametrize("name", SHAPES)
 @pytest.fixture(autouse=True, scope="module")
 def team() -> None:
     torch.set_num_threads(1)
-    native.start(THREADS)
+    native.start(THREADS, TEAM_SPIN_US)
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -135,8 +136,9 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
         )
     )
     block_count = rows * context // BLOCK_SIZE
-    sizes = (block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim)
-    caches = tuple((torch.randn(sizes).bfloat16(), torch.randn(sizes).bfloat16()) for _ in range(shape.layers))
+    pages = torch.randn(block_count, shape.layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
+    pairs = KvPairs((pages[:, layer, 0], pages[:, layer, 1]) for layer in range(shape.layers))
+    caches = stack.Caches(pairs.places, pages.stride(0), shape.head_dim)
     table = torch.arange(block_count, dtype=torch.int32).view(rows, -1)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
     plan = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)

@@ -34,6 +34,7 @@ from vnext.state.events import pack_tokens
 PROMPT_LENGTH = 64
 STEPS = 200
 WARM_STEPS = 20
+TURNS = 80  # of the engine core's loop, two steps each
 
 
 class Clock:
@@ -89,7 +90,7 @@ def engine(model: Path) -> Iterator[tuple[Any, Any, Clock, zmq.Socket]]:
 
 
 def submit(client: zmq.Socket, batch_size: int) -> None:
-    asked = SamplingParams(temperature=0, max_tokens=2 * STEPS, ignore_eos=True)
+    asked = SamplingParams(temperature=0, max_tokens=4 * TURNS, ignore_eos=True)
     for index in range(batch_size):
         prompt = [100 + index, *range(PROMPT_LENGTH - 1)]
         sampling = to_sampling(asked, 0, len(prompt), 2048)
@@ -112,7 +113,7 @@ def test_parts_of_a_step(benchmark, model: Path, batch_size: int) -> None:
             whole, count = time.perf_counter() - began, core.state.planned - planned
             parts.append(tuple(part / count for part in (clock.seconds, rank.seconds - clock.seconds, whole - rank.seconds)))
 
-        benchmark.pedantic(step, rounds=STEPS)
+        benchmark.pedantic(step, rounds=TURNS)
         assert len(core.state.rows) == batch_size, "every request is still running"
     kernels, rank_apart, core_apart = (1e6 * statistics.median(each) for each in zip(*parts))
     whole = kernels + rank_apart + core_apart

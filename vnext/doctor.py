@@ -18,8 +18,9 @@ from vnext.kernels.table import rows
 from vnext.machine import Machine, compilers, machine
 from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
+from vnext.runtime import cores
 from vnext.runtime.collectives import describe as describe_collectives
-from vnext.runtime.determinism import cpu_flags, default_threads, has_strict_path, invariance, mkl_branch
+from vnext.runtime.determinism import cpu_flags, has_strict_path, invariance, mkl_branch
 from vnext.runtime.device_choice import describe as describe_device_collectives
 from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.ring_memory import implementation as ring_implementation
@@ -61,6 +62,7 @@ def examine() -> dict[str, Any]:
         "cuda": describe_cuda(),
         "gpu_collectives": describe_device_collectives(),
         "cpu_kernels": cpu_kernels(),
+        "cores": cores.describe(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
@@ -73,16 +75,16 @@ def torch_facts() -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda_build": torch.version.cuda or "",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads_of_one_rank": default_threads(1),
+        "threads_of_one_rank": cores.default_threads(1),
         "mkl_cbwr": mkl_branch(cpu_flags()),
     }
 
 
 def cpu_kernels() -> str:
-    """Whether the CPU's kernels were compiled, their instruction set, and how their threads wait."""
+    """Whether the CPU's kernels were compiled, and their instruction set."""
     if not native.is_built():
         return "plain torch: no C++ compiler was found when vnext was installed"
-    return f"compiled, {native.level().name}; an idle thread spins {native.SPIN_US} us, then sleeps"
+    return f"compiled, {native.level().name}"
 
 
 def batch_invariant() -> dict[str, str]:
@@ -149,6 +151,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("torch", f"CPU capability {built['cpu_capability']}, CUDA {built['cuda_build'] or 'not in this build'}"),
         ("one rank", f"{built['threads_of_one_rank']} threads, MKL_CBWR={built['mkl_cbwr']}"),
         ("CPU kernels", report["cpu_kernels"]),
+        *report["cores"].items(),
         *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
         *((f"CUDA: {name}", said) for name, said in report["cuda"].items()),

@@ -78,6 +78,21 @@ def test_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_runni
     assert not alive and "SIGKILL" in said
 
 
+def test_a_signal_ends_a_start(tmp_path: Path) -> None:
+    """While the rank imports and loads: nothing is served yet, nothing is left running, and nobody complains."""
+    command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(tmp_path), *COMMON]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    family: list[psutil.Process] = []
+    while not any("vnext.runtime.rank_main" in process.cmdline() for process in family):
+        assert server.poll() is None
+        family = psutil.Process(server.pid).children(recursive=True)
+    server.send_signal(signal.SIGTERM)
+    said, complaints = server.communicate(timeout=END_TIMEOUT_S)
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert (server.returncode, complaints, alive) == (0, "", []) and "try" not in said
+
+
 def start_and_fail(*arguments: str) -> str:
     """What `vnext serve` says when it cannot start."""
     command = [sys.executable, "-m", "vnext.cli", "serve", *arguments]

@@ -24,7 +24,7 @@ def using(level: native.Level, threads: int = 1) -> Iterator[None]:
     try:
         yield
     finally:
-        native.start(1)
+        native.start(1, 0)
         native.set_level(native.best_level())
 
 

@@ -34,7 +34,7 @@ def test_a_team_works_after_it_slept(spin_us: int, case: tuple) -> None:
                 time.sleep(pause_s)
                 assert torch.equal(products.linear(x, packed), expected)
     finally:
-        native.start(1)
+        native.start(1, 0)
 
 
 def test_several_callers_at_once(case: tuple) -> None:
@@ -66,7 +66,7 @@ def test_a_child_process_works_alone_and_with_a_team_of_its_own(case: tuple) -> 
         child = os.fork()
         if child == 0:
             good = native.module().team_size() == 1 and torch.equal(products.linear(x, packed), expected)
-            native.start(2)
+            native.start(2, 200)
             good = good and torch.equal(products.linear(x, packed), expected)
             os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0

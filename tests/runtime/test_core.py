@@ -13,9 +13,9 @@ from toy_ranks import ToyExecutor
 
 from vnext.replay.cli import main as replay
 from vnext.runtime.broadcast import decode_events
+from vnext.runtime.children import start_child
 from vnext.runtime.clients import Clients, derived_seed
 from vnext.runtime.core import EngineCore
-from vnext.runtime.children import start_child
 from vnext.runtime.executor import MpExecutor
 from vnext.runtime.messages import (
     AbortRequests,

@@ -15,11 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from vnext.runtime import futex, ring_memory, ring_reader
-from vnext.runtime.ring import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed, RingReader, RingWriter, default_spin_us
+from vnext.runtime import cores, futex, ring_memory
+from vnext.runtime.ring import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed, RingReader, RingWriter
 
 ROOT = Path(__file__).parents[2]
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
@@ -351,8 +350,8 @@ def test_a_ring_that_does_not_fit_says_so_and_leaves_nothing(
 
 def test_a_reader_spins_only_where_cores_are_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     for core_count, reader_count, spins in ((2, 1, False), (3, 1, True), (4, 3, False), (16, 8, True)):
-        monkeypatch.setattr(ring_reader.os, "sched_getaffinity", lambda process: range(core_count), raising=False)
-        assert (default_spin_us(reader_count) > 0) is spins
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda process: range(core_count), raising=False)
+        assert (cores.ring_spin_us(reader_count) > 0) is spins
 
 
 def test_a_spinning_reader_sleeps_in_the_end_and_gets_what_comes_meanwhile(waits: futex.WaitMethod | None) -> None:

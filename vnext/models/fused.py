@@ -12,11 +12,10 @@ import torch
 
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
-from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu.stack import Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
-from vnext.models.kv_cache import KvCache, kv_groups
+from vnext.models.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers import GatedMlp, Step
 
 if TYPE_CHECKING:
@@ -47,17 +46,17 @@ def run(
     _, kv_heads, block_size, head_dim = keys.shape
     heads = stack.joined // head_dim - 2 * kv_heads
     expected = (step.metadata.kv_head_count, step.metadata.block_size)
-    strides = keys.stride()
-    dense = residual.is_contiguous() and have_dense_blocks(*kv[0])
-    dense = dense and all(cache.stride() == strides for pair in kv for cache in pair)
+    places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
+    dense = residual.is_contiguous() and places is not None
     if (kv_heads, block_size) != expected or heads % kv_heads or head_dim % 2 or not dense:
         return None
     plan, config = step.metadata.kernel(heads), step.config
     if plan.token_count != tokens or norm.dtype is not stack.dtype:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
+    caches = kernel.Caches(places, keys.stride(0), head_dim)
     return kernel.run(
-        stack, residual, norm, kv, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
+        stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
         config.attention_softcap,
     )  # fmt: skip
 

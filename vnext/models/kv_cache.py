@@ -9,16 +9,30 @@ before slots so that one head's tokens of a page are one run of memory: attentio
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu.memory import huge
 from vnext.models.config import ModelConfig
 from vnext.models.sharding import Parallel, local_kv_heads
 
 KvCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class KvPairs(KvCache):
+    """A cache that is asked each step where it lies: looked at once."""
+
+    @cached_property
+    def places(self) -> np.ndarray | None:
+        """Addresses int64 [2 * layers] of keys and values, one layer after the other, where all have dense blocks at equal
+        distances; else None."""
+        strides = self[0][0].stride()
+        alike = have_dense_blocks(*self[0]) and all(cache.stride() == strides for pair in self for cache in pair)
+        return np.array([cache.data_ptr() for pair in self for cache in pair], dtype=np.int64) if alike else None
 
 
 class KvGroups(NamedTuple):
@@ -83,7 +97,7 @@ def make_kv_cache(
         pairs = tuple((pages[:, place, 0], pages[:, place, 1]) for place in range(groups.page_layers))
     else:
         pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
-    return tuple(pairs[place] for place in groups.place_of)
+    return KvPairs(pairs[place] for place in groups.place_of)
 
 
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:

@@ -175,8 +175,12 @@ def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.
 
 
 def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
-    """Hidden states [S, hidden] by the packed head [V_local, hidden] -> float32 [S, vocab_size], whole on every rank."""
-    local = operations(hidden.device.type).logits(hidden, head)
-    whole = parallel.all_gather(local, 1)[:, : config.vocab_size]
+    """Hidden states [S, hidden] by the packed head [V_local, hidden] -> float32 [S, vocab_size], whole on every rank.
+
+    No operation that can be left out: between two steps' weights even a slice's code has left the caches.
+    """
+    whole = parallel.all_gather(operations(hidden.device.type).logits(hidden, head), 1)
+    if whole.shape[1] != config.vocab_size:
+        whole = whole[:, : config.vocab_size]
     cap = config.logits_softcap
     return whole.div(cap).tanh_().mul_(cap) if cap else whole

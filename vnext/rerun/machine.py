@@ -24,7 +24,8 @@ from vnext.models.sharding import check_world_size
 from vnext.rerun.numerics import CannotRun, Numerics
 from vnext.rerun.shard import Kernels, Shard
 from vnext.rerun.turns import Turns
-from vnext.runtime.determinism import default_threads, describe_process
+from vnext.runtime.cores import TEAM_SPIN_US, default_threads
+from vnext.runtime.determinism import describe_process
 from vnext.runtime.launch import DEMO_MODEL, model_folder
 from vnext.runtime.settings import SettingsError
 from vnext.state.config import SchedulerConfig
@@ -47,7 +48,7 @@ class Machine:
         self.path, self.numerics = path, numerics
         self.kernels = Kernels(numerics.kernels)
         if native.is_built():
-            native.start(numerics.threads)
+            native.start(numerics.threads, TEAM_SPIN_US)
         torch.set_num_threads(1 if native.is_built() and not self.kernels.is_torch else numerics.threads)
         try:
             check_world_size(load_config(path, asked_length=numerics.model_length), numerics.ranks)

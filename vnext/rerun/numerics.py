@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from vnext.runtime.determinism import default_threads, prepare_process
+from vnext.runtime.cores import default_threads
+from vnext.runtime.determinism import prepare_process
 
 TORCH = "torch"
 """The name of plain torch among kernels."""

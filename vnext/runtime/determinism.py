@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
+from vnext.runtime.cores import OPENMP_SPIN_COUNT
 from vnext.runtime.settings import SettingsError
 
 INTEL = "GenuineIntel"
@@ -82,25 +82,9 @@ def process_environment(threads: int, prescribe: bool = True) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if prescribe:
         environment["MKL_CBWR"] = mkl_branch(cpu_flags())
-    environment.setdefault("GOMP_SPINCOUNT", "1000")  # a team that spins long starves the other processes of the machine
+    environment.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine need no resolvable host name
     return environment
-
-
-def default_threads(world_size: int) -> int:
-    """Threads of one rank: the cores shared among the ranks.
-
-    The engine core and the API take a core's time now and then; the kernels' team goes on with those that are left (its
-    work is taken, not given). Where the kernels were not built torch's own team computes, which waits for its slowest
-    member: one core is left to the others then.
-    """
-    cores = len(os.sched_getaffinity(0))
-    return max(1, (cores if kernels_are_built() else cores - 1) // world_size)
-
-
-def kernels_are_built() -> bool:
-    """Whether the CPU's own kernels were compiled, without importing them or torch."""
-    return find_spec("vnext.kernels.cpu._native") is not None
 
 
 def mkl_branch(flags: frozenset[str]) -> str:

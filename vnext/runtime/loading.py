@@ -19,6 +19,7 @@ from vnext.models.config import load_config
 from vnext.models.kv_cache import kv_groups
 from vnext.models.sharding import Parallel
 from vnext.runtime.collectives import join_group
+from vnext.runtime.cores import TEAM_SPIN_US
 from vnext.runtime.determinism import describe_process
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
@@ -67,7 +68,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
 def start_threads(threads: int) -> None:
     """The kernels' own team where they were built; torch then computes alone, so that two teams never fight for cores."""
     if native.is_built():
-        native.start(threads)
+        native.start(threads, TEAM_SPIN_US)
     torch.set_num_threads(1 if native.is_built() else threads)
 
 

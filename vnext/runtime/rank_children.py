@@ -7,7 +7,8 @@ their order of sums ask for, and wait for their settings afterwards. May import 
 from __future__ import annotations
 
 from vnext.runtime.children import Child, start_child
-from vnext.runtime.determinism import default_threads, process_environment
+from vnext.runtime.cores import default_threads
+from vnext.runtime.determinism import process_environment
 from vnext.runtime.settings import EngineSettings
 
 

@@ -10,7 +10,7 @@ by the others (RingAbandoned), who have seen each of its messages wholly or not 
 from __future__ import annotations
 
 from vnext.runtime.ring_ends import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed, RingCorrupt
-from vnext.runtime.ring_reader import RingReader, default_spin_us
+from vnext.runtime.ring_reader import RingReader
 from vnext.runtime.ring_writer import CAPACITY_BYTES_DEFAULT, RingWriter
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "RingCorrupt",
     "RingReader",
     "RingWriter",
-    "default_spin_us",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Self
 
+from vnext.runtime.cores import ring_spin_us
 from vnext.runtime.futex import WaitMethod
 from vnext.runtime.ring_ends import (
     MESSAGE_BYTES_MAX,
@@ -22,14 +22,6 @@ from vnext.runtime.ring_plain import ALIGNMENT_BYTES, HEAD_BYTES, NUMBER_MASK, P
 
 WRITER_POLL_S = 0.25  # after so long a sleeping reader asks whether the writer still lives, then half as often, ...
 IDLE_POLLS = 8  # ... down to once in so many times that: an idle rank wakes every two seconds
-SPIN_US_DEFAULT = 50.0  # where there are cores to spare
-
-
-def default_spin_us(reader_count: int) -> float:
-    """How long a reader looks again before it sleeps: not at all unless each reader, the writer's process and the one
-    that serves the clients can have a core of their own. A spinning reader on a busy core delays what it waits for."""
-    core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return SPIN_US_DEFAULT if core_count >= reader_count + 2 else 0.0
 
 
 class RingReader:
@@ -51,7 +43,7 @@ class RingReader:
     ) -> Self:
         """Take one of the reader's places. The first `read` gives the first message ever written.
 
-        `spin_us` is how long a `read` looks again before it sleeps (None: default_spin_us); it gives way to whoever
+        `spin_us` is how long a `read` looks again before it sleeps (None: cores.py's choice); it gives way to whoever
         wants the core, yet pays only with a core to spare. `waits`: see RingWriter.create. Raises FileNotFoundError for
         an unknown name, ValueError for what is no ring or for a place taken, used before or not there.
         """
@@ -60,7 +52,7 @@ class RingReader:
         if not (0 <= reader_index < reader_count and _claim(segment, 1 + reader_index)):
             segment.close()
             raise ValueError(f"place {reader_index} of {reader_count} in the ring is taken, was used or does not exist")
-        return cls(segment, reader_index, default_spin_us(reader_count) if spin_us is None else spin_us)
+        return cls(segment, reader_index, ring_spin_us(reader_count) if spin_us is None else spin_us)
 
     def read(self, timeout_s: float | None = None) -> bytes | None:
         """The next message, or None when `timeout_s` is over (None: no limit); a message begun stays for the next call.

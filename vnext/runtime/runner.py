@@ -95,7 +95,8 @@ class ModelRunner:
             return NOTHING_SAMPLED
         logits = self._family.logits(self._params, hidden, self.config, self.parallel)
         sampled = sample(logits, inputs.sampling)
-        return StepOutputs(sampled.tokens.cpu().numpy(), reported(sampled, inputs.logprobs))
+        tokens = sampled.tokens if self.device.type == "cpu" else sampled.tokens.cpu()
+        return StepOutputs(tokens.numpy(), reported(sampled, inputs.logprobs))
 
 
 def reported(sampled: Sampled, asked: np.ndarray) -> tuple[TokenLogprobs | None, ...]:

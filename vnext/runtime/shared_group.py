@@ -10,11 +10,11 @@ at any speed. A rank that ends, however, is reported by the others within LIVES_
 
 from __future__ import annotations
 
-import os
 import time
 
 import torch
 
+from vnext.runtime.cores import ranks_spin_us
 from vnext.runtime.exchange_memory import Exchange
 from vnext.runtime.exchange_plain import ADDED, ANY_KIND, NOBODY, is_before
 
@@ -22,7 +22,6 @@ CAPACITY_BYTES_DEFAULT = 2**20
 ONE_SHOT_BYTES_MAX = {True: 2**14, False: 2**16}  # whether ranks spin, measured: a second meeting of sleepers is dear
 LIVES_POLL_S = 0.1
 TIMEOUT_S = 300.0  # a rank that lives but does not come
-SPIN_US_DEFAULT = 200.0  # where each rank has a core: as long as ranks of a step usually wait for each other
 
 _KINDS = {dtype: kind for kind, dtype in enumerate(ADDED)}
 _TICKS_MASK = 0xFFFFFFFF
@@ -33,16 +32,9 @@ class RankLost(RuntimeError):
     """Another rank has ended or left the group, or does not come: this rank cannot go on."""
 
 
-def default_spin_us(world_size: int) -> float:
-    """How long a rank looks again before it sleeps: not at all where ranks share cores, since a rank that spins then
-    delays the one that it waits for."""
-    core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return SPIN_US_DEFAULT if core_count >= world_size else 0.0
-
-
 def default_one_shot_bytes_max(world_size: int) -> int:
     """The largest piece that each rank adds for itself. Rank 0 decides, since ranks may see different cores."""
-    return ONE_SHOT_BYTES_MAX[default_spin_us(world_size) > 0]
+    return ONE_SHOT_BYTES_MAX[ranks_spin_us(world_size) > 0]
 
 
 class SharedGroup:
@@ -56,7 +48,7 @@ class SharedGroup:
         self._rank, self._world_size = rank, exchange.world_size
         self._capacity_bytes = exchange.capacity_bytes
         self._one_shot_bytes_max = exchange.one_shot_bytes_max
-        self._spin_ns = int((default_spin_us(self._world_size) if spin_us is None else spin_us) * 1e3)
+        self._spin_ns = int((ranks_spin_us(self._world_size) if spin_us is None else spin_us) * 1e3)
         self._operation = 0
         self._ticks = 0
 

@@ -22,8 +22,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
     process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
     core gets to become ready (None: as long as it takes, for who watches it otherwise). `sampling_defaults` are the model's
-    own, for requests that do not say otherwise. With `show_log` viewers may read the log, whose folder is `log_dir`.
-    Access lines are written from log level "info" down.
+    own, for requests that do not say otherwise. With `show_log` viewers may read the log, whose folder is `log_dir`. Access
+    lines are written from log level "info" down.
     """
 
     host: str = "127.0.0.1"

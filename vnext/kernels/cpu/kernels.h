@@ -68,8 +68,8 @@ struct RotaryCall {
 };
 
 /* One step's attention. Caches [block_count, kv_heads, block_size, head_dim], each block dense and `block_stride`
-   elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last
-   `window` keys. */
+   elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
+   in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last `window` keys. */
 struct AttentionCall {
     const void *query, *key_cache, *value_cache;
     void *result;

@@ -155,13 +155,13 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
 }
 
 void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
-              const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim, int64_t rotated_dim,
-              float eps, float scale, float cap, const float *cosine, const float *sine, const int64_t *slots,
-              const int64_t *sample_at, int64_t samples, void *residual, void *result) {
+              const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
+              int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
+              const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result) {
     const WithoutLock apart(true);
     run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
-               block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at,
-               samples, residual, result});
+               block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
+               sample_at, samples, residual, result});
 }
 
 int64_t get_best_level() { return best_level(); }
@@ -197,8 +197,8 @@ PyMethodDef methods[] = {
     VNX_DOOR("attention", do_attention,
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
     VNX_DOOR("run_stack", do_stack,
-             "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, "
-             "scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
+             "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
+             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -15,9 +15,6 @@ try:
 except ImportError:
     _native = None
 
-SPIN_US = 200
-"""How long an idle thread looks for work before it sleeps: longer than what lies between two operations of a step."""
-
 
 class Level(IntEnum):
     """Instruction sets, each with all before it. All but AVX512_BF16 give the same bits for bfloat16 products."""
@@ -53,10 +50,11 @@ def module() -> ModuleType:
     return _native
 
 
-def start(threads: int, spin_us: int = SPIN_US) -> None:
+def start(threads: int, spin_us: int) -> None:
     """Give the kernels `threads` threads, the caller's included; call it once when a rank starts.
 
-    With fewer cores than busy threads on the machine, `spin_us` 0 is kinder to the others. Results depend on neither.
+    `spin_us` is how long an idle one looks for work before it sleeps: with fewer cores than busy threads on the machine, 0 is
+    kinder to the others. Results depend on neither.
     """
     module().configure_team(threads, spin_us)
 

@@ -16,7 +16,13 @@ from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, module
 from vnext.kernels.cpu.rows import address
 
-Cache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+class Caches(NamedTuple):
+    """Addresses int64 [2 * layers] of each layer's keys and values [block_count, kv_heads, block_size, head_dim], their blocks
+    dense and `block_stride` elements apart."""
+
+    places: np.ndarray
+    block_stride: int
+    head_dim: int
 
 
 class StackLayer(NamedTuple):
@@ -73,7 +79,7 @@ def run(
     stack: Stack,
     residual: torch.Tensor,
     last_norm: torch.Tensor,
-    caches: Cache,
+    caches: Caches,
     plan: AttentionPlan,
     slots: torch.Tensor,
     angles: Angles,
@@ -84,16 +90,15 @@ def run(
 ) -> torch.Tensor:
     """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`.
 
-    Caches, slots and angles as in `rows.rotary_kv_write`, one pair of caches a layer, all of equal strides; `plan`, `scale`
-    and `softcap` as in `attention.paged_attention`, with every token of the step in a row of the plan.
+    Slots and angles as in `rows.rotary_kv_write`; `plan`, `scale` and `softcap` as in `attention.paged_attention`, with every
+    token of the step in a row of the plan.
     """
     tokens, samples = residual.shape[0], sample_at.shape[0]
     found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
-    places = np.array([cache.data_ptr() for pair in caches for cache in pair], dtype=np.int64)
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
-        KINDS[residual.dtype], stack.table.ctypes.data, places.ctypes.data, len(stack.layers), caches[0][0].stride(0),
-        last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches[0][0].shape[3], rotated, eps, scale, softcap,
+        KINDS[residual.dtype], stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
+        last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
         address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(),
     )  # fmt: skip
