@@ -37,6 +37,22 @@ def documented_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 
 SPREAD = ("tests/sim/test_walk.py", "tests/sim/planted/test_planted_stories.py")
 """Files whose tests share nothing and are long: any process takes any of them. Other files stay in one process."""
+FIRST = (
+    "tests/sim/test_walk.py", "tests/e2e/test_parity.py", "tests/cuda/test_planted_kernel_bugs.py",
+    "tests/runtime/test_launch.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
+    "tests/cuda/test_compile_gate.py", "tests/cuda/test_cuda_attention.py", "tests/cuda/test_sanitized.py",
+    "tests/cuda/test_gpu_check.py", "tests/runtime/test_exchange_killing.py", "tests/e2e/test_determinism.py",
+)  # fmt: skip
+"""The longest files, so that no process is left alone with one at the end."""
+LAST = "tests/sim/planted/test_planted_stories.py"
+"""Tests of a blink each that any process takes: they fill the end."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the work, the order in which they take it."""
+    if hasattr(config, "workerinput"):
+        turns = {file: turn for turn, file in enumerate(FIRST)} | {LAST: len(FIRST) + 1}
+        items.sort(key=lambda item: turns.get(item.nodeid.split("::")[0], len(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -48,6 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             file = nodeid.split("::")[0]
             return nodeid if file in SPREAD else file
 
+    config.option.loadscopereorder = False  # by the number of tests, which says nothing here
     return ByFile(config, log)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
 from vnext.generation_config import sampling_defaults
@@ -63,7 +64,7 @@ def logged(log_dir: str) -> list[tuple[float, int, float, int]]:
 
 def test_llm_takes_them_where_it_is_given_none_and_logs_what_came_of_it(tmp_path: Path) -> None:
     path, common = model(tmp_path, SAID | {"eos_token_id": [1, 2, 3]}), {"executor": "inproc", "threads": 1}
-    with LLM(path, log_dir=tmp_path / "logs", **common) as llm:
+    with engines_here(), LLM(path, log_dir=tmp_path / "logs", **common) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(
             temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=5
         )
@@ -74,6 +75,6 @@ def test_llm_takes_them_where_it_is_given_none_and_logs_what_came_of_it(tmp_path
         (answer,) = llm.generate([longest], use_tqdm=False)
         assert 1 <= len(answer.outputs[0].token_ids) <= 2, "a usual length gives way to the model's"
     assert logged(llm.log_dir) == [(0.5, 7, 1.25, 5), (1.0, 0, 1.0, 2), (0.5, 7, 1.25, 2)]
-    with LLM(path, log="off", generation_config="none", **common) as llm:
+    with engines_here(), LLM(path, log="off", generation_config="none", **common) as llm:
         assert llm.get_default_sampling_params() == SamplingParams()
         assert llm._client.ready.config.eos_token_ids != (1, 2, 3)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
 from vnext.runtime.settings import SettingsError
@@ -150,7 +151,7 @@ def test_one_seed_gives_one_run(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.5, ignore_eos=True)
 
     def run() -> list[str]:
-        with LLM(executor="inproc", threads=1, seed=3, log="off", log_dir=tmp_path) as engine:
+        with engines_here(), LLM(executor="inproc", threads=1, seed=3, log="off", log_dir=tmp_path) as engine:
             return texts(engine.generate(PROMPTS, params, use_tqdm=False))
 
     assert run() == run()

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from engine_here import engines_here
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -129,6 +130,6 @@ def test_transformers_and_vnext_give_the_same_tokens(checkpoint: Path, reference
     expected = answers[:, PROMPT_LENGTH:].tolist()
     assert len({token for answer in expected for token in answer}) > ANSWER_LENGTH, "no answers that tell models apart"
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_LENGTH)  # no id ends an answer: ignore_eos is not needed
-    with LLM(checkpoint, dtype="float32", executor="inproc", log_dir=tmp_path) as llm:
+    with engines_here(), LLM(checkpoint, dtype="float32", executor="inproc", log_dir=tmp_path) as llm:
         generated = llm.generate(prompts, params, use_tqdm=False)
     assert [answer.outputs[0].token_ids for answer in generated] == expected

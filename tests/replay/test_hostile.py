@@ -46,7 +46,9 @@ SLACK = 3 * 2**19
 def good(tmp_path_factory) -> Path:
     """A log of several segments."""
     log_dir, config = tmp_path_factory.mktemp("good") / "log", small_config(block_count=18)
-    return record(log_dir, "full", config, arrivals=40, size=3500, stamped=True)
+    record(log_dir, "full", config, arrivals=26, size=1200, stamped=True)
+    assert len(list(log_dir.glob("*.vnextlog"))) > 2
+    return log_dir
 
 
 def run_all(capsys, path: Path, good: Path, tmp_path: Path) -> list[int]:

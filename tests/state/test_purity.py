@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -35,8 +36,13 @@ def arenas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(admitting, "TOKENS_SPARE", 1)
 
 
-def events_of(seed: int) -> tuple[AnyEvent, ...]:
+@cache
+def simulated(seed: int, arena_places: int) -> tuple[AnyEvent, ...]:
     return simulate(scenario(seed, client_count=25)).events
+
+
+def events_of(seed: int) -> tuple[AnyEvent, ...]:
+    return simulated(seed, reducer.ARENA_PLACES_MIN)
 
 
 def contents(state: State) -> tuple:

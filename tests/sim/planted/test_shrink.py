@@ -156,7 +156,7 @@ def test_a_failure_of_one_rank_is_made_small_by_its_scenario(fuzz, tmp_path, cap
 
 def test_a_long_log_becomes_small() -> None:
     """Thousands of events of quiet life, and a burst in which requests give way."""
-    base, quiet_us, count = scenario(0), 20_000, 660
+    base, quiet_us, count = scenario(0), 20_000, 330
     quiet = [replace(base.clients[n % 60], arrival_us=n * quiet_us, abort_us=NEVER) for n in range(count)]
     burst = [replace(client, arrival_us=count * quiet_us, abort_us=NEVER) for client in base.clients]
     bug = bug_named("a request comes back in its old epoch")

@@ -49,8 +49,8 @@ def touched(before: Snapshot, after: Snapshot) -> int:
 
 
 def free_and_held_are_all(seen: Snapshot) -> bool:
-    queued, held, pool = seen.queued, sum([count > 0 for count in seen.holders]), seen.state.pool
-    counted = len(queued) == len(set(queued)) == pool.free == len(seen.holders) - held
+    queued, pool = seen.queued, seen.state.pool
+    counted = len(queued) == len(set(queued)) == pool.free == seen.holders.count(0)
     return counted and pool.names.count(queued) == pool.kept
 
 

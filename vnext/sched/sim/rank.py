@@ -103,6 +103,7 @@ class Rank:
         self.state: State = start(started)
         self._groups = config.group_count
         self.cache = [[0] * config.block_size for _ in range(config.block_count)]
+        self._nothing = [-1] * config.block_size  # what stands in a page that is none
         self._salts: dict[int, str] = {}
         self._stories: dict[int, Story] = {}
         self._chain_of: dict[bytes, int] = {}
@@ -203,10 +204,15 @@ class Rank:
         size, chains = len(self.cache[0]), work.story.chains
         for group, window in enumerate(self.state.config.windows):
             pages, mark = work.table[group :: self._groups], group * GROUP_STEP
-            for place in range(max(work.start - window + 1, 0) if window else 0, work.end):
-                page = pages[place // size]
-                if page < 0 or self.cache[page][place % size] != chains[place] + mark:
-                    raise Divergence(f"request {work.id} reads other content at its position {place} in group {group}")
+            first = max(work.start - window + 1, 0) if window else 0
+            found: list[int] = []
+            for page in pages[first // size : -(-work.end // size)]:
+                found += self.cache[page] if page >= 0 else self._nothing
+            found = found[first % size : first % size + work.end - first]
+            right = [chain + mark for chain in chains[first : work.end]]
+            if found != right:
+                place = first + next(at for at, chain in enumerate(right) if found[at] != chain)
+                raise Divergence(f"request {work.id} reads other content at its position {place} in group {group}")
 
     def _sample(self, work: Work) -> bytes:
         """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
 from vnext.state.config import SchedulerConfig
@@ -62,6 +64,7 @@ def capacity(config: SchedulerConfig) -> int:
     return most if config.chunked_prefill else min(most, config.batch_tokens_max + 1)
 
 
+@cache
 def _longest(config: SchedulerConfig) -> int:
     """Tokens that the cache holds of a request alone, however its steps are cut."""
     if not config.windows:

@@ -12,7 +12,7 @@ import numpy as np
 from vnext.state import rows as columns
 from vnext.state.config import SchedulerConfig
 from vnext.state.extents import Extents
-from vnext.state.pool import free_blocks
+from vnext.state.pool import HELD, free_blocks
 from vnext.state.state import Flight, State
 
 
@@ -49,7 +49,9 @@ class Snapshot:
         if before is not None and before.state.pool is state.pool:
             self.holders, self.places = before.holders, before.places
         else:
-            self.holders, self.places = state.pool.ref.tolist(), state.pool.place.tolist()
+            status = state.pool.status.values().tolist()
+            self.holders = [-word if word < 0 else 0 for word in status]
+            self.places = [word if word >= 0 else HELD for word in status]
         old = before.state if before is not None else None
         same_rows = old is not None and old.rows is state.rows
         self.cells = cells = before.cells if same_rows else state.rows.cells.tolist()
@@ -70,12 +72,13 @@ class Snapshot:
 
     def _held(self) -> list[list[int]]:
         """Pages that still have a token in sight of the next query, counted token by token: not as windows.py reckons."""
-        size, groups = self.state.config.block_size, self.state.config.group_count
-        return [
+        size, windows = self.state.config.block_size, self.state.config.windows
+        groups = len(windows)
+        return [  # `in_sight` of each page's last token, spelled out: it is asked more often than anything else
             [
                 page
                 for place, page in enumerate(table)
-                if in_sight(self.state.config, place % groups, place // groups * size + size - 1, computed)
+                if (window := windows[place % groups]) == 0 or place // groups * size + size - 1 > computed - window
             ]
             for table, computed in zip(self.tables, self.computed)
         ]
