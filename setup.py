@@ -48,7 +48,7 @@ CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.cli:main",
     "vnext-bench = vnext.bench.cli:main",
-    "vnext-replay = vnext.replay.cli:main",
+    "vnext-replay = vnext.replay.cli:process",
 ]
 
 

@@ -1,7 +1,7 @@
 """What running a model again costs, and what it shows: `python -m pytest perf/bench_exec.py`.
 
 The bundled model in an engine whose cache is small, its log then run again: all of it in its batches, two requests of five
-alone, some steps from the middle, and with every operation made again. All that takes about 140 s of two quiet cores. A third of the requests are greedy, the others drawn; a fourth begin alike;
+alone, some steps from the middle, and with every operation made again. On two cores that others use too (load 4.7) it took 259 s. A third of the requests are greedy, the others drawn; a fourth begin alike;
 prompts are cut into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the
 tokens compared and those that differ, which must be none.
 """

@@ -59,6 +59,7 @@ class Server:
                 self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
                 self._core = next(each.pid for each in family if "vnext.runtime.core_main" in each.cmdline())
+                self.api = next(each for each in family if "vnext.server" in each.cmdline())
                 pin([psutil.Process(self._process.pid), *family])
                 return self
         raise RuntimeError(f"the server did not start: {''.join(said)}")
@@ -82,11 +83,6 @@ class Server:
         text = self._connection.getresponse().read().decode()
         found = (re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE) for name in ("vnext_steps_total", "vnext_log_bytes"))
         return tuple(int(float(match[1])) for match in found)
-
-    @property
-    def pid(self) -> int:
-        """Of the API server."""
-        return self._process.pid
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
