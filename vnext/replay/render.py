@@ -83,6 +83,7 @@ def print_info(console: Console, answer: Info) -> None:
         ("privacy", header.privacy),
         ("begins", _beginning(answer)),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
+        *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
         ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
         ("end", answer.end),
