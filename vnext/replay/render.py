@@ -51,7 +51,8 @@ def records(console: Console, title: str, fields: tuple[str, ...], rows: list[di
     table = Table(title=f"{title}: {len(rows)}", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for field in fields:
         justify = "left" if isinstance(rows[0][field], (str, list)) else "right"
-        table.add_column(field, justify=justify, overflow="fold", header_style="cyan")
+        width = len(field) if justify == "right" else None  # a name over numbers is not cut in two
+        table.add_column(field, justify=justify, overflow="fold", header_style="cyan", min_width=width)
     for row in rows:
         table.add_row(*(printable(row[field]) for field in fields))
     console.print(table)

@@ -20,7 +20,7 @@ BLOCK_BYTES, BLOCK_BYTES_MAX = 1 << 18, 1 << 20
 GROWTH_MAX = 4
 """A segment is not packed tighter than this, and nothing is unpacked to more: a file reserves no memory beyond that."""
 LEVEL = 1
-"""zlib's quickest: of logs its best takes 2 % less room, and three times as long."""
+"""zlib's quickest: of logs its best takes as much room, and six times as long."""
 NO_RECORD = b"\x01\0\0\0"
 """Over and over: a record of one byte with a wrong checksum."""
 _head = struct.Struct("<8sQII")
