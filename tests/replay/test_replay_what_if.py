@@ -12,7 +12,7 @@ from log_drive import record, small_config, started
 
 from vnext.replay.cli import main
 from vnext.replay.source import UnusableLog, open_log
-from vnext.replay.step_noise import Noise, noise
+from vnext.replay.step_noise import Noise, misfit, noise
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
 from vnext.replay.what_if import Objective, candidates, objective_of, what_if
@@ -187,6 +187,8 @@ def test_equal_steps_tell_how_good_a_model_can_be():
     assert noise(features, exact) == Noise(steps=2000, p50=0.0, p90=0.0, p99=0.0)
     found = noise(features, exact * chance.uniform(0.9, 1.1, 2000))
     assert found.p50 == pytest.approx(0.05, abs=0.01) and 0.08 < found.p90 < found.p99 < 0.13
+    one, own = exact * chance.uniform(0.9, 1.1, 2000), misfit(features, exact * chance.uniform(0.9, 1.1, 2000), 1.2 * exact)
+    assert misfit(features, one, exact).p99 < 0.06 and own.steps == 2000 and own.p50 == pytest.approx(0.2, abs=0.03)
     assert noise(features[::50] * np.arange(1, 41)[:, None], exact[::50]).steps == 0
     assert noise(features[:0], exact[:0]).steps == 0
 
