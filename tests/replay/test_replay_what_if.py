@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from log_drive import record, small_config, started
+from msgspec.structs import replace
 
 from vnext.replay.cli import main
 from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_noise import Noise, misfit, noise
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
-from vnext.replay.what_if import Objective, candidates, objective_of, what_if
+from vnext.replay.what_if import Objective, candidates, objective_of, timed, what_if
 from vnext.replay.what_if_run import as_recorded, rerun, retrace
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
@@ -176,6 +177,10 @@ def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
     straight, bent = fit(taken.features, taken.step_us), fit(taken.features, strange)
     one, other = straight.predict(taken.features), bent.predict(taken.features)
     assert np.median(np.abs(one - other) / one) < 0.05
+    clock, total_us = timed(bent, replace(taken, step_us=strange, overhead_us=2.0)), 0.0
+    for entries in taken.entries:
+        total_us = clock(Flight(0, entries, np.ones(entries.shape[1], dtype=bool), int(entries[3].sum())), total_us)
+    assert total_us == pytest.approx(strange.sum() + 2.0 * len(strange)), "a run meets the hiccups that the model left out"
 
 
 def test_equal_steps_tell_how_good_a_model_can_be():

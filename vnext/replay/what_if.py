@@ -125,8 +125,14 @@ def what_if(
 
 
 def timed(model: Model, taken: Recorded) -> Callable:
-    """The model as the clock of a run, with what a turn of this log cost beside its step."""
-    return lambda flight, begin_us: begin_us + model.step_us(flight) + taken.overhead_us
+    """The clock of one run: the model, with what a turn of this log cost beside its step.
+
+    A model knows usual times only, and a machine has hiccups. So the n-th step takes as much more or less than the model says as
+    the n-th recorded one did: every run meets the same hiccups, and what is felt at 99 % has them too.
+    """
+    usual_us = model.predict(taken.features)
+    uneven = itertools.cycle(np.where(taken.step_us > 0, taken.step_us / usual_us, 1.0).tolist())
+    return lambda flight, begin_us: begin_us + model.step_us(flight) * next(uneven) + taken.overhead_us
 
 
 def reproduced(taken: Recorded, again: Ran) -> int:
@@ -328,7 +334,7 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     if answer.misfit.steps and not good:
         console.print(
             f"from the median of steps that are alike it is {answer.misfit.p50:.1%} away at the median, {answer.misfit.p99:.1%} at "
-            "99 %: its times are usual ones, so compare its lines with each other", style="dim", soft_wrap=True,
+            "99 %: what is left are the machine's hiccups, which every line below has", style="dim", soft_wrap=True,
         )  # fmt: skip
     whole = answer.reproduced == answer.events
     again = "the log comes out again" if whole else f"{answer.reproduced:,} of {answer.events:,} events come out again"
