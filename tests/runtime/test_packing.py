@@ -20,6 +20,7 @@ from vnext.replay.verify import verify
 from vnext.runtime.packing import SUFFIX, Packer
 from vnext.runtime.recorder import Recorder
 from vnext.runtime.segments import Bounds
+from vnext.server import log_view
 from vnext.state import packed
 from vnext.state.digest import digest
 from vnext.state.log import Frame, LogEnd
@@ -80,6 +81,9 @@ def test_a_packed_log_answers_as_the_plain_one(tmp_path, capsys, monkeypatch, pr
     index = Index(open_log(plain))
     assert state_at(index, 40)[0].planned == 41
     assert {segment.source for segment in index.segments if segment._directory} == {"cache"}
+    assert log_view._segments(plain) == log_view._segments(twin), "a viewer of a running engine is told the same"
+    for path in open_log(plain).paths:
+        assert log_view._part(path, 700) == log_view._part(twin / path.name, 700)
     assert main(["diff", str(plain), str(twin)]) == main(["diff", str(twin), str(plain)]) == 0
     main(["info", str(plain)])
     assert "packed" in capsys.readouterr().out
