@@ -16,8 +16,8 @@ from scripts.random_model import SHAPES, write_checkpoint
 from scripts.timed_log import BATCH_TOKENS_MAX, serve
 from vnext.llm import LLM
 from vnext.replay.source import open_log
-from vnext.replay.step_noise import noise
-from vnext.replay.step_times import fit, recorded
+from vnext.replay.step_noise import misfit, noise
+from vnext.replay.step_times import fit, held_out, recorded
 
 SECONDS = {"demo": 20.0, "llama-135m": 45.0}
 
@@ -33,11 +33,13 @@ def test_fit(benchmark, tmp_path, name: str) -> None:
         passes, log_dir = serve(llm, SECONDS[name], 1), Path(llm.log_dir)
     taken = recorded(open_log(log_dir))
     found = benchmark.pedantic(lambda: fit(taken.features, taken.step_us), rounds=5)
-    alike = noise(taken.features, taken.step_us)
+    alike, held = noise(taken.features, taken.step_us), held_out(taken.features, taken.step_us)
+    own = misfit(*held, found.predict(held[0]))
     benchmark.extra_info |= dict(
         passes=passes, steps=found.steps, step_ms_median=round(float(np.median(taken.step_us)) / 1e3, 2),
         alike=alike.steps, overhead_ms=round(taken.overhead_us / 1e3, 2),
     )  # fmt: skip
     for field in ("p50", "p90", "p99"):
         benchmark.extra_info[f"error_{field}"] = round(getattr(found, f"error_{field}"), 3)
+        benchmark.extra_info[f"misfit_{field}"] = round(getattr(own, field), 3)
         benchmark.extra_info[f"noise_{field}"] = round(getattr(alike, field), 3)

@@ -30,7 +30,7 @@ def test_every_option_reaches_its_field() -> None:
         "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
         "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
-        "--log-max-bytes 512M --log-max-age 3600 --durable "
+        "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress "
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
         "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info".split(),
         {},
@@ -41,8 +41,8 @@ def test_every_option_reaches_its_field() -> None:
         long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
         threads=3, device="auto", gpu_memory_utilization=0.5, enforce_eager=True, graph_sizes=(1, 8), compile=True,
-        attention="flashinfer", log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True, digest_interval=1,
-        check_laws=True, ipc_bytes_max=2**20,
+        attention="flashinfer", log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True,
+        log_compress=True, digest_interval=1, check_laws=True, ipc_bytes_max=2**20,
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
@@ -102,6 +102,7 @@ def test_chat_and_doctor() -> None:
         ("--max-model-length 4", "there is no option --max-model-length: did you mean --max-model-len?\nSee vnext serve --help."),
         ("a b", "nothing takes 'b': one model is served"),
         ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),
+        ("--log off --log-compress", "--log-compress is on and the log is off: leave one of the two out"),
     ],
 )
 def test_a_bad_value_gets_one_sentence(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:

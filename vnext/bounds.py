@@ -139,6 +139,8 @@ def _check_together(settings: EngineSettings) -> None:
         )
     if settings.log_durable and settings.log == "off":
         raise SettingsError("log_durable is on and the log is off: leave one of the two out.")
+    if settings.log_compress and settings.log == "off":
+        raise SettingsError("log_compress is on and the log is off: leave one of the two out.")
     if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."

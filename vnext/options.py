@@ -55,6 +55,7 @@ ENGINE_HELP = {
     "log_max_bytes": "size of one start's log, whose oldest parts go then; 512M is binary, 0 for no such bound",
     "log_max_age_s": "seconds after which parts of the log go, 0 for no such bound",
     "log_durable": "each step waits until the disk has its record: a power cut costs no more of the log than a kill",
+    "log_compress": "parts of the log that are complete are made smaller, in the background",
     "digest_interval": "steps between two comparisons of all ranks' states",
     "check_laws": "check every law of the state after every event; for debugging, slow",
     "ipc_bytes_max": "largest tensor that ranks on GPUs exchange through mapped memory, NCCL takes larger ones; as 2M",

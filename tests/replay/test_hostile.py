@@ -25,11 +25,13 @@ from vnext.replay.ui.walk import Walk
 from vnext.state import log as logs, stamps
 from vnext.state.log_plain import RECORD_HEAD, checksum, record_end
 from vnext.state.log_read import read
+from vnext.state.packed import MAGIC, head_of, pack_block
 
 COMMANDS = (
     ("info",), ("verify",), ("verify", "--laws"), ("show",), ("show", "7"), ("req", "3"), ("stat",), ("ranks",), ("slow",), ("cache",),
     ("diff", "GOOD"), ("cut", "2", "9", "-o", "OUT"), ("redact", "-o", "OUT"), ("merge", "GOOD", "-o", "OUT"),
     ("convert", "--to", "jsonl", "-o", "OUT"), ("convert", "--to", "mooncake", "-o", "OUT"),
+    ("convert", "--to", "vllm-vcr", "-o", "OUT"),
     ("trace", "-o", "OUT"), ("what-if", "--set", "running_max=3"), ("shrink", "-o", "OUT"), ("to-test", "-o", "OUT"),
     ("fork", "5", "--forks", "2", "--steps", "30"), ("watch", "--once", "--whole"), ("watch", "--once", "--laws"),
 )  # fmt: skip
@@ -135,7 +137,7 @@ def test_nasty_values_behind_right_checksums(tmp_path, capsys, good, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_bytes(tmp_path, capsys, good, seed):
-    """Noise, noise behind a magic, noise behind a right header, a good log with flipped bytes."""
+    """Noise, noise behind a magic, noise behind a right header, a good log with flipped bytes, plain and packed."""
     chance = random.Random(seed)
     noise = chance.randbytes(chance.randint(0, 4000))
     data = sorted(good.glob("*.vnextlog"))[0].read_bytes()
@@ -143,11 +145,13 @@ def test_random_bytes(tmp_path, capsys, good, seed):
     flipped = bytearray(data)
     for _ in range(5):
         flipped[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    for number, bad in enumerate((noise, logs.MAGIC + noise, header + noise, bytes(flipped))):
+    block = pack_block(data)
+    squeezed = head_of(len(data), [len(block)]) + block[: len(block) // 2] + noise
+    for number, bad in enumerate((noise, logs.MAGIC + noise, MAGIC + noise, header + noise, bytes(flipped), squeezed)):
         path = tmp_path / f"bad-{number}.vnextlog"
         path.write_bytes(bad)
         codes = run_all(capsys, path, good, tmp_path / f"{number}")
-        assert number > 1 or set(codes) == {2}
+        assert number > 2 or set(codes) == {2}
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "show", "stat", "diff", "ranks", "trace", "watch", "shrink"])

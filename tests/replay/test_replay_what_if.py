@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from log_drive import record, small_config, started
+from msgspec.structs import replace
 
 from vnext.replay.cli import main
 from vnext.replay.source import UnusableLog, open_log
-from vnext.replay.step_noise import Noise, noise
+from vnext.replay.step_noise import Noise, misfit, noise
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
-from vnext.replay.what_if import Objective, candidates, objective_of, what_if
+from vnext.replay.what_if import Objective, candidates, objective_of, timed, what_if
 from vnext.replay.what_if_run import as_recorded, rerun, retrace
 from vnext.runtime.recorder import Recorder
 from vnext.sched.schedule import schedule
@@ -176,6 +177,10 @@ def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
     straight, bent = fit(taken.features, taken.step_us), fit(taken.features, strange)
     one, other = straight.predict(taken.features), bent.predict(taken.features)
     assert np.median(np.abs(one - other) / one) < 0.05
+    clock, total_us = timed(bent, replace(taken, step_us=strange, overhead_us=2.0)), 0.0
+    for entries in taken.entries:
+        total_us = clock(Flight(0, entries, np.ones(entries.shape[1], dtype=bool), int(entries[3].sum())), total_us)
+    assert total_us == pytest.approx(strange.sum() + 2.0 * len(strange)), "a run meets the hiccups that the model left out"
 
 
 def test_equal_steps_tell_how_good_a_model_can_be():
@@ -187,6 +192,8 @@ def test_equal_steps_tell_how_good_a_model_can_be():
     assert noise(features, exact) == Noise(steps=2000, p50=0.0, p90=0.0, p99=0.0)
     found = noise(features, exact * chance.uniform(0.9, 1.1, 2000))
     assert found.p50 == pytest.approx(0.05, abs=0.01) and 0.08 < found.p90 < found.p99 < 0.13
+    one, own = exact * chance.uniform(0.9, 1.1, 2000), misfit(features, exact * chance.uniform(0.9, 1.1, 2000), 1.2 * exact)
+    assert misfit(features, one, exact).p99 < 0.06 and own.steps == 2000 and own.p50 == pytest.approx(0.2, abs=0.03)
     assert noise(features[::50] * np.arange(1, 41)[:, None], exact[::50]).steps == 0
     assert noise(features[:0], exact[:0]).steps == 0
 

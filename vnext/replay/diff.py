@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vnext.replay.source import Log, UnusableLog, open_log
+from vnext.replay.source import Log, UnusableLog, open_log, part_of
 from vnext.state import log as logs
 from vnext.state.digest import hexadecimal
 from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.log import Frame, LogEnd
 from vnext.state.log_plain import FRAME_HEAD, RECORD_HEAD
 from vnext.state.log_read import BAD_FORM, read_frames
+from vnext.state.packed import Content
 
 CHUNK = 1 << 20
 OF_THE_START = ("started_ns",)
@@ -117,7 +118,7 @@ class _Side:
 
     def open(self, place: int) -> None:
         self.place = place
-        self.data = self.paths[place].read_bytes()
+        self.data = part_of(self.paths[place])
         self.chain = open_log(self.paths[place]).chain
         self.offset = self.header_size()
 
@@ -161,13 +162,10 @@ def _skip_segments(one: _Side, other: _Side) -> int:
 
 
 def _equal_files(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return False
     with one.open("rb") as a, other.open("rb") as b:
-        while part := a.read(CHUNK):
-            if part != b.read(CHUNK):
-                return False
-    return True
+        mine, theirs = Content(a), Content(b)
+        parts = range(0, mine.size, CHUNK)
+        return mine.size == theirs.size and all(mine.read(at, CHUNK) == theirs.read(at, CHUNK) for at in parts)
 
 
 def _skip_equal(one: _Side, other: _Side) -> None:

@@ -27,7 +27,7 @@ from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.state.events import AnyEvent, StepPlanned
 from vnext.state.state import State
 
-BAR_WIDTH = 40
+BAR_WIDTH = 16
 Z_95 = 1.96
 KINDS_SHOWN = 5
 
@@ -201,7 +201,7 @@ def print_forked(console: Console, answer: Forked) -> None:
     for point in answer.points:
         bar = "█" * round(point.probability * BAR_WIDTH)
         bounds = f"{point.probability:6.1%} ({point.low:.1%} to {point.high:.1%})"
-        console.print(f"  from step {point.step:>8,}  {bar:<{BAR_WIDTH}} {bounds}  {point.failed} of {point.forks}")
+        console.print(f"  from step {point.step:>9,} {bounds:<23} {f'{point.failed} of {point.forks}':>12}  {bar}".rstrip())
     if not answer.failed:
         console.print("no future fails", style="bold green")
         return

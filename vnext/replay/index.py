@@ -16,7 +16,7 @@ import msgspec
 from vnext.replay import cachefile
 from vnext.replay.cachefile import Directory, Entry
 from vnext.replay.folding import IMPOSSIBLE, first_state
-from vnext.replay.source import Log, UnusableLog, contents, open_log
+from vnext.replay.source import Log, UnusableLog, contents, open_log, part_of, size_of
 from vnext.replay.tally import Tally, Tallying
 from vnext.replay.times import Clock, stamps_of_segment
 from vnext.state import keyframe as keyframes, log as logs
@@ -25,6 +25,7 @@ from vnext.state.errors import IllegalEvent
 from vnext.state.keyframe import BadKeyframe, keyframe
 from vnext.state.log import Frame, LogEnd
 from vnext.state.log_read import Item, read, read_frames
+from vnext.state.packed import Content
 from vnext.state.reduce import reduce
 from vnext.state.state import State
 
@@ -109,8 +110,9 @@ class Segment:
 
     def _cached(self) -> Directory | None:
         """The directory of the cache if it is this segment's as it is now."""
-        found, now = cachefile.read(cachefile.cache_path(self.path)), self.path.stat()
-        if found is None or (found.start, found.size, found.mtime_ns) != (self.log.chain, now.st_size, now.st_mtime_ns):
+        found = cachefile.read(cachefile.cache_path(self.path))
+        now = (self.log.chain, size_of(self.path), self.path.stat().st_mtime_ns)
+        if found is None or (found.start, found.size, found.mtime_ns) != now:
             return None
         self.source = "cache"
         return found
@@ -119,7 +121,7 @@ class Segment:
         """The cache's index goes on behind its last keyframe if the segment has grown since. None where that is not as it
         was, or there is none."""
         found = cachefile.read(cachefile.cache_path(self.path))
-        if found is None or found.start != self.log.chain or found.size >= self.path.stat().st_size:
+        if found is None or found.start != self.log.chain or found.size >= size_of(self.path):
             return None
         if found.end.kind not in ("complete", "torn"):
             return None
@@ -184,7 +186,7 @@ class Segment:
     ) -> Directory:
         """Fold from the last entry to the end, keeping states on the way."""
         self.source = source
-        stat, data = self.path.stat(), self.path.read_bytes()
+        stat, data = self.path.stat(), part_of(self.path)
         state = self._loaded(kept[-1]) if kept else first_state(self.log)
         making = _Making(entries, kept, cachefile.bytes_max(len(data)), self.log.header.token_width)
         tallying = Tallying(counted, state, Clock(stamps_of_segment(self.path)))
@@ -218,11 +220,11 @@ class Segment:
         """Frames from an entry on, one part between two entries at a time."""
         entries, end = self.directory.entries if self._directory else (entry,), None
         with self.path.open("rb") as file:
+            content = Content(file)
             for place in range(entries.index(entry), len(entries)):
                 here = entries[place]
-                until = entries[place + 1].offset if place + 1 < len(entries) else self.path.stat().st_size
-                file.seek(here.offset)
-                for _, item in read_frames(file.read(until - here.offset), here.sequence, self.log.header.index):
+                until = entries[place + 1].offset if place + 1 < len(entries) else content.size
+                for _, item in read_frames(content.read(here.offset, until - here.offset), here.sequence, self.log.header.index):
                     if isinstance(item, LogEnd):
                         end = msgspec.structs.replace(item, offset_bytes=here.offset + item.offset_bytes)
                         break
@@ -286,9 +288,7 @@ def _folded(state: State, frame: Frame) -> State:
 
 def _header_size(path: Path) -> int:
     """Bytes of a segment before its first frame."""
-    with path.open("rb") as file:
-        file.seek(len(logs.MAGIC))
-        return len(logs.MAGIC) + logs.record_head.size + int.from_bytes(file.read(4), "little")
+    return len(logs.MAGIC) + logs.record_head.size + int.from_bytes(part_of(path, len(logs.MAGIC), 4), "little")
 
 
 class Index:

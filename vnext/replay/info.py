@@ -24,6 +24,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     The header comes without its keyframe, which takes `keyframe_bytes`; `header.first_event` is more than 1 where older
     segments are not here. `sampled_tokens` counts those too that a preemption dropped and that were sampled again.
+    `size_bytes` were written and take `room_bytes` on the disk, fewer where segments are packed.
     """
 
     header: SegmentHeader
@@ -41,6 +42,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     sampled_tokens: int
     bytes_per_sampled_token: float
+    room_bytes: int
     rank_digests: int
     arrivals_seconds: float
     prompt_percentiles: list[int]
@@ -129,6 +131,7 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
         preemptions=counts.preemptions,
         prompt_tokens=int(prompts.sum()),
         sampled_tokens=sampled,
+        room_bytes=sum(path.stat().st_size for path in log.paths),
         bytes_per_sampled_token=size_bytes / sampled if sampled else 0.0,
         rank_digests=counts.rank_digests,
         arrivals_seconds=int(np.ptp(times)) / 1e9 if len(times) else 0.0,

@@ -54,7 +54,8 @@ def records(console: Console, title: str, fields: tuple[str, ...], rows: list[di
     table = Table(title=f"{title}: {len(rows)}", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for field in fields:
         justify = "left" if isinstance(rows[0][field], (str, list)) else "right"
-        table.add_column(field, justify=justify, overflow="fold", header_style="cyan")
+        width = len(field) if justify == "right" else None  # a name over numbers is not cut in two
+        table.add_column(field, justify=justify, overflow="fold", header_style="cyan", min_width=width)
     for row in rows:
         table.add_row(*(printable(row[field]) for field in fields))
     console.print(table)
@@ -86,6 +87,7 @@ def print_info(console: Console, answer: Info) -> None:
         ("privacy", header.privacy),
         ("begins", _beginning(answer)),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
+        *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
         ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
         ("end", answer.end),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.state import packed
 from vnext.state.log import MAGIC, SEGMENT_SUFFIX, LogEnd, SegmentHeader, SegmentStart, record_head
 from vnext.state.log_read import Item, read
 
@@ -27,7 +28,8 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.paths)
+        """Bytes that were written, whatever room they take now."""
+        return sum(map(size_of, self.paths))
 
     def items(self, skim: bool = False) -> Iterator[Item]:
         """A reading of the log; with `skim` as in log_read.read."""
@@ -67,17 +69,29 @@ def _head(path: Path) -> bytes:
     """The bytes of a segment's header, if it has one."""
     try:
         with path.open("rb") as file:
-            magic_and_head = file.read(len(MAGIC) + record_head.size)
-            size = int.from_bytes(magic_and_head[len(MAGIC) : len(MAGIC) + 4], "little")
-            return magic_and_head + file.read(min(size, path.stat().st_size))
+            content = packed.Content(file)
+            size = int.from_bytes(content.read(len(MAGIC), 4), "little")
+            return content.read(0, len(MAGIC) + record_head.size + min(size, content.size))
     except OSError as error:
         raise UnusableLog(f"{path} cannot be read: {error}") from error
+
+
+def part_of(path: Path, at: int = 0, count: int | None = None) -> bytes:
+    """So many bytes of a segment from a place on, packed or not. OSError."""
+    with path.open("rb") as file:
+        return packed.Content(file).read(at, count)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a segment, which may be packed. OSError."""
+    with path.open("rb") as file:
+        return packed.Content(file).size
 
 
 def contents(paths: tuple[Path, ...]) -> Iterator[bytes]:
     """The bytes of segments, read one at a time."""
     for path in paths:
         try:
-            yield path.read_bytes()
+            yield part_of(path)
         except OSError as error:
             raise UnusableLog(f"{path} cannot be read: {error}") from error

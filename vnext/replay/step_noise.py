@@ -16,7 +16,7 @@ ALIKE_MIN = 5
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative distances of `steps` steps from the median of those that are like them; zeros where there are none such."""
+    """Relative distances of `steps` steps, or of a model, from the median of those that are alike; zeros where there are none."""
 
     steps: int
     p50: float
@@ -26,15 +26,31 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
 def noise(features: np.ndarray, step_us: np.ndarray) -> Noise:
     """Of steps with these features (float64[n, 4], as step_times.features_of) and times (float64[n])."""
-    usable = step_us > 0
-    features, step_us = features[usable], step_us[usable]
-    bins = np.floor(np.log(features[:, 2:] + 1) / np.log1p(BIN))
-    order = np.lexsort((bins[:, 1], bins[:, 0], features[:, 1], features[:, 0]))
-    kinds, times = np.column_stack([features[order, :2], bins[order]]), step_us[order]
-    begins = np.flatnonzero(np.concatenate(([True], (kinds[1:] != kinds[:-1]).any(axis=1)))) if len(kinds) else []
-    alike = [group for group in np.split(times, begins[1:]) if len(group) >= ALIKE_MIN]
-    if not alike:
-        return Noise(steps=0, p50=0.0, p90=0.0, p99=0.0)
-    away = np.concatenate([np.abs(np.median(group) - group) / group for group in alike])
-    p50, p90, p99 = np.percentile(away, (50, 90, 99)).tolist()
+    groups = _alike(features, step_us)
+    return _summary([np.abs(np.median(step_us[group]) - step_us[group]) / step_us[group] for group in groups])
+
+
+def misfit(features: np.ndarray, step_us: np.ndarray, predicted_us: np.ndarray) -> Noise:
+    """How far what a model says (float64[n]) is from the median of those that are alike: its own error, with little noise.
+
+    For steps that it was not fitted to. A median of few steps is not exact either.
+    """
+    groups = _alike(features, step_us)
+    medians = [np.median(step_us[group]) for group in groups]
+    return _summary([np.abs(predicted_us[group] - usual) / usual for group, usual in zip(groups, medians)])
+
+
+def _alike(features: np.ndarray, step_us: np.ndarray) -> list[np.ndarray]:
+    """Places (int64[]) of steps that are alike, ALIKE_MIN or more each."""
+    places = np.flatnonzero(step_us > 0)
+    bins = np.floor(np.log(features[places, 2:] + 1) / np.log1p(BIN))
+    order = np.lexsort((bins[:, 1], bins[:, 0], features[places, 1], features[places, 0]))
+    kinds, places = np.column_stack([features[places[order], :2], bins[order]]), places[order]
+    begins = np.flatnonzero((kinds[1:] != kinds[:-1]).any(axis=1)) + 1
+    return [group for group in np.split(places, begins) if len(group) >= ALIKE_MIN]
+
+
+def _summary(parts: list[np.ndarray]) -> Noise:
+    away = np.concatenate([np.empty(0), *parts])
+    p50, p90, p99 = np.percentile(away, (50, 90, 99)).tolist() if len(away) else (0.0, 0.0, 0.0)
     return Noise(steps=len(away), p50=p50, p90=p90, p99=p99)

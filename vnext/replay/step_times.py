@@ -176,13 +176,24 @@ def fit(features: np.ndarray, step_us: np.ndarray) -> Model:
     features, step_us = features[usable], step_us[usable]
     if len(step_us) < STEPS_MIN:
         raise UnusableLog(f"{len(step_us)} timed steps are too few to learn step times from: give a log of {STEPS_MIN} or more")
-    held = np.arange(len(step_us)) % HELD_OUT == HELD_OUT - 1
+    held = _held(len(step_us))
     knots = tuple(_knots(features[~held, place], place in COUNTED) for place in range(KNOTTED))
     floor = FLOOR_SHARE * float(step_us.min())
     weights = _least(_basis(features[~held], knots), step_us[~held])
     predicted = np.maximum(_basis(features[held], knots) @ weights, floor)
     errors = np.abs(predicted - step_us[held]) / step_us[held]
     return Model(weights, knots, floor, *np.percentile(errors, (50, 90, 99)).tolist(), len(step_us))
+
+
+def held_out(features: np.ndarray, step_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The steps to which `fit` does not fit its model."""
+    usable = step_us > 0
+    held = _held(int(np.count_nonzero(usable)))
+    return features[usable][held], step_us[usable][held]
+
+
+def _held(count: int) -> np.ndarray:
+    return np.arange(count) % HELD_OUT == HELD_OUT - 1
 
 
 def _knots(values: np.ndarray, counted: bool) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vnext.replay.source import Log, UnusableLog, open_log
+from vnext.replay.source import Log, UnusableLog, open_log, part_of, size_of
 from vnext.state.log import MAGIC, SEGMENT_SUFFIX, Frame, SegmentStart, record_head, segment_name
 from vnext.state.log_read import BadRecord, Reading
 
@@ -69,9 +69,7 @@ class Tail:
     def _read(self) -> bool:
         """Take the file's new bytes; True if there were any."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._size)
-                data = file.read()
+            data = part_of(self._path, self._size)
         except FileNotFoundError:
             following = self._path.with_name(segment_name(self.log.header.index + 1))
             if following.is_file():  # the ring has deleted it, and nothing of it was left to be read
@@ -111,7 +109,6 @@ class Tail:
 
 def _header_is_whole(path: Path) -> bool:
     """Whether as many bytes are there as the header says it has."""
-    with path.open("rb") as file:
-        start = file.read(len(MAGIC) + record_head.size)
+    start = part_of(path, 0, len(MAGIC) + record_head.size)
     length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + 4], "little")
-    return not MAGIC.startswith(start[: len(MAGIC)]) or path.stat().st_size >= len(MAGIC) + record_head.size + length
+    return not MAGIC.startswith(start[: len(MAGIC)]) or size_of(path) >= len(MAGIC) + record_head.size + length

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from vnext.replay import render
 from vnext.replay.source import UnusableLog, open_log
-from vnext.replay.step_noise import Noise, noise
-from vnext.replay.step_times import Model, Recorded, fit, recorded
+from vnext.replay.step_noise import Noise, misfit, noise
+from vnext.replay.step_times import Model, Recorded, fit, held_out, recorded
 from vnext.replay.verify import why_not_decided
 from vnext.replay.what_if_run import Ran, Served, rerun, retrace
 from vnext.sched.policies import PolicyError, policy_of
@@ -77,7 +77,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """`recorded` is what the log itself shows, `unchanged` its configuration by the model, `runs` the others.
 
     `reproduced` counts the leading events of the log that come out again on the recorded times, of `events`. The errors are
-    the model's, relative, of steps that it has not seen; `noise` is what equal steps differ in, beyond which no model goes.
+    the model's, relative, of steps that it has not seen; `noise` is what equal steps differ in, beyond which no model goes,
+    and `misfit` how far the model is from the usual time of equal steps.
     `recommended` are changes, "" to leave it as it is.
     """
 
@@ -86,6 +87,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     step_error_p99: float
     steps_fitted: int
     noise: Noise
+    misfit: Noise
     reproduced: int
     events: int
     recorded: Felt
@@ -109,21 +111,28 @@ def what_if(
     configs = [changed(started, changes) for changes in candidates]
     taken = recorded(log)
     model = fit(taken.features, taken.step_us)
-    again = retrace(taken, started)
+    again, (features, step_us) = retrace(taken, started), held_out(taken.features, taken.step_us)
     unchanged = felt("", rerun(taken, started, started.config, timed(model, taken)), objective)
     runs = _all(log_path, taken, model, candidates, configs, objective, jobs)
     recommended, reason = recommendation(unchanged, runs, objective)
     return WhatIf(
         step_error_p50=model.error_p50, step_error_p90=model.error_p90, step_error_p99=model.error_p99,
-        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us), reproduced=reproduced(taken, again),
+        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us),
+        misfit=misfit(features, step_us, model.predict(features)), reproduced=reproduced(taken, again),
         events=len(taken.events), recorded=felt("", again, objective), unchanged=unchanged, runs=runs,
         recommended=recommended, reason=reason,
     )  # fmt: skip
 
 
 def timed(model: Model, taken: Recorded) -> Callable:
-    """The model as the clock of a run, with what a turn of this log cost beside its step."""
-    return lambda flight, begin_us: begin_us + model.step_us(flight) + taken.overhead_us
+    """The clock of one run: the model, with what a turn of this log cost beside its step.
+
+    A model knows usual times only, and a machine has hiccups. So the n-th step takes as much more or less than the model says as
+    the n-th recorded one did: every run meets the same hiccups, and what is felt at 99 % has them too.
+    """
+    usual_us = model.predict(taken.features)
+    uneven = itertools.cycle(np.where(taken.step_us > 0, taken.step_us / usual_us, 1.0).tolist())
+    return lambda flight, begin_us: begin_us + model.step_us(flight) * next(uneven) + taken.overhead_us
 
 
 def reproduced(taken: Recorded, again: Ran) -> int:
@@ -321,6 +330,11 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
         console.print(
             f"{answer.noise.steps:,} steps that are like others differ from them by {answer.noise.p50:.1%} and "
             f"{answer.noise.p99:.1%}: no model of what they compute does better", style="dim", soft_wrap=True,
+        )  # fmt: skip
+    if answer.misfit.steps and not good:
+        console.print(
+            f"from the median of steps that are alike it is {answer.misfit.p50:.1%} away at the median, {answer.misfit.p99:.1%} at "
+            "99 %: what is left are the machine's hiccups, which every line below has", style="dim", soft_wrap=True,
         )  # fmt: skip
     whole = answer.reproduced == answer.events
     again = "the log comes out again" if whole else f"{answer.reproduced:,} of {answer.events:,} events come out again"

@@ -167,8 +167,9 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     started = started_event(settings, ranks)
     engine = settings.engine
     bounds = Bounds(
-        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, stamped=True, durable=engine.log_durable
-    )
+        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, stamped=True, durable=engine.log_durable,
+        packed=engine.log_compress,
+    )  # fmt: skip
     recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
     ready = EngineReady(
         config=started.config,

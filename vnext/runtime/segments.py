@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from vnext.runtime.packing import Packer
 from vnext.runtime.stamps import StampFile, stamps_path
 from vnext.state import log
 from vnext.state.log import SegmentHeader
@@ -45,7 +46,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     A segment counts from its last frame. Segments are deleted when a new one starts, so an engine that does nothing
     deletes nothing.
     `stamped`: beside each segment lies when its frames were written (stamps.py), which goes with it. `durable`: a frame is
-    written when the device has it.
+    written when the device has it. `packed`: closed segments are made smaller in the background (packing.py), and count as
+    what they take then.
     """
 
     segment_bytes: int = log.SEGMENT_SIZE_BYTES
@@ -53,6 +55,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     max_age_s: float = 0.0
     stamped: bool = False
     durable: bool = False
+    packed: bool = False
 
     @property
     def segment_bytes_max(self) -> int:
@@ -82,11 +85,18 @@ def open_segments(log_dir: Path, header: SegmentHeader, bounds: Bounds) -> Segme
 
 
 class _Closed(msgspec.Struct, frozen=True):
-    """A segment that is complete; `last_write_s` on the monotonic clock."""
+    """A segment that is complete: `size` bytes were written, `last_write_s` on the monotonic clock."""
 
     path: Path
     size: int
     last_write_s: float
+
+    def room(self) -> int:
+        """Bytes that it takes by now."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return self.size
 
 
 class _Patience:
@@ -124,6 +134,7 @@ class Segments:
         self._fd = -1
         self._torn = False
         self.stamps: StampFile | None = None
+        self._packer = Packer(bounds.durable) if bounds.packed else None
         self._patience = _Patience()
         self._written_event = header.first_event
         self._bytes_before = self._size = 0
@@ -153,6 +164,9 @@ class Segments:
             return
         self._closed.append(ended)
         self._delete_oldest()
+        if self._packer is not None:
+            self.failure = self._packer.failure or self.failure
+            self._packer.add(ended.path)
 
     def write(self, frame: bytearray, state_digest: int, next_event: int) -> None:
         """Complete a frame and append it; OSError if it could not be written whole: as if nothing had been written."""
@@ -189,6 +203,11 @@ class Segments:
         self.is_due = self.is_due or time.monotonic() > due
 
     def close(self) -> None:
+        if self._packer is not None:
+            self._packer.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self.stamps is not None:
             self.stamps.close()
         os.close(self._fd)
@@ -206,7 +225,7 @@ class Segments:
             path.unlink(missing_ok=True)
             raise
         if self._fd >= 0:
-            self.close()
+            self._let_go()
         self.stamps = StampFile(path) if self._bounds.stamped else None
         self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, keyframe=b""), chain
         self._bytes_before += self._size
@@ -219,19 +238,30 @@ class Segments:
         """Keep the bounds, with room for the newest segment to grow."""
         while self._closed and self._is_too_much(self._closed[0]):
             try:
-                self._closed[0].path.unlink(missing_ok=True)
+                self._delete(self._closed[0].path)
                 stamps_path(self._closed[0].path).unlink(missing_ok=True)
             except OSError as error:
                 self.failure = str(error)
                 return
             self.bytes_deleted += self._closed.popleft().size
 
+    def _delete(self, segment: Path) -> None:
+        if self._packer is None:
+            segment.unlink(missing_ok=True)
+        else:
+            self._packer.delete(segment)
+
     def _is_too_much(self, oldest: _Closed) -> bool:
         bounds = self._bounds
         if bounds.max_age_s and time.monotonic() - oldest.last_write_s > bounds.max_age_s:
             return True
+        if not bounds.max_bytes:
+            return False
         newest = self._full_at + self._full_at // RETRY_SHARE  # it ends with the frame that fills it
-        return bool(bounds.max_bytes) and sum(each.size for each in self._closed) + newest > bounds.max_bytes
+        if not bounds.packed:
+            return sum(each.size for each in self._closed) + newest > bounds.max_bytes
+        packing = self._closed[-1].size  # the packed form stands beside the plain one for a moment
+        return sum(each.room() for each in self._closed) + newest + packing > bounds.max_bytes
 
     def _cut(self) -> None:
         """Take a half-written frame off again; as long as that fails nothing may follow it."""

@@ -24,7 +24,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
-    `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound; with `log_durable` each step waits for the disk.
+    `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound; with `log_durable` each step waits for the disk;
+    with `log_compress` closed parts are made smaller.
     `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
     not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
     those of each rank. `generation_config` "none" looks away from the checkpoint's generation_config.json.
@@ -67,6 +68,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_max_bytes: int = 4 * 2**30
     log_max_age_s: float = 0.0
     log_durable: bool = False
+    log_compress: bool = False
     digest_interval: int = 64
     check_laws: bool = False
     ipc_bytes_max: int = 2 * 2**20

@@ -17,6 +17,7 @@ from vnext.server.edge import EDGE
 from vnext.server.errors import LogGone, LogHidden, Overloaded
 from vnext.server.settings import ServerSettings
 from vnext.state.log import SEGMENT_SUFFIX, segment_name
+from vnext.state.packed import Content
 
 READERS_MAX = 4
 PART_BYTES_MAX = 1 << 20
@@ -104,7 +105,9 @@ def _segments(folder: Path) -> list[list[int]]:
     found = []
     for path in sorted(folder.glob(f"*{SEGMENT_SUFFIX}")):
         try:
-            found.append([int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2]), path.stat().st_size])
+            with path.open("rb") as file:
+                size = Content(file).size
+            found.append([int(path.name.removesuffix(SEGMENT_SUFFIX).rpartition("-")[2]), size])
         except FileNotFoundError:
             continue  # deleted meanwhile
     return found
@@ -112,5 +115,4 @@ def _segments(folder: Path) -> list[list[int]]:
 
 def _part(path: Path, offset: int) -> bytes:
     with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(PART_BYTES_MAX)
+        return Content(file).read(offset, PART_BYTES_MAX)
