@@ -316,7 +316,8 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
         return prompt
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         raise InvalidRequest(
-            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and prompt_token_ids.",
+            f"A prompt has the keys {', '.join(map(repr, prompt))}: give a text, token ids, or one of prompt and "
+            "prompt_token_ids.",
             "prompt",
         )
     return next(iter(prompt.values()))

@@ -55,6 +55,21 @@ def test_weights_stored_less_one(dtype: torch.dtype, level: Level) -> None:
 
 @levels
 @dtypes
+@pytest.mark.parametrize("width", [1, 17, 640])
+def test_a_float32_weight_is_applied_before_the_rounding(width: int, dtype: torch.dtype, level: Level) -> None:
+    """So there is one rounding of the result, where a weight of the activations' own type has two."""
+    x, residual, weight = draw(5, width, dtype=dtype), draw(5, width, dtype=dtype, seed=1), 1 + draw(width, seed=2) * 0.1
+    wide = (x + residual).double()
+    expected = wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + 1e-6) * weight.double()
+    roundings = 1.01 if dtype is torch.bfloat16 else 2.02
+    with using(level):
+        found, total = rows.add_rms_norm(x, residual, weight, 1e-6)
+        within(found, expected, expected.abs() * (roundings * ROUNDING[dtype] + (width / 16 + 16) * 2.0**-24))
+        assert torch.equal(rows.rms_norm(total, weight, 1e-6), found) and torch.equal(total, x + residual)
+
+
+@levels
+@dtypes
 @pytest.mark.parametrize("width", [1, 52, 344])
 def test_gates(width: int, dtype: torch.dtype, level: Level) -> None:
     """exp and tanh are good to about 2e-7 of 1; gelu of a number far below zero is what is left of 1 - 1."""
@@ -82,22 +97,23 @@ def caches(dtype: torch.dtype, kv_heads: int, head_dim: int) -> torch.Tensor:
 @levels
 @dtypes
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 8), (2, 1, 80), (6, 2, 6)])
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("norm", [None, "own", "wide"])
 def test_rotary_kv_write_is_norm_then_rotary_then_write(
-    has_norms: bool, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, level: Level
+    norm: str | None, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, level: Level
 ) -> None:
     tokens = 33
     joined = draw(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     angles = draw(tokens, head_dim // 2) * 5
     slots = torch.randperm(100, generator=torch.Generator().manual_seed(3))[:tokens]
-    norms = [draw(head_dim, dtype=dtype, seed=seed) if has_norms else None for seed in (1, 2)]
+    kind = torch.float32 if norm == "wide" else dtype
+    norms = [draw(head_dim, dtype=kind, seed=seed) if norm else None for seed in (1, 2)]
     found_caches, expected_caches = caches(dtype, kv_heads, head_dim), caches(dtype, kv_heads, head_dim)
     query, key, value = joined.view(tokens, -1, head_dim).split((heads, kv_heads, kv_heads), 1)
     with using(level, threads=2):
         found = rows.rotary_kv_write(
             joined, *norms, 1e-6, angles.cos(), angles.sin(), found_caches[0], found_caches[1], slots
         )
-        if has_norms:
+        if norm:
             query, key = (
                 rows.rms_norm(x.reshape(-1, head_dim), weight, 1e-6).view(tokens, -1, head_dim)
                 for x, weight in zip((query, key), norms, strict=True)

@@ -11,7 +11,7 @@
 namespace vnx {
 
 enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, LEVEL_COUNT };
-enum Kind : int { FLOAT32, BFLOAT16, INT8 };
+enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM };
 enum Gate : int { NO_GATE, SILU, GELU_TANH };
 
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
@@ -42,7 +42,8 @@ struct LinearCall {
     int result_kind;
 };
 
-/* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call. */
+/* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or
+   BFLOAT16_WIDE_NORM: norm weights in FLOAT32, applied before the rounding, the rest BFLOAT16. */
 struct NormCall {
     const void *x, *residual, *weight;
     void *normed, *total;

@@ -32,6 +32,7 @@ class Kind(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+    BFLOAT16_WIDE_NORM = 3
 
 
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}

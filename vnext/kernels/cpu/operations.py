@@ -135,8 +135,8 @@ def _suits(x: torch.Tensor, weight: Any) -> bool:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As references.rms_norm; a float32 weight of a narrower x is the reference's."""
-    if x.dim() == 2 and x.shape[1] == weight.shape[0] and x.stride(1) == 1 and _alike(x, weight) and eps > 0:
+    """As references.rms_norm."""
+    if x.dim() == 2 and x.shape[1] == weight.shape[0] and x.stride(1) == 1 and _norms_by(x, weight) and eps > 0:
         return rows.rms_norm(x, weight, eps)
     contracts.check_rms_norm(x, weight, eps)
     return references.rms_norm(x, weight, eps)
@@ -145,12 +145,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As references.add_rms_norm; a float32 weight of a narrower x is the reference's."""
+    """As references.add_rms_norm."""
     fits = x.dim() == 2 and x.shape == residual.shape and x.shape[1] == weight.shape[0] and x.stride(1) == 1
-    if fits and residual.stride(1) == 1 and _alike(x, weight) and residual.dtype is x.dtype and eps > 0:
+    if fits and residual.stride(1) == 1 and _norms_by(x, weight) and residual.dtype is x.dtype and eps > 0:
         return rows.add_rms_norm(x, residual, weight, eps)
     contracts.check_add_rms_norm(x, residual, weight, eps)
     return references.add_rms_norm(x, residual, weight, eps)
+
+
+def _norms_by(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """A norm's weight that the kernels take beside x: of its dtype, or float32."""
+    return x.dtype in PACKED_TYPES and (weight.dtype is x.dtype or weight.dtype is torch.float32)
 
 
 def _alike(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -171,7 +176,7 @@ def rotary_kv_write(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As references.rotary_kv_write; caches or norms of another dtype are the reference's."""
+    """As references.rotary_kv_write; caches of another dtype are the reference's."""
     arguments = (qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots)
     tokens, (_, kv_heads, _, head_dim) = slots.shape[0], key_cache.shape
     heads, rest = divmod(qkv.shape[-1], head_dim)
@@ -179,7 +184,7 @@ def rotary_kv_write(
     fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
     caches = _alike(qkv, key_cache) and key_cache.shape == value_cache.shape and value_cache.dtype is qkv.dtype
     caches = caches and contracts.have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
-    if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv.dtype, head_dim, eps):
+    if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv, head_dim, eps):
         return rows.rotary_kv_write(*arguments)
     contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
     return references.rotary_kv_write(*arguments, key_scale, value_scale)
@@ -195,12 +200,13 @@ def _turns(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens: int, 
 
 
 def _norms(
-    q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, dtype: torch.dtype, head_dim: int, eps: float
+    q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, qkv: torch.Tensor, head_dim: int, eps: float
 ) -> bool:
-    """Norms of heads that the kernel takes: none, or both [D] and of the activations' dtype."""
+    """Norms of heads that the kernel takes: none, or both [D] and of one dtype that goes with the activations'."""
     if q_norm is None or k_norm is None:
         return q_norm is k_norm
-    return q_norm.dtype is dtype and k_norm.dtype is dtype and q_norm.shape == k_norm.shape == (head_dim,) and eps > 0
+    kinds = q_norm.dtype is k_norm.dtype and _norms_by(qkv, q_norm)
+    return kinds and q_norm.shape == k_norm.shape == (head_dim,) and eps > 0
 
 
 # ---- attention ---------------------------------------------------------------------------------------------------

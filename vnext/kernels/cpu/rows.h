@@ -1,4 +1,5 @@
-/* Row-wise operations: the entry points. Kinds are FLOAT32 or BFLOAT16, for all arrays of a call. */
+/* Row-wise operations: the entry points. Kinds are FLOAT32 or BFLOAT16 for all arrays of a call; of
+   those that norm also BFLOAT16_WIDE_NORM. */
 #pragma once
 
 #include "kernels.h"

@@ -1,6 +1,7 @@
 """Row-wise operations: norms, gates, rotary embedding with the write to the caches, rows of a table.
 
-Each rounds where its plain form in `references` rounds. All take float32 or bfloat16, rows dense, and give new tensors.
+Each rounds where its plain form in `references` rounds. All take float32 or bfloat16, rows dense, and give new tensors. A
+norm's weight may be float32 beside bfloat16: it is applied before the rounding then.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from vnext.kernels.cpu.linear import GATES
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import KINDS, Kind, module
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> torch.Tensor:
@@ -16,7 +17,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: f
     rows, width = x.shape
     normed = torch.empty((rows, width), dtype=x.dtype)
     module().rms_norm(
-        KINDS[x.dtype], x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), weight_offset, eps, rows, width,
+        kind_of(x, weight), x.data_ptr(), x.stride(0), None, 0, weight.data_ptr(), weight_offset, eps, rows, width,
         normed.data_ptr(), None,
     )  # fmt: skip
     return normed
@@ -29,7 +30,7 @@ def add_rms_norm(
     rows, width = x.shape
     normed, total = torch.empty((rows, width), dtype=x.dtype), torch.empty((rows, width), dtype=x.dtype)
     module().rms_norm(
-        KINDS[x.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(),
+        kind_of(x, weight), x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0), weight.data_ptr(),
         weight_offset, eps, rows, width, normed.data_ptr(), total.data_ptr(),
     )  # fmt: skip
     return normed, total
@@ -67,16 +68,17 @@ def rotary_kv_write(
 ) -> torch.Tensor:
     """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm, turn, write -> query [T, heads, D].
 
-    Norm weights [D] or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of a head turns; None:
-    no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count, kv_heads, block_size, D] of
-    the same dtype, both with dense blocks at equal distances, in place; slots must be distinct.
+    Norm weights [D], both of one dtype, or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of
+    a head turns; None: no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count,
+    kv_heads, block_size, D] of the same dtype, both with dense blocks at equal distances, in place; slots must be
+    distinct.
     """
     _, kv_heads, block_size, head_dim = key_cache.shape
     tokens = joined.shape[0]
     heads = joined.shape[1] // head_dim - 2 * kv_heads
     query = torch.empty((tokens, heads, head_dim), dtype=joined.dtype)
     module().rotary_kv_write(
-        KINDS[joined.dtype], joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
+        kind_of(joined, query_norm), joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
         weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
         key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
         key_cache.stride(0),
@@ -93,6 +95,11 @@ def table_rows(table: torch.Tensor, ids: torch.Tensor, first: int = 0) -> torch.
         table.data_ptr(), row_bytes, table.shape[0], ids.data_ptr(), ids.shape[0], first, result.data_ptr()
     )
     return result
+
+
+def kind_of(x: torch.Tensor, weight: torch.Tensor | None) -> Kind:
+    """How the module is told of the activations' dtype and of the norm's beside it."""
+    return KINDS[x.dtype] if weight is None or weight.dtype is x.dtype else Kind.BFLOAT16_WIDE_NORM
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

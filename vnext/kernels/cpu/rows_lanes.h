@@ -24,16 +24,18 @@ inline float inverse_size(const T *x, int64_t width, float eps) {
     return 1.0f / __builtin_sqrtf(sum(even + odd) / float(width) + eps);
 }
 
-/* With an offset (weights stored less one) the weight is applied before the rounding. */
-template <typename T>
-inline Lanes normed(Lanes x, float scale, Lanes weight, float offset, const T *kind) {
-    if (offset != 0) return rounded(x * all(scale) * (weight + all(offset)), kind);
-    return rounded(rounded(x * all(scale), kind) * weight, kind);
+/* x * scale * weight[0..15]. A weight with an offset (stored less one) or of a wider type is applied before the rounding.
+ */
+template <typename T, typename W>
+inline Lanes normed(Lanes x, float scale, const W *weight, int64_t left, float offset, const T *kind) {
+    const Lanes factor = load_part(weight, left);
+    if (sizeof(W) > sizeof(T) || offset != 0) return rounded(x * all(scale) * (factor + all(offset)), kind);
+    return rounded(rounded(x * all(scale), kind) * factor, kind);
 }
 
-template <typename T>
+template <typename T, typename W>
 inline void norm_rows(const NormCall &call, int64_t first, int64_t last) {
-    const T *weight = static_cast<const T *>(call.weight);
+    const W *weight = static_cast<const W *>(call.weight);
     for (int64_t row = first; row < last; ++row) {
         const T *x = static_cast<const T *>(call.x) + row * call.x_stride;
         if (call.residual != nullptr) {
@@ -49,15 +51,15 @@ inline void norm_rows(const NormCall &call, int64_t first, int64_t last) {
         T *result = static_cast<T *>(call.normed) + row * call.width;
         for (int64_t i = 0; i < call.width; i += 16) {
             const int64_t left = call.width - i;
-            store_part(result + i,
-                       normed(load_part(x + i, left), scale, load_part(weight + i, left), call.weight_offset, x), left);
+            store_part(result + i, normed(load_part(x + i, left), scale, weight + i, left, call.weight_offset, x), left);
         }
     }
 }
 
 void norm(int kind, const NormCall &call, int64_t first, int64_t last) {
-    if (kind == FLOAT32) return norm_rows<float>(call, first, last);
-    norm_rows<bf16>(call, first, last);
+    if (kind == FLOAT32) return norm_rows<float, float>(call, first, last);
+    if (kind == BFLOAT16_WIDE_NORM) return norm_rows<bf16, float>(call, first, last);
+    norm_rows<bf16, bf16>(call, first, last);
 }
 
 template <typename T>
@@ -92,16 +94,15 @@ inline void turn_head(const RotaryCall &call, const T *from, T *to, const float 
 }
 
 /* Norm and turn one head of query or key. */
-template <typename T>
+template <typename T, typename W>
 inline void place_head(const RotaryCall &call, const void *norm_weight, const T *from, T *to, int64_t token) {
     const int64_t half = call.rotated_dim / 2;
     if (norm_weight != nullptr) {
-        const T *weight = static_cast<const T *>(norm_weight);
+        const W *weight = static_cast<const W *>(norm_weight);
         const float scale = inverse_size(from, call.head_dim, call.eps);
         for (int64_t i = 0; i < call.head_dim; i += 16) {
             const int64_t left = call.head_dim - i;
-            store_part(to + i,
-                       normed(load_part(from + i, left), scale, load_part(weight + i, left), call.weight_offset, from),
+            store_part(to + i, normed(load_part(from + i, left), scale, weight + i, left, call.weight_offset, from),
                        left);
         }
         from = to;
@@ -112,28 +113,29 @@ inline void place_head(const RotaryCall &call, const void *norm_weight, const T 
         memcpy(to, from, size_t(call.head_dim) * sizeof(T));
 }
 
-template <typename T>
+template <typename T, typename W>
 inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
     const int64_t size = call.head_dim;
     for (int64_t token = first; token < last; ++token) {
         const T *joined = static_cast<const T *>(call.joined) + token * call.joined_stride;
         T *query = static_cast<T *>(call.query) + token * call.heads * size;
         for (int64_t head = 0; head < call.heads; ++head)
-            place_head(call, call.query_norm, joined + head * size, query + head * size, token);
+            place_head<T, W>(call, call.query_norm, joined + head * size, query + head * size, token);
         const int64_t slot = call.slots[token];
         const int64_t at = slot / call.block_size * call.block_stride + slot % call.block_size * size;
         const T *keys = joined + call.heads * size, *values = keys + call.kv_heads * size;
         for (int64_t head = 0; head < call.kv_heads; ++head) {
             const int64_t place = at + head * call.block_size * size;
-            place_head(call, call.key_norm, keys + head * size, static_cast<T *>(call.key_cache) + place, token);
+            place_head<T, W>(call, call.key_norm, keys + head * size, static_cast<T *>(call.key_cache) + place, token);
             memcpy(static_cast<T *>(call.value_cache) + place, values + head * size, size_t(size) * sizeof(T));
         }
     }
 }
 
 void rotary(int kind, const RotaryCall &call, int64_t first, int64_t last) {
-    if (kind == FLOAT32) return rotary_rows<float>(call, first, last);
-    rotary_rows<bf16>(call, first, last);
+    if (kind == FLOAT32) return rotary_rows<float, float>(call, first, last);
+    if (kind == BFLOAT16_WIDE_NORM) return rotary_rows<bf16, float>(call, first, last);
+    rotary_rows<bf16, bf16>(call, first, last);
 }
 
 }  // namespace
