@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from vnext.replay.arrivals import FIRST_TOKEN, NS_PER_MS, VOCABULARY, spelled
+from vnext.replay.arrivals import NS_PER_MS, VOCABULARY, spelled
 from vnext.replay.folding import Folded, fold
 from vnext.replay.source import Log, UnusableLog
 from vnext.replay.times import Clock, stamps_of
