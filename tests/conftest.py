@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a hundred processes that tests start would compile all of vnext
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
