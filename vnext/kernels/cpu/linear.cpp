@@ -146,7 +146,7 @@ void pad_rows(LinearCall &call) {
 
 constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
 constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
-constexpr int64_t UNITS_A_MEMBER = 8;
+constexpr int64_t UNITS_A_MEMBER = 8, LONG_UNITS_A_MEMBER = 32;  // long: several chunks, whose last unit others wait for
 
 /* Bytes of x that stay in a core's own cache while the panels pass: of its second one what a panel and the results leave.
    Which rows pass together shows in no result. */
@@ -168,8 +168,9 @@ int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
 
 /* Into how many groups of neighbouring panels the weight is cut. */
 int64_t group_count(const Packed &w, int64_t chunks) {
-    const int64_t wanted = std::max<int64_t>(1, UNITS_A_MEMBER * team_size() / chunks);
-    return std::max<int64_t>(1, std::min({wanted, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
+    const int64_t units = chunks > 1 ? LONG_UNITS_A_MEMBER : UNITS_A_MEMBER;
+    const int64_t most = chunks > 1 ? w.panel_count / 2 : std::min(w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES);
+    return std::max<int64_t>(1, std::min(most, units * team_size() / chunks));
 }
 
 }  // namespace
