@@ -9,7 +9,7 @@
    attention_pairs_few.h does the same for few queries, bit for bit. */
 #pragma once
 
-#include "attention_weights.h"
+#include "attention_pair_rows.h"
 #include "lanes_transpose.h"
 
 namespace vnx {
@@ -18,9 +18,7 @@ namespace {
 
 constexpr int PAIR_VECTORS = 2;
 constexpr int PAIR_LANES = PAIR_VECTORS * 16;
-constexpr int PAIR_SUMS = 16;      // of keys and vectors of queries that are multiplied together
-constexpr int PAIRS_A_PIECE = PIECE_KEYS / 2;
-constexpr int64_t ROW_MAX = 256;   // head_dim at most, as operations.py has it
+constexpr int PAIR_SUMS = 16;  // of keys and vectors of queries that are multiplied together
 
 /* The running softmax of up to PAIR_LANES queries. */
 struct PairTile {
@@ -32,74 +30,12 @@ struct PairTile {
     int32_t low_min, low_max, high_min, high_max;
 };
 
-/* Where the rows of a piece are in the caches; rows of zeros in place of keys that are not to be read. */
-struct PieceOfRows {
-    const bf16 *key[PIECE_KEYS], *value[PIECE_KEYS];
-};
-
-/* The groups of sixteen keys of a piece that a tile needs: [first, last). */
-struct KeyGroups {
-    int first, last;
-};
-
 /* The numbers of one piece. */
 struct PairSpace {
     uint32_t *values;   // [PAIRS_A_PIECE][padded_dim]: pairs of keys
     float *scores;      // [PIECE_KEYS][vectors][16]
     uint32_t *weights;  // [PAIRS_A_PIECE][vectors][16]: pairs of keys
 };
-
-/* Of the piece at `piece`, the keys that are in [low, high). */
-inline void find_piece(const AttentionCall &call, const Split &split, int64_t piece, int64_t low, int64_t high,
-                       PieceOfRows &rows) {
-    alignas(64) static const bf16 nothing[ROW_MAX] = {};
-    const int64_t first = low < piece ? piece : low, last = high < piece + PIECE_KEYS ? high : piece + PIECE_KEYS;
-    for (int i = 0; i < PIECE_KEYS; ++i)
-        if (piece + i < first || piece + i >= last) rows.key[i] = rows.value[i] = nothing;
-    for (int64_t key = first; key < last;) {
-        const int64_t left = call.block_size - key % call.block_size, end = key + left < last ? key + left : last;
-        const bf16 *k = cache_row<bf16>(call.key_cache, call, split, key);
-        const bf16 *v = cache_row<bf16>(call.value_cache, call, split, key);
-        for (; key < end; ++key, k += call.head_dim, v += call.head_dim) {
-            rows.key[key - piece] = k;
-            rows.value[key - piece] = v;
-        }
-    }
-}
-
-inline __m512i load_row(const bf16 *row, int64_t left) {
-    return left >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << left) - 1, row);
-}
-
-/* Two rows as pairs of keys, for sixteen places of d each. */
-inline __m512i front_pairs(__m512i even, __m512i odd) {
-    return _mm512_permutex2var_epi16(
-        even, _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4,
-                               35, 3, 34, 2, 33, 1, 32, 0),
-        odd);
-}
-inline __m512i back_pairs(__m512i even, __m512i odd) {
-    return _mm512_permutex2var_epi16(
-        even, _mm512_set_epi16(63, 31, 62, 30, 61, 29, 60, 28, 59, 27, 58, 26, 57, 25, 56, 24, 55, 23, 54, 22, 53, 21, 52,
-                               20, 51, 19, 50, 18, 49, 17, 48, 16),
-        odd);
-}
-
-inline void pair_rows(const AttentionCall &call, const PieceOfRows &rows, uint32_t *values) {
-    for (int pair = 0; pair < PAIRS_A_PIECE; ++pair, values += call.padded_dim)
-        for (int64_t d = 0; d < call.head_dim; d += 32) {
-            const __m512i even = load_row(rows.value[2 * pair] + d, call.head_dim - d);
-            const __m512i odd = load_row(rows.value[2 * pair + 1] + d, call.head_dim - d);
-            _mm512_store_si512(values + d, front_pairs(even, odd));
-            _mm512_store_si512(values + d + 16, back_pairs(even, odd));
-        }
-}
-
-inline __m512i pair_at(const void *p) {
-    int32_t bits;
-    memcpy(&bits, p, 4);
-    return _mm512_set1_epi32(bits);
-}
 
 /* Products of K keys with V vectors of queries: dots [K][V][16]. A function of its own, or the compiler keeps what its
    surroundings need in registers that the sums need. */
@@ -285,13 +221,6 @@ inline void fill_pair_tile(const AttentionCall &call, const LaneSet &lanes, int 
     tile.low_max = highest(lanes.low + first, tile.count);
     tile.high_min = lowest(lanes.high + first, tile.count);
     tile.high_max = highest(lanes.high + first, tile.count);
-}
-
-/* What a tile needs of a piece: whole groups of sixteen keys, of which one at least is seen. */
-inline KeyGroups groups_of(int64_t piece, int64_t low, int64_t high) {
-    const int64_t first = low > piece ? low - piece : 0, last = high - piece < PIECE_KEYS ? high - piece : PIECE_KEYS;
-    if (first >= last) return {0, 0};
-    return {int(first / 16), int((last + 15) / 16)};
 }
 
 void attend_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const SplitState &state) {

@@ -157,6 +157,8 @@ void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows 
     if (at < call.head_dim) add_rows<L, 1>(few, call.padded_dim, at, keep, weights, rows.value, groups);
 }
 
+typedef void (*WalkFew)(const AttentionCall &, FewPairs &, const PieceOfRows &, const PieceOfRows &, int64_t, KeyGroups);
+
 inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewPairs &few) {
     few.count = lanes.count;
     for (int lane = 0; lane < 16; ++lane) {
@@ -176,9 +178,8 @@ inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewP
 /* Up to FEW_PAIR_LANES queries, heads of whole steps of 32. */
 void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                       const SplitState &state) {
-    static constexpr void (*walk[FEW_PAIR_LANES + 1])(const AttentionCall &, FewPairs &, const PieceOfRows &,
-                                                      const PieceOfRows &, int64_t, KeyGroups) = {nullptr, walk_few_pairs<1>, walk_few_pairs<2>,
-                                                                    walk_few_pairs<3>, walk_few_pairs<4>};
+    static constexpr WalkFew walk[FEW_PAIR_LANES + 1] = {nullptr, walk_few_pairs<1>, walk_few_pairs<2>, walk_few_pairs<3>,
+                                                         walk_few_pairs<4>};
     alignas(64) uint32_t query[FEW_PAIR_LANES * ROW_MAX / 2];
     FewPairs few;
     few.query = query;

@@ -154,7 +154,7 @@ void pad_rows(LinearCall &call) {
 
 constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
 constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
-constexpr int64_t UNITS_A_MEMBER = 8;
+constexpr int64_t FEW_ROWS = 32, UNITS_FEW = 8, UNITS_MANY = 32;  // a member: with many rows a unit is long to wait for
 
 /* Bytes of x that stay in a core's own cache while the panels pass: of its second one what a panel and the results leave.
    Which rows pass together shows in no result. */
@@ -175,9 +175,9 @@ int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
 }
 
 /* Into how many groups of neighbouring panels the weight is cut. */
-int64_t group_count(const Packed &w, int64_t chunks) {
-    const int64_t wanted = std::max<int64_t>(1, UNITS_A_MEMBER * team_size() / chunks);
-    return std::max<int64_t>(1, std::min({wanted, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
+int64_t group_count(const Packed &w, int64_t rows, int64_t chunks) {
+    const int64_t units = (rows > FEW_ROWS ? UNITS_MANY : UNITS_FEW) * team_size();
+    return std::max<int64_t>(1, std::min({units / chunks, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
 }
 
 }  // namespace
@@ -202,7 +202,7 @@ void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight,
     const Packed &w = *weight;
     if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
     const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
-    const int64_t groups = group_count(w, chunks);
+    const int64_t groups = group_count(w, rows, chunks);
     const auto block = w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
     for_units(chunks * groups, false, [&](int64_t unit, int64_t) {
         const int64_t chunk = unit / groups, group = unit % groups;
