@@ -154,7 +154,7 @@ void pad_rows(LinearCall &call) {
 
 constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
 constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
-constexpr int64_t FEW_ROWS = 32, UNITS_FEW = 8, UNITS_MANY = 32;  // a member: with many rows a unit is long to wait for
+constexpr int64_t FEW_ROWS = 256, UNITS_FEW = 8, UNITS_MANY = 32;  // a member: with many rows a unit is long to wait for
 
 /* Bytes of x that stay in a core's own cache while the panels pass: of its second one what a panel and the results leave.
    Which rows pass together shows in no result. */
