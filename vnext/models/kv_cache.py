@@ -97,7 +97,8 @@ def make_kv_cache(
         pairs = tuple((pages[:, place, 0], pages[:, place, 1]) for place in range(groups.page_layers))
     else:
         pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
-    return KvPairs(pairs[place] for place in groups.place_of)
+    layers = tuple(pairs[place] for place in groups.place_of)
+    return KvPairs(layers) if torch.device(device).type == "cpu" else layers  # compilers want a plain tuple
 
 
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:

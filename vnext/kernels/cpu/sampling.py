@@ -27,7 +27,9 @@ def sample_rows(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocabulary = logits.shape
-    columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, seed, position)]
+    columns = (temperature, top_k, top_p, min_p, seed, position)
+    if not all(column.is_contiguous() for column in columns):
+        columns = tuple(column.contiguous() for column in columns)
     tokens = torch.empty(rows, dtype=torch.int64)
     module().sample_rows(
         logits.data_ptr(), logits.stride(0), rows, vocabulary, *(column.data_ptr() for column in columns),
