@@ -122,6 +122,7 @@ def test_parts_of_a_step(benchmark, model: Path, batch_size: int) -> None:
         kernels_us=round(kernels),
         rank_beside_kernels_us=round(rank_apart),
         engine_core_us=round(core_apart),
+        rank_beside_kernels_mean_us=round(1e6 * statistics.mean(part[1] for part in parts)),  # with those that enter a block
         beside_kernels_share=round((rank_apart + core_apart) / whole, 4),
         not_hidden_share=round(rank_apart / (kernels + rank_apart), 4),
     )

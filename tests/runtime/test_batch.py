@@ -187,6 +187,42 @@ def walk(
     assert state.counters.generated_tokens > step_count // 3
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> None:
+    """Three requests decode, a fourth comes, one is aborted, one has a bias: tensors are given again where they may be."""
+    config = SchedulerConfig(
+        block_size=8, block_count=64, batch_tokens_max=16, running_max=4, model_len_max=64, vocab_size=VOCABULARY,
+        pipeline_depth=depth,
+    )  # fmt: skip
+    state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+    batch, rng, sampled, flying, newest, again = PersistentBatch(config, VOCABULARY), random.Random(5), {}, [], None, []
+    arrivals = {0: [(20, ()), (3, ()), (9, ())], 50: [(2, ())], 100: [(5, ((2, 1.5),))]}
+    for turn in range(130):
+        for length, bias in arrivals.get(turn, ()):
+            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(length)])
+            sampling = Sampling(seed=turn, max_tokens=40, temperature=0.5, logit_bias=bias)
+            state = reduce(state, RequestArrived(
+                id=state.next_id, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0
+            ))  # fmt: skip
+        if turn == 20:
+            state = reduce(state, RequestAborted(ids=(1,), reason="client"))
+        while (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+            flight, before, newest = state.flights[-1], newest, batch.step_inputs(state)
+            again += [turn] if before is newest else []
+            assert_equal_steps(newest, rebuild(state, sampled, VOCABULARY))
+            tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
+            batch.take_sampled(flight, tokens)
+            owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
+            sampled |= {(flight.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+            flying.append((flight.step, tokens))
+        if flying:
+            step, tokens = flying.pop(0)
+            state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
+    assert len([turn for turn in again if turn < 40]) > 15 and any(50 < turn < 100 for turn in again)
+    assert not any(turn > 102 for turn in again), "a bias is no steady sampling"
+
+
 def test_tokens_of_a_step_that_is_not_the_newest_are_refused() -> None:
     config = SchedulerConfig(block_size=4, block_count=8, batch_tokens_max=8, running_max=2, model_len_max=16, vocab_size=9)
     state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))

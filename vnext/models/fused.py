@@ -12,7 +12,7 @@ import torch
 
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
-from vnext.kernels.cpu.stack import Stack, StackLayer
+from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
 from vnext.models.kv_cache import KvCache, KvPairs, kv_groups
@@ -40,25 +40,32 @@ def run(
 
     None, with nothing done, where this step or cache is not what the kernels take.
     """
-    keys, tokens = kv[0][0], residual.shape[0]
-    if not isinstance(step.metadata, StepAttention) or keys.dtype is not stack.dtype or keys.shape[3] > HEAD_DIM_MAX:
+    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous():
         return None
-    _, kv_heads, block_size, head_dim = keys.shape
-    heads = stack.joined // head_dim - 2 * kv_heads
-    expected = (step.metadata.kv_head_count, step.metadata.block_size)
-    places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
-    dense = residual.is_contiguous() and places is not None
-    if (kv_heads, block_size) != expected or heads % kv_heads or head_dim % 2 or not dense:
+    caches = caches_of(stack, norm, kv)
+    _, kv_heads, block_size, head_dim = kv[0][0].shape
+    if caches is None or (kv_heads, block_size) != (step.metadata.kv_head_count, step.metadata.block_size):
         return None
-    plan, config = step.metadata.kernel(heads), step.config
-    if plan.token_count != tokens or norm.dtype is not stack.dtype:
+    plan, config = step.metadata.kernel(stack.joined // head_dim - 2 * kv_heads), step.config
+    if plan.token_count != residual.shape[0]:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
-    caches = kernel.Caches(places, keys.stride(0), head_dim)
     return kernel.run(
         stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
         config.attention_softcap,
     )  # fmt: skip
+
+
+def caches_of(stack: Stack, norm: torch.Tensor, kv: KvCache) -> Caches | None:
+    """The cache as the kernels see it beside these layers and the norm behind them; None where they do not take it."""
+    keys = kv[0][0]
+    _, kv_heads, _, head_dim = keys.shape
+    if keys.dtype is not stack.dtype or norm.dtype is not stack.dtype or head_dim > HEAD_DIM_MAX or head_dim % 2:
+        return None
+    places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
+    if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
+        return None
+    return Caches(places, keys.stride(0), head_dim)
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:

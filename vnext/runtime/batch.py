@@ -17,7 +17,8 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_sampling import SamplingColumns
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.batch_steady import SteadyStep
+from vnext.runtime.sampling_inputs import SamplingInputs, is_plain
 from vnext.state import extents
 from vnext.state.config import SchedulerConfig
 from vnext.state.rows import find_rows
@@ -68,17 +69,27 @@ class PersistentBatch:
         self._places = np.empty(0, dtype=np.int64)
         self._owners, self._blocks = (b"", b""), b""  # what the rows were brought in line with: bytes compare fastest
         self._sampled = (-1, self._places)  # the newest step and the places it samples
+        self._steady: SteadyStep | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as tensors. The rows are brought in line with the state first."""
-        self._update(state)
-        flight = state.flights[-1]
+        stands, flight = self._update(state), state.flights[-1]
+        if stands and self._steady is not None and (steady := self._steady.next(flight, self._last)) is not None:
+            self._sampled = flight.step, self._sampled[1]
+            return steady
         rows = self._rows_of(state, flight)
         places, ends = self._places[rows], flight.starts + flight.counts
         sampled = np.flatnonzero(flight.samples)
         self._sampled = flight.step, places[sampled]
         sampling, logprobs = self._sampling.inputs(places[sampled], ends[sampled])
-        return StepInputs(self._forward(state, flight, rows, places, ends, sampled), sampling, logprobs)
+        inputs = StepInputs(self._forward(state, flight, rows, places, ends, sampled), sampling, logprobs)
+        may_stay = flight.tokens == len(places) == len(sampled) and self._may_stay(inputs)
+        self._steady = SteadyStep(inputs, flight, places, self._config.block_size) if may_stay else None
+        return inputs
+
+    def _may_stay(self, inputs: StepInputs) -> bool:
+        """Whether a decode's tensors can be moved on: all are here, and sampling has no more of its own than the place."""
+        return self._device.type == "cpu" and self._rows is None and self._groups == 1 and is_plain(inputs.sampling)
 
     def take_sampled(self, flight: Flight, tokens: np.ndarray) -> None:
         """Remember what the newest step sampled (int64[S]): the next one may need it before it is committed.
@@ -166,13 +177,14 @@ class PersistentBatch:
             tokens[starts[ahead]] = self._last[places[ahead]]
         return tokens
 
-    def _update(self, state: State) -> None:
+    def _update(self, state: State) -> bool:
+        """Bring the rows in line with the state; whether they were."""
         rows = state.rows
         owners, blocks = (rows.id.tobytes(), rows.epoch.tobytes()), rows.blocks.tobytes()
         if owners != self._owners:
             self._change_rows(state)
         elif blocks == self._blocks:
-            return
+            return True
         held = self._held[self._places]
         grown = rows.blocks - held
         if grown.any():
@@ -185,6 +197,7 @@ class PersistentBatch:
                 self._rows.append(self._places, held, grown, added)
             self._held[self._places] = rows.blocks
         self._owners, self._blocks = owners, blocks
+        return False
 
     def _change_rows(self, state: State) -> None:
         """Requests that left give their row back; new ones, and new epochs of old ones, take a free row."""

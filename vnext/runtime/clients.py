@@ -42,6 +42,7 @@ from vnext.state.events import (
 from vnext.state.refusal import refusal
 from vnext.state.state import State
 
+READABLE = int(zmq.POLLIN)
 log = logging.getLogger(__name__)
 
 
@@ -106,19 +107,18 @@ class Clients:
             self._send(peer, message)
 
     def _receive(self) -> tuple[bytes, object] | None:
-        while True:
-            try:
-                peer, data = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
+        while self._socket.get(zmq.EVENTS) & READABLE:  # asking costs half of an exception, mostly there is nothing
+            peer, data = self._socket.recv_multipart()
             try:
                 return peer, client_decoder.decode(data)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 log.warning("a client's message could not be read and was dropped: %s", error)
+        return None
 
     def _send(self, peer: bytes, message: EngineMessage) -> None:
         try:
-            self._socket.send_multipart((peer, encoder.encode(message)))
+            self._socket.send(peer, zmq.SNDMORE)
+            self._socket.send(encoder.encode(message))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -20,6 +20,7 @@ from vnext.runtime.ring import RingWriter
 from vnext.runtime.settings import RankSettings, SettingsError
 
 POLL_MS = 200
+READABLE = int(zmq.POLLIN)
 STOP_GRACE_S = 5.0
 
 
@@ -99,11 +100,9 @@ class MpExecutor:
 
     def receive(self) -> list[RankMessage]:
         messages = []
-        while True:
-            try:
-                messages.append(rank_decoder.decode(self._results.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return messages
+        while self._results.get(zmq.EVENTS) & READABLE:
+            messages.append(rank_decoder.decode(self._results.recv()))
+        return messages
 
     def watch(self, poller: zmq.Poller) -> None:
         poller.register(self._results, zmq.POLLIN)

@@ -17,13 +17,14 @@ from vnext.models.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
+from vnext.models.whole_step import WholeStep, whole_step
 from vnext.runtime.batch import StepInputs
 from vnext.runtime.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.runtime.device import Device
 from vnext.runtime.device_model import DeviceModel
 from vnext.runtime.messages import TokenLogprobs
 from vnext.runtime.sampling import sample
-from vnext.runtime.sampling_inputs import Sampled
+from vnext.runtime.sampling_inputs import Sampled, is_plain
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class ModelRunner:
             path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.form
         )
         self._kv = None
+        self._whole: WholeStep | None = None
         self.face: Device | None = None  # what `device_steps.py` asks of a device that is not the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -81,15 +83,26 @@ class ModelRunner:
         """Take the memory of the cache. MemoryError (RuntimeError on CUDA) if there is not enough."""
         together = self.device.type == "cpu"
         self._kv = make_kv_cache(self.config, block_count, block_size, self.dtype, self.device, self.parallel, together)
+        self._whole = whole_step(self._family, self._params, self._kv, self.config, self.parallel) if together else None
 
     def device_model(self, block_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own, for steps on a device: `block_count` pages and one that is nobody's."""
         kv: KvCache = make_kv_cache(self.config, block_count + 1, block_size, self.dtype, self.device, self.parallel)
         return DeviceModel(self._family, self._params, kv, self.config, self.parallel)
 
-    @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """Compute one step: the cache takes its keys and values, sampled rows give their tokens."""
+        """Compute one step: the cache takes its keys and values, sampled rows give their tokens.
+
+        The outputs may be overwritten by the next step.
+        """
+        whole, sampling = self._whole, inputs.sampling
+        if whole is None or sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
+            return self.run_by_parts(inputs)
+        return StepOutputs(whole.run(inputs.forward, sampling), ())
+
+    @torch.inference_mode()
+    def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
+        """As `run`, with the same bits, for every model, device and kind of sampling."""
         hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self.parallel)
         if inputs.sampling is None:
             return NOTHING_SAMPLED

@@ -79,6 +79,11 @@ class Sampled(NamedTuple):
     top_logprobs: torch.Tensor | None = None
 
 
+def is_plain(inputs: SamplingInputs) -> bool:
+    """Whether tokens are all that is asked for, and are drawn from the logits as the model gives them."""
+    return inputs.logprobs < 0 and inputs.bias is None and inputs.banned is None and inputs.penalties is None
+
+
 ROW_DTYPES = {
     "temperature": torch.float32,
     "top_k": torch.int64,

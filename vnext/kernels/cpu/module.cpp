@@ -18,6 +18,7 @@
 #include "rows.h"
 #include "sampling.h"
 #include "stack.h"
+#include "step.h"
 #include "team.h"
 
 namespace {
@@ -164,6 +165,11 @@ void do_stack(int kind, const void *layers, const void *caches, int64_t layer_co
                sample_at, samples, residual, result});
 }
 
+bool do_step(const StepModel *model, const StepArrays *step) {
+    const WithoutLock apart(true);
+    return run_step(*model, *step);
+}
+
 int64_t get_best_level() { return best_level(); }
 int64_t get_level() { return current_level(); }
 int64_t get_team_size() { return team_size(); }
@@ -199,6 +205,7 @@ PyMethodDef methods[] = {
     VNX_DOOR("run_stack", do_stack,
              "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
+    VNX_DOOR("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,0 +1,100 @@
+"""A whole step in one call gives every token, and every bit of the caches, of forward, logits and sampling one by one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_cases import CASES, VOCAB_SIZE, save_case
+from model_helpers import Chunk, make_batch
+from test_fused_decoder import FUSED, LLAMA, TOKENS
+
+from vnext.models import whole_step as module
+from vnext.models.config import load_config
+from vnext.models.kv_cache import make_kv_cache
+from vnext.models.registry import family
+from vnext.models.sharding import Parallel, alone
+from vnext.models.weights import load_params
+from vnext.models.whole_step import WholeStep, whole_step
+from vnext.runtime.sampling import sample
+from vnext.runtime.sampling_inputs import SamplingInputs
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
+from cpu_levels import needs_native
+
+pytestmark = needs_native
+
+STEPS = (
+    [Chunk(TOKENS[:150], 0, range(10)), Chunk(TOKENS[40:57], 0, (20, 21))],
+    [Chunk(TOKENS[150:151], 150, range(10)), Chunk(TOKENS[57:60], 17, (20, 21)), Chunk(TOKENS[90:91], 0, (30,))],
+    [Chunk(TOKENS[151:152], 151, range(10))],
+)
+FORMS = [(name, dtype, "none") for name in FUSED for dtype in (torch.float32, torch.bfloat16)]
+
+
+def loaded(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> tuple[Any, ...]:
+    """(family, parameters, two empty caches, configuration)."""
+    CASES.update(LLAMA)
+    try:
+        save_case(tmp_path, name)
+    finally:
+        for each in LLAMA:
+            del CASES[each]
+    config = load_config(tmp_path)
+    params = load_params(tmp_path, config, alone(), dtype, "cpu", None, quantization)
+    caches = [make_kv_cache(config, 64, 16, dtype, "cpu", alone(), together=True) for _ in range(2)]
+    return family(config.architecture), params, *caches, config
+
+
+def sampling_of(positions: torch.Tensor) -> SamplingInputs:
+    """Of tokens at these places: every fourth greedy, the others by parameters of all kinds."""
+    count = len(positions)
+    places = torch.arange(count)
+    return SamplingInputs(
+        temperature=(places % 4) * 0.5,
+        top_k=places % 3 * 7,
+        top_p=1 - places % 2 * 0.25,
+        min_p=(places % 5 == 0) * 0.03,
+        seed=places * 977,
+        position=positions + 1,
+    )
+
+
+@pytest.mark.parametrize(("name", "dtype", "quantization"), [*FORMS, ("llama_biases", torch.bfloat16, "int8")])
+def test_one_call_is_forward_logits_and_sampling(
+    tmp_path: Path, name: str, dtype: torch.dtype, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions are beyond the angles at first; a batch is read again when its tensors have changed."""
+    monkeypatch.setattr(module, "POSITIONS_MIN", 3)
+    chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
+    whole = whole_step(chosen, params, kv, config, alone())
+    assert isinstance(whole, WholeStep) and whole.takes(4) and not whole.takes(1 + module.LOGITS_MAX // VOCAB_SIZE)
+    for chunks in STEPS:
+        batch = make_batch(chunks, 16)
+        sampling = sampling_of(batch.positions)
+        for _ in range(2):
+            hidden, _ = chosen.forward(params, plain_kv, batch, config, alone())
+            expected = sample(chosen.logits(params, hidden, config, alone()), sampling).tokens
+            assert whole.run(batch, sampling).tolist() == expected.tolist()
+            assert all(torch.equal(*pair) for ours, theirs in zip(kv, plain_kv) for pair in zip(ours, theirs))
+            batch.token_ids.copy_((batch.token_ids + 11) % VOCAB_SIZE)
+            sampling.position.add_(1)
+    assert kv[-1][0][:10].abs().sum() > 0
+
+
+def test_what_it_does_not_serve_goes_the_long_way(tmp_path: Path) -> None:
+    chosen, params, kv, _, config = loaded(tmp_path, "llama", torch.float32, "none")
+    ranks = Parallel(rank=0, world_size=2, all_reduce=None, all_gather=None)
+    other = make_kv_cache(config, 4, 16, torch.bfloat16, "cpu", alone())
+    capped = family("Gemma2ForCausalLM")
+    assert whole_step(chosen, params, kv, config, alone()) is not None
+    for case in (
+        (chosen, params._replace(stack=None), kv, config, alone()),
+        (chosen, params, other, config, alone()),
+        (chosen, params, kv, config, ranks),
+        (capped, params, kv, config, alone()),
+    ):
+        assert whole_step(*case) is None
