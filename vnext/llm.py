@@ -112,7 +112,7 @@ class LLM:
         tasks = self._tasks(_as_prompts(prompts), sampling_params)
         total = sum(len(task.slots) for task in tasks)
         with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            for slot, delta in self._deltas(tasks):
+            for slot, delta in self._deltas(tasks, whole=not any(task.params.stop for task in tasks)):
                 slot.push(delta)
                 if delta.finish:
                     bar.update()
@@ -221,12 +221,15 @@ class LLM:
             has_seed=params.seed is not None,
         )
 
-    def _deltas(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Slot, Delta]]:
-        """What the answers gain, as it comes; closing it aborts what is live."""
+    def _deltas(self, tasks: Sequence[_Task], whole: bool = False) -> Iterator[tuple[_Slot, Delta]]:
+        """What the answers gain, as it comes, or, `whole`, when one of them has ended: a stop string would be seen late.
+
+        Closing it aborts what is live.
+        """
         slots = {request.name: slot for task in tasks for slot, request in zip(task.slots, task.requests)}
         if not slots:
             return
-        with closing(self._client.run([request for task in tasks for request in task.requests])) as outputs:
+        with closing(self._client.run([request for task in tasks for request in task.requests], whole)) as outputs:
             for output in outputs:
                 slot = slots[output.name]
                 if not slot.finished:

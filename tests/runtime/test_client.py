@@ -219,6 +219,15 @@ def test_sync_run_gives_all_outputs() -> None:
         assert list(client.run([])) == []
 
 
+def test_sync_run_of_whole_answers_waits_for_ends() -> None:
+    """What has come of the longer answer by then is given as well, and the rest in one piece."""
+    with FakeEngine(count_up) as engine, SyncEngineClient.connect(engine.address, 5.0) as client:
+        outputs = list(client.run([request("a"), request("b", Sampling(seed=1, max_tokens=3))], whole=True))
+    assert [output.finish for output in outputs if output.name == "b"] == ["length"]
+    pieces = [unpack_tokens(output.tokens).tolist() for output in outputs if output.name == "a"]
+    assert sum(pieces, []) == list(range(10, 110)) and len(pieces) <= 2
+
+
 def test_sync_abort_close_and_refusal() -> None:
     def refuse(submitted: SubmitRequest) -> str | None:
         return "no room" if submitted.name == "bad" else None

@@ -55,15 +55,15 @@ class SyncEngineClient:
         """Why the engine is dead, None while it lives."""
         return self._connected.death
 
-    def run(self, requests: Sequence[SubmitRequest]) -> Iterator[RequestOutput]:
-        """Submit all, then yield their outputs as they come, until each had its last one.
+    def run(self, requests: Sequence[SubmitRequest], whole: bool = False) -> Iterator[RequestOutput]:
+        """Submit all, then yield their outputs as they come, until each had its last one. `whole`: when one of them has ended.
 
         Closing the iterator, or an exception where it is consumed, aborts what is still live.
         """
         client = self._connected
         stream = self._wait(_submit(client, requests))
         try:
-            while outputs := self._wait(stream.take()):
+            while outputs := self._wait(stream.take(whole)):
                 yield from outputs
         finally:
             if self._client is client:  # a closed one has nothing live, and no loop

@@ -70,6 +70,7 @@ class OutputStream:
         self._pending: dict[str, _Pending] = {}
         self._error: EngineDead | Refused | None = None
         self._news = asyncio.Event()
+        self._has_ended = self._waits_for_end = False
 
     @property
     def live(self) -> frozenset[str]:
@@ -87,14 +88,18 @@ class OutputStream:
         name = next(iter(self._pending))
         return self._pending.pop(name).merged(name)
 
-    async def take(self) -> tuple[RequestOutput, ...]:
-        """All that has arrived, one output a request; waits for some, empty at the end. Raises as iteration does."""
+    async def take(self, ended: bool = False) -> tuple[RequestOutput, ...]:
+        """All that has arrived, one output a request; waits for some, empty at the end. Raises as iteration does.
+
+        `ended`: waits until a request has had its last one. Whoever wants whole answers is not woken at each token then.
+        """
+        self._waits_for_end = ended
         await self._wait()
-        taken, self._pending = self._pending, {}
+        taken, self._pending, self._has_ended = self._pending, {}, False
         return tuple(pending.merged(name) for name, pending in taken.items())
 
     async def _wait(self) -> None:
-        while self._live and not self._pending and self._error is None:
+        while self._live and not self._has_news() and self._error is None:
             self._news.clear()
             try:
                 await self._news.wait()
@@ -104,6 +109,9 @@ class OutputStream:
         if self._error is not None:
             self.close()
             raise self._error
+
+    def _has_news(self) -> bool:
+        return self._has_ended if self._waits_for_end else bool(self._pending)
 
     def close(self, reason: AbortReason = "client") -> None:
         """Abort what is still live and forget what has arrived. Idempotent."""
@@ -132,7 +140,9 @@ class OutputStream:
         pending.add(output)
         if output.finish:
             self._live.discard(output.name)
-        self._news.set()
+            self._has_ended = True
+        if output.finish or not self._waits_for_end:
+            self._news.set()
 
     def fail(self, error: EngineDead | Refused) -> None:
         """For the client: the stream ends with this error; of two the first counts."""
