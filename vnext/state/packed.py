@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 MAGIC = b"vnextPAK"
 BLOCK_BYTES, BLOCK_BYTES_MAX = 1 << 18, 1 << 20
-GROWTH_MAX = 4
-"""A segment is not packed tighter than this, and nothing is unpacked to more: a file reserves no memory beyond that."""
+GROWTH_MAX = 2
+"""Nothing is unpacked to more than so many times its file, which therefore reserves no memory beyond that."""
 LEVEL = 1
 """zlib's quickest: of logs its best takes as much room, and six times as long."""
 NO_RECORD = b"\x01\0\0\0"
