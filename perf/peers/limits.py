@@ -1,13 +1,16 @@
-"""What the machine itself can do: read memory, multiply bfloat16 matrices. `python -m perf.peers.limits SHAPE`
+"""What the machine itself can do: read memory, multiply bfloat16 matrices, give memory. `python -m perf.peers.limits SHAPE`
 
 The bounds that figures are held against: a decoded token reads every weight once, a prompt's token multiplies with
 every weight once. Both by torch with the engines' number of threads; the best of several runs, since a bound is meant.
+Beside them, how fast memory is given to a process that has none yet, once new and once handed back and taken again: a
+virtual machine's host may take fifty times longer for the former, and a prompt whose keys go to new pages waits for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +24,8 @@ from perf.peers.shapes import Shape, shape_of, tensor_shapes
 READ_BYTES = 768 * 2**20  # more than any cache holds
 GEMM_ROWS = 512
 READ_REPEATS, GEMM_REPEATS = 7, 50
+NEW_BYTES = 2**30
+BFLOAT16_BYTES = 2
 
 
 def best_s(work: Callable[[], object], repeats: int) -> float:
@@ -38,6 +43,19 @@ def read_gb_per_s() -> float:
     """A sum over float32 that no cache holds, in 10^9 bytes a second."""
     values = torch.ones(READ_BYTES // 4)
     return READ_BYTES / best_s(values.sum, READ_REPEATS) / 1e9
+
+
+def given_gb_per_s() -> tuple[float, float]:
+    """A byte written to each page of memory that was just asked for, huge pages if it may; handed back, and once more."""
+    figures = []
+    with mmap.mmap(-1, NEW_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        for _ in range(2):
+            begin_s = time.perf_counter()
+            memory[:: mmap.PAGESIZE] = bytes(NEW_BYTES // mmap.PAGESIZE)
+            figures.append(NEW_BYTES / (time.perf_counter() - begin_s) / 1e9)
+            memory.madvise(mmap.MADV_DONTNEED)
+    return figures[0], figures[1]
 
 
 def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
@@ -76,17 +94,29 @@ def weight_counts(shape: Shape) -> dict[str, int]:
     }
 
 
+def cache_bytes_per_token(shape: Shape) -> int:
+    """Keys and values of all layers, in bfloat16."""
+    return 2 * shape.layer_count * shape.kv_head_count * shape.head_dim * BFLOAT16_BYTES
+
+
 def measured(shape: Shape, threads: int) -> dict[str, object]:
     """All limits and the counts that turn them into bounds of tokens a second."""
     torch.set_num_threads(threads)
+    new, again = given_gb_per_s()  # first, before anything else of this process was handed back
     read, gemm, counts = read_gb_per_s(), gemm_tflops(shape), weight_counts(shape)
+    multiplying_s = 2 * counts["multiplied_per_prompt_token"] / (gemm["layer"] * 1e12)
+    paging_s = cache_bytes_per_token(shape) / (new * 1e9)
     return {
         "threads": threads,
         "read_gb_per_s": round(read, 2),
         "gemm_tflops": {name: round(value, 3) for name, value in gemm.items()},
+        "new_memory_gb_per_s": round(new, 2),
+        "memory_again_gb_per_s": round(again, 2),
         "weights": counts,
-        "decode_bound_tokens_per_s": round(read * 1e9 / (2 * counts["read_per_decoded_token"]), 1),
-        "prefill_bound_tokens_per_s": round(gemm["layer"] * 1e12 / (2 * counts["multiplied_per_prompt_token"]), 1),
+        "cache_bytes_per_token": cache_bytes_per_token(shape),
+        "decode_bound_tokens_per_s": round(read * 1e9 / (BFLOAT16_BYTES * counts["read_per_decoded_token"]), 1),
+        "prefill_bound_tokens_per_s": round(1 / multiplying_s, 1),
+        "prefill_to_new_memory_bound_tokens_per_s": round(1 / (multiplying_s + paging_s), 1),
     }
 
 
