@@ -9,7 +9,7 @@ from device_twin import TwinDevice
 from test_batch import VOCABULARY, walk
 
 from vnext.kernels.batch_index import plain_batch_operations
-from vnext.runtime.batch import StepInputs
+from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_fed import FedBatch
 from vnext.runtime.staging import Layout, Staging
 from vnext.state.config import SchedulerConfig

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from vnext.runtime import collectives
+from vnext.runtime import group
 from vnext.runtime.spread_group import SpreadGroup
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ RANKS = """
 import json, os, sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from vnext.runtime import collectives, exchange_memory
+from vnext.runtime import collectives, exchange_memory, group
 from vnext.runtime.spread_group import SpreadGroup
 
 DTYPES, WORLD_SIZE = (torch.float32, torch.bfloat16, torch.float16), 3
@@ -54,13 +54,13 @@ def check_spread(rank, sums, joined):
 def work(rank, folder, trouble):
     sys.stderr = open(folder / f"complaint {rank}", "w")
     break_one(trouble, rank)
-    parallel = collectives.join_group(rank, WORLD_SIZE, folder / "rendezvous")
+    parallel = group.join_group(rank, WORLD_SIZE, folder / "rendezvous")
     sums = [parallel.all_reduce(given).double().tolist() for given in values(rank)]
     joined = parallel.all_gather(torch.full((2, 3), float(rank)), 1)
     if trouble != "none":
         check_spread(rank, sums, joined)
-    told = [type(collectives._joined[0]).__name__, sums, joined.tolist()]
-    collectives.leave_group()
+    told = [type(group._joined[0]).__name__, sums, joined.tolist()]
+    group.leave_group()
     sys.stderr.flush()
     (folder / f"told {rank}").write_text(json.dumps(told))
 
@@ -105,9 +105,9 @@ def test_all_ranks_choose_the_same_and_sum_the_same(tmp_path: Path) -> None:
 
 
 def test_one_rank_needs_nothing(tmp_path: Path) -> None:
-    parallel = collectives.join_group(0, 1, tmp_path / "rendezvous")
+    parallel = group.join_group(0, 1, tmp_path / "rendezvous")
     assert parallel.world_size == 1 and not (tmp_path / "rendezvous").exists()
-    collectives.leave_group()
+    group.leave_group()
 
 
 def test_a_sum_beside_the_work_waits_for_its_part_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

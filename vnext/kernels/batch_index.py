@@ -1,6 +1,6 @@
 """Index work of a step's batch: where tokens stand and go, and the differences that bring its rows up to date.
 
-Owns the four operations' contracts, their plain torch forms and the choice between those and the Numba kernels of
+Owns the four operations' plain torch forms and the choice between those and the Numba kernels of
 batch_numba.py. All write into tensors that they are given and live as long as the batch, so that CUDA graphs may hold
 their addresses. Knows rows, blocks and tokens, no requests. Entries of index tensors are not looked at: that would wait
 for the device. The caller has made them from a state whose laws hold.
@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from vnext.kernels.contracts import ContractError, expect, expect_together
-
-INTEGERS = (torch.int32, torch.int64)
+from vnext.kernels.batch_contracts import check_index_tokens, check_move_rows, check_place_tokens, check_write_spans
 
 
 class BatchOperations(NamedTuple):
@@ -42,63 +40,6 @@ def batch_operations(device_type: str) -> BatchOperations:
 def plain_batch_operations() -> BatchOperations:
     """The oracle of every other form."""
     return BatchOperations(write_spans, move_rows, index_tokens, place_tokens)
-
-
-# ---- contracts ---------------------------------------------------------------------------------------------------
-
-
-def check_write_spans(
-    target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
-) -> None:
-    """target [R, W] int32 or int64; rows, columns int64 [N]; starts int64 [N + 1] from 0; values [starts[N]] as target."""
-    expect("target", target, (None, None), INTEGERS, contiguous=True)
-    expect("rows", rows, (None,), (torch.int64,))
-    expect("columns", columns, (len(rows),), (torch.int64,))
-    expect("starts", starts, (len(rows) + 1,), (torch.int64,))
-    expect("values", values, (None,), (target.dtype,))
-    expect_together(target, rows=rows, columns=columns, starts=starts, values=values)
-
-
-def check_move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
-    """target [R, W] int32 or int64; sources, targets, counts int64 [N]."""
-    expect("target", target, (None, None), INTEGERS, contiguous=True)
-    expect("sources", sources, (None,), (torch.int64,))
-    expect("targets", targets, (len(sources),), (torch.int64,))
-    expect("counts", counts, (len(sources),), (torch.int64,))
-    expect_together(target, sources=sources, targets=targets, counts=counts)
-
-
-def check_index_tokens(
-    begins: torch.Tensor,
-    query_starts: torch.Tensor,
-    rows: torch.Tensor,
-    table: torch.Tensor,
-    block_size: int,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    context_lengths: torch.Tensor,
-) -> None:
-    """begins, rows int64 [N]; query_starts int32 [N + 1] from 0; table int32 [R, W]; written: positions, slots int64 [T],
-    T = query_starts[N] or more, and context_lengths int32 [N]."""
-    expect("begins", begins, (None,), (torch.int64,))
-    count = len(begins)
-    expect("query_starts", query_starts, (count + 1,), (torch.int32,))
-    expect("rows", rows, (count,), (torch.int64,))
-    expect("table", table, (None, None), (torch.int32,), contiguous=True)
-    expect("positions", positions, (None,), (torch.int64,))
-    expect("slots", slots, tuple(positions.shape), (torch.int64,))
-    expect("context_lengths", context_lengths, (count,), (torch.int32,))
-    if block_size < 1:
-        raise ContractError(f"block_size must be 1 or more but is {block_size}")
-    expect_together(begins, query_starts=query_starts, rows=rows, table=table, positions=positions, slots=slots)
-
-
-def check_place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """last int64 [R]; rows, at int64 [N]; token_ids int64 [T], written at N of its places."""
-    for name, tensor in (("last", last), ("rows", rows), ("token_ids", token_ids)):
-        expect(name, tensor, (None,), (torch.int64,))
-    expect("at", at, (len(rows),), (torch.int64,))
-    expect_together(last, rows=rows, at=at, token_ids=token_ids)
 
 
 # ---- plain forms -------------------------------------------------------------------------------------------------

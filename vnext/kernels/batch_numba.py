@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from numba import cuda
 
-from vnext.kernels import batch_index
+from vnext.kernels import batch_contracts
 
 THREADS_OF_A_TOKEN, THREADS_OF_A_CHUNK = 32, 128
 CHUNK_TOKENS = 64  # a span of so many, on average, is worth more than a warp
@@ -87,13 +87,13 @@ def write_spans(
     target: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, starts: torch.Tensor, values: torch.Tensor
 ) -> None:
     """See batch_index.write_spans."""
-    batch_index.check_write_spans(target, rows, columns, starts, values)
+    batch_contracts.check_write_spans(target, rows, columns, starts, values)
     _launch(write_spans_kernel, len(rows), _threads(len(rows), len(values)), target, rows, columns, starts, values)
 
 
 def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
     """See batch_index.move_rows."""
-    batch_index.check_move_rows(target, sources, targets, counts)
+    batch_contracts.check_move_rows(target, sources, targets, counts)
     threads = _threads(1, target.shape[1])
     _launch(move_rows_kernel, len(sources), threads, target, sources, targets, counts)
 
@@ -110,13 +110,13 @@ def index_tokens(
 ) -> None:
     """See batch_index.index_tokens."""
     arguments = (begins, query_starts, rows, table, block_size, positions, slots, context_lengths)
-    batch_index.check_index_tokens(*arguments)
+    batch_contracts.check_index_tokens(*arguments)
     _launch(index_tokens_kernel, len(rows), _threads(len(rows), len(positions)), *arguments)
 
 
 def place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
     """See batch_index.place_tokens."""
-    batch_index.check_place_tokens(last, rows, at, token_ids)
+    batch_contracts.check_place_tokens(last, rows, at, token_ids)
     threads = THREADS_OF_A_CHUNK
     _launch(place_tokens_kernel, -(-len(rows) // threads), threads, last, rows, at, token_ids)
 

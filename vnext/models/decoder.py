@@ -1,13 +1,12 @@
 """The decoder that most families are: norms before attention and MLP, rotary positions, token ids in, logits out.
 
-Owns the order of operations and the parameters' shape. A family gives its layers' attention and MLP; the cache is
-threaded through and donated: it is updated in place and the returned one is the only one to be used.
+Owns the order of operations; the parameters' shape is in decoder_params.py. A family gives its layers' attention and MLP;
+the cache is threaded through and donated: it is updated in place and the returned one is the only one to be used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 
@@ -15,34 +14,12 @@ from vnext.models import fused
 from vnext.models.assembly import Source, embeddings
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
+from vnext.models.decoder_params import LayerParams, Params
 from vnext.models.kv_cache import KvCache
 from vnext.models.layers import Attention, GatedMlp, LayerCache, SparseMlp, Step
 from vnext.models.layers import attention, embed, layer_steps, mlp, output_logits
 from vnext.models.rope import inverse_frequencies
 from vnext.models.sharding import Parallel
-
-
-class LayerParams(NamedTuple):
-    """One decoder layer."""
-
-    attention_norm: torch.Tensor
-    attention: Attention
-    mlp_norm: torch.Tensor
-    mlp: GatedMlp | SparseMlp
-
-
-class Params(NamedTuple):
-    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2].
-
-    `stack` is the layers once more as one call, where there is one; without it they run one by one, with the same bits.
-    """
-
-    embedding: Any
-    layers: tuple[LayerParams, ...]
-    norm: torch.Tensor
-    head: Any
-    frequencies: torch.Tensor
-    stack: Any = None
 
 
 def assemble_decoder(

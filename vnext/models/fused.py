@@ -6,7 +6,7 @@ packed, on one rank, with one group of layers in the cache. All else runs layer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,11 +15,9 @@ from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
+from vnext.models.decoder_params import LayerParams
 from vnext.models.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers import GatedMlp, Step
-
-if TYPE_CHECKING:
-    from vnext.models.decoder import LayerParams
 
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.rerun.machine import Caches, Machine, refusing
-from vnext.runtime.batch import StepInputs
+from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_rebuild import rebuild
 from vnext.runtime.sampling import sample
 from vnext.sched.schedule import schedule

@@ -12,7 +12,7 @@ import torch
 
 from vnext.rerun.alone import Alone
 from vnext.rerun.machine import Machine, refusing
-from vnext.runtime.batch import StepInputs
+from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_rebuild import Sampled, history_of, rebuild
 from vnext.runtime.sampling import sample
 from vnext.state.state import State, blocks_for

@@ -8,8 +8,6 @@ is compared with the step before is compared as bytes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
@@ -18,23 +16,12 @@ from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.batch_steady import SteadyStep
-from vnext.runtime.sampling_inputs import SamplingInputs, is_plain
+from vnext.runtime.sampling_inputs import is_plain
+from vnext.runtime.step_inputs import StepInputs
 from vnext.state import extents
 from vnext.state.config import SchedulerConfig
 from vnext.state.rows import find_rows
 from vnext.state.state import Flight, State, blocks_for
-
-
-class StepInputs(NamedTuple):
-    """What one step computes and how it is sampled. `logprobs` int64[S]: alternatives each sampled row asked for, -1 none.
-
-    `sampling` is None in a step that samples nothing.
-    """
-
-    forward: ForwardBatch
-    sampling: SamplingInputs | None
-    logprobs: np.ndarray
-
 
 ALL_ROWS = slice(None)
 

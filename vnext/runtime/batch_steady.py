@@ -6,14 +6,10 @@ as long as every row decodes and none enters another block; what it gives is wha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from vnext.runtime.step_inputs import StepInputs
 from vnext.state.state import Flight
-
-if TYPE_CHECKING:
-    from vnext.runtime.batch import StepInputs
 
 
 class SteadyStep:

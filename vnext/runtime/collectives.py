@@ -1,6 +1,6 @@
 """Collectives: how the ranks of one engine add and join their tensors.
 
-Owns this rank's group and the choice between the forms, the same on every rank. On a CPU: shared memory
+Owns what a group is and the choice between the forms, the same on every rank; group.py joins one. On a CPU: shared memory
 (shared_group.py), gloo where any rank cannot have that. On GPUs: memory that they map of each other (device_group.py) and
 NCCL (spread_group.py), of which device_choice.py takes what there is. A sum is taken in rank order in float32 and rounded
 once: the same bits on every rank and in every form, because every rank decides by itself what it sampled. Knows no models.
@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from vnext.models.sharding import Parallel, alone
 from vnext.runtime import exchange_memory
 from vnext.runtime.exchange_memory import Exchange, ExchangeFile
 from vnext.runtime.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup, default_one_shot_bytes_max
 
 TIMEOUT = timedelta(minutes=5)
-BESIDE_BYTES_MIN = 2 * 2**20  # not measured: from where on a sum over NCCL alone takes longer than its second launch
 
 
 class Group(Protocol):
@@ -72,46 +69,6 @@ class GlooGroup:
         """See Group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-_joined: list[Group] = []  # this process's group, as torch.distributed has one
-
-
-def join_group(
-    rank: int, world_size: int, rendezvous: Path, device: torch.device | str = "cpu", ipc_bytes_max: int | None = None
-) -> Parallel:
-    """Meet the other ranks at the file `rendezvous` (fresh for each start) and return this rank's collectives for tensors
-    on `device`, which is the current one where it is a GPU. `ipc_bytes_max`: see device_group.Limits; None for its default.
-    """
-    if world_size == 1:
-        return alone()
-    store = dist.FileStore(str(rendezvous), world_size)
-    store.set_timeout(TIMEOUT)
-    group: Group = choose_group(store, rank, world_size)
-    if torch.device(device).type != "cpu":
-        from vnext.runtime.device_choice import choose_device_group
-        from vnext.runtime.device_group import default_limits
-
-        limits = default_limits(world_size, ipc_bytes_max)
-        group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
-    _joined.append(group)
-    return Parallel(
-        rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather,
-        can_capture=group.can_capture, begin_all_reduce=getattr(group, "begin_all_reduce", None),
-        beside_bytes_min=getattr(group, "beside_bytes_min", BESIDE_BYTES_MIN),
-    )  # fmt: skip
-
-
-def require_whole_group() -> None:
-    """Raise RankLost where this process's group lost a rank on its GPU: before a result of the device is used."""
-    for group in _joined:
-        group.require_whole()
-
-
-def leave_group() -> None:
-    """End this process's group, if it joined one."""
-    while _joined:
-        _joined.pop().close()
 
 
 def choose_group(store: dist.Store, rank: int, world_size: int) -> Group:

@@ -13,7 +13,7 @@ import msgspec
 
 from vnext.runtime.batch import PersistentBatch
 from vnext.runtime.broadcast import decode_events
-from vnext.runtime.collectives import require_whole_group
+from vnext.runtime.group import require_whole_group
 from vnext.runtime.messages import StepResult, TokenLogprobs
 from vnext.runtime.runner import ModelRunner
 from vnext.state.digest import details, digest, histories

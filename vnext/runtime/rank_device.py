@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from vnext.runtime.collectives import require_whole_group
+from vnext.runtime.group import require_whole_group
 from vnext.runtime.device_steps import DeviceSteps, Flying
 from vnext.runtime.messages import StepResult
 from vnext.runtime.rank import Rank

@@ -77,7 +77,7 @@ def serve(settings: RankSettings, results) -> None:
         for result in rank.collect():
             results.send(encoder.encode(result))
     ring.close()
-    from vnext.runtime.collectives import leave_group
+    from vnext.runtime.group import leave_group
 
     leave_group()
 

@@ -18,7 +18,7 @@ from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
 from vnext.models.whole_step import WholeStep, whole_step
-from vnext.runtime.batch import StepInputs
+from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.runtime.device import Device
 from vnext.runtime.device_model import DeviceModel
