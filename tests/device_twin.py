@@ -1,6 +1,7 @@
 """A device's twin on the CPU, for tests of everything above `vnext/runtime/device.py`: late and strict on purpose.
 
-    copies     arrive when the work joins them and not before: until then their target holds POISON
+    copies     arrive when the work joins them and not before: until then their target holds POISON; memory that is copied to for
+               the first time may have been another tensor's a moment ago, so that comes after all work that was asked for
     fetches    arrive when they are waited for, or seen to be there, which is never at the first look
     graphs     record torch's operations with their tensors, as a GPU does: a replay knows addresses and recorded values,
                no Python. What recording computed is spoiled at its end; to ask for a value while recording is an error
@@ -29,6 +30,10 @@ SHAPED_BY_VALUES = (
 
 class CaptureError(RuntimeError):
     """Something that no GPU can capture."""
+
+
+class OrderError(RuntimeError):
+    """Work and copies that a GPU may do in another order."""
 
 
 class WaitingError(AssertionError):
@@ -79,6 +84,8 @@ class TwinDevice:
         self.replays = self.at_work = 0
         self.is_watched = False
         self.host_addresses: dict[int, torch.Tensor] = {}
+        self._known: dict[int, torch.Tensor] = {}
+        self._newest = TwinMark(self)
         self._sizes = total_bytes, free_bytes
 
     @at_work
@@ -89,6 +96,10 @@ class TwinDevice:
 
     @at_work
     def copy_in(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> TwinMark:
+        address = target.untyped_storage().data_ptr()
+        if address not in self._known and after is not self._newest:
+            raise OrderError("a copy to new memory may come before work that still uses what was there")
+        self._known[address] = target
         if after is not None:
             after.wait()
         target.fill_(POISON)
@@ -99,7 +110,8 @@ class TwinDevice:
         mark.wait()
 
     def mark(self) -> TwinMark:
-        return TwinMark(self)
+        self._newest = TwinMark(self)
+        return self._newest
 
     @at_work
     def fetch(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], TwinMark]:

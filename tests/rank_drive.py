@@ -94,7 +94,8 @@ def picky_arrivals(count: int, seed: int) -> list[RequestArrived]:
             sampling=Sampling(
                 seed=rng.getrandbits(64), max_tokens=rng.randint(4, 20), temperature=rng.choice([0.0, 0.9]),
                 top_k=rng.choice([0, 9]), repetition_penalty=rng.choice([1.0, 1.3]), presence_penalty=rng.choice([0.0, 0.5]),
-                frequency_penalty=rng.choice([0.0, 0.4]), min_tokens=rng.choice([0, 3]), stop_token_ids=tuple(ends), logprobs=rng.choice([-1, -1, 0, 3]),
+                frequency_penalty=rng.choice([0.0, 0.4]), min_tokens=rng.choice([0, 3]),
+                stop_token_ids=tuple(ends), logprobs=rng.choice([-1, -1, 0, 3]),
                 logit_bias=tuple((token, rng.uniform(-3, 6)) for token in sorted(biased)),
             ),
         )  # fmt: skip

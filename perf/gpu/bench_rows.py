@@ -83,7 +83,9 @@ def adjusting(place: Place, logits: torch.Tensor) -> tuple[tuple[Figure, ...], d
     assert torch.equal(found[:CHECKED_ROWS], expected), "logits are not those of torch's form"
     title = f"bias, bans, penalties 128k x {ROWS}"
     asked = {f"{title}, all rows": tables, f"{title}, none": plain}
-    times = {name: place.clock.times(lambda of=of: adjust_by_kernel(found, of, places, positions)) for name, of in asked.items()}
+    times = {
+        name: place.clock.times(lambda of=of: adjust_by_kernel(found, of, places, positions)) for name, of in asked.items()
+    }
     figures = tuple(figure(name, each.best_us, "us") for name, each in times.items())
     return figures, {name: each._asdict() for name, each in times.items()}
 

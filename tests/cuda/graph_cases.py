@@ -19,11 +19,11 @@ from vnext.state.events import RequestArrived
 
 def answers(
     kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone(),
-    arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals,
+    arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, **bounds: object,
 ) -> tuple[dict, dict]:  # fmt: skip
-    """Tokens of each request, and how often each form was run."""
+    """Tokens of each request, and how often each form was run. `bounds` of the engine."""
     forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, shapes=shapes)
     runner = ModelRunner(folder, dtype, "cpu", parallel)
     rank = device_rank(runner, TwinDevice(), forms)
-    found = drive(rank, started_with(runner), arrive(count, 8))
+    found = drive(rank, started_with(runner, **bounds), arrive(count, 8))
     return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run

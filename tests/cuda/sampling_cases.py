@@ -74,17 +74,16 @@ def asked(draws: Draws, vocabulary: int, room: int) -> Asked:
     """Five of six batch rows: bias (whose tokens are stops, too), stops before a position, penalties, each with and without."""
     count = len(RATES)
     places, positions = torch.tensor([4, 0, 5, 1, 3]), torch.tensor([9, 20, 3, 8, 7])
-    until = torch.tensor([8, 9, 0, 8, 0, 4])
-    bias_count = torch.tensor([0, min(room, vocabulary), 1, 1, 0, 0])
+    until = torch.tensor([8, 8, 0, 8, 0, 4])
+    bias_count = torch.tensor([0, min(room, vocabulary), 1, min(room, vocabulary), 0, 0])
     in_prompt = torch.rand(count, vocabulary, generator=draws.generator) < 0.3
     counts = draws.integers(-4, 4, count * vocabulary).clamp(min=0).view(count, vocabulary).int()
     tokens = torch.stack([torch.randperm(vocabulary, generator=draws.generator)[:room] for _ in range(count)])
     values = torch.randn(tokens.shape, generator=draws.generator)
     for row, each in enumerate(bias_count.tolist()):  # a row that has fewer repeats its first
         tokens[row, each:], values[row, each:] = tokens[row, 0].clone(), values[row, 0].clone()
-    tables = RowTables(
-        RATES.T.contiguous(), torch.stack((until, bias_count)), (counts + in_prompt * IN_PROMPT).int(), tokens, values, tokens.flip(1)
-    )
+    history = (counts + in_prompt * IN_PROMPT).int()
+    tables = RowTables(RATES.T.contiguous(), torch.stack((until, bias_count)), history, tokens, values, tokens.flip(1))
     penalised = [at for at, row in enumerate(places.tolist()) if row not in (0, 4)]
     rows, early = places[penalised], [at for at in range(5) if positions[at] < until[places[at]]]
     biased = [(at, entry) for at, row in enumerate(places.tolist()) for entry in range(int(bias_count[row]))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from device_twin import TwinDevice
+from device_twin import OrderError, TwinDevice
 from test_batch import VOCABULARY, walk
 
 from vnext.kernels.batch_index import plain_batch_operations
@@ -74,11 +74,13 @@ def test_what_was_sent_is_read_after_the_work_has_joined_it() -> None:
     """Late copies spoil what comes before them: the host's half written too early, the device's half read too early."""
     device = TwinDevice()
     target, source = torch.zeros(8, dtype=torch.uint8), device.host_buffer(8).fill_(1)
-    mark = device.copy_in(target, source, None)
+    mark = device.copy_in(target, source, device.mark())
     assert not (target == 1).any(), "a copy that nobody joined has not arrived"
     source.fill_(2)
     device.join(mark)
     assert (target == 2).all(), "a half that is written before its copy is done sends what was written"
+    with pytest.raises(OrderError, match="new memory"):
+        device.copy_in(torch.zeros(8, dtype=torch.uint8), source, None)
     staging = Staging(device, 2)
     for value in range(5):
         sent = staging.send({"numbers": np.full(3, value), "others": np.full(5, value, dtype=np.float32)})

@@ -76,7 +76,7 @@ class Flying(NamedTuple):
 def logprobs_of(
     tokens: torch.Tensor, others: list[torch.Tensor], asked: np.ndarray
 ) -> tuple[TokenLogprobs | None, ...]:
-    """One entry for each of S samples, None where none were asked for; `others`: what Sampled has beside tokens, of the rest."""
+    """One entry for each of S samples, None where none were asked for; `others`: what Sampled has beside tokens, of those."""
     at = np.flatnonzero(asked >= 0)
     found: list[TokenLogprobs | None] = [None] * len(asked)
     for place, each in zip(at.tolist(), reported(Sampled(tokens[at], *others), asked[at]), strict=True):

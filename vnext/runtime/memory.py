@@ -26,7 +26,7 @@ LOGIT_BYTES = 4
 
 
 def reserved_bytes(row_count: int, vocab_size: int, has_graphs: bool) -> int:
-    """What a rank's steps will hold beside the model: rows' parameters; where there are graphs, theirs and one step's logits."""
+    """What a rank's steps hold beside the model: rows' parameters; where there are graphs, theirs and one step's logits."""
     graphs = GRAPH_BYTES + row_count * vocab_size * LOGIT_BYTES if has_graphs else 0
     return parameter_bytes(row_count, vocab_size) + graphs
 
@@ -41,8 +41,8 @@ def cache_bytes(memory: Memory, utilization: float, trial_bytes: int, reserve: i
     if left <= 0:
         raise SettingsError(
             f"--gpu-memory-utilization {utilization:g} of {memory.total / GIB:.1f} GiB leaves no memory for the cache: other "
-            f"programs hold {others / GIB:.1f}, the model and its largest step {(memory.peak - trial_bytes) / GIB:.1f}, rows and graphs "
-            f"{reserve / GIB:.1f}; raise it, lower --max-num-batched-tokens, or use more GPUs"
+            f"programs hold {others / GIB:.1f}, the model and its largest step {(memory.peak - trial_bytes) / GIB:.1f}, rows and "
+            f"graphs {reserve / GIB:.1f}; raise it, lower --max-num-batched-tokens, or use more GPUs"
         )
     return left
 

@@ -36,7 +36,7 @@ PLAIN = Wants(False, False)
 
 
 class Note(NamedTuple):
-    """A request that took a row. `history`: its tokens, of which the first `prompt_length` are the prompt; None: not penalised."""
+    """A request that took a row. `history`: its tokens, `prompt_length` of them the prompt; None where it is not penalised."""
 
     floats: tuple[float, ...]
     longs: tuple[int, ...]

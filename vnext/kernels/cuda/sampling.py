@@ -73,6 +73,6 @@ def adjust_rows(
         return
     kernel = kernel_for(logits.device, SOURCE, "adjust_rows", ())
     tables = (rates, marks, history, bias_tokens, bias_values, stop_tokens)
-    sizes = (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1])
-    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, np.int64(logits.stride(0)), *map(np.int32, sizes))
+    sizes = map(np.int32, (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1]))
+    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, np.int64(logits.stride(0)), *sizes)
     kernel((-(-vocabulary // ADJUSTED_SLICE), rows), (ADJUST_THREADS,), arguments)
