@@ -109,6 +109,8 @@ class Calls(TorchFunctionMode):
             raise WaitingError(f"{name} reads a tensor of the device")
         if name in INDEXING and not watch.is_host(args[0]):
             self._look_at_index(args[1])
+            if name == "__setitem__" and not isinstance(args[2], torch.Tensor) and args[0][args[1]].dim() == 0:
+                raise WaitingError("an element is set to a number of the host, which torch copies there")
         if name in SENDS and kwargs.get("device") is not None or name in ("new_tensor", "cuda"):
             raise WaitingError(f"{name} sends something of the host")
         if name == "to" and watch.is_host(args[0]) and any(is_place(part) for part in (*args[1:], *kwargs.values())):
@@ -145,6 +147,8 @@ class Kernels(TorchDispatchMode):
             sized = kwargs.get("output_size") is not None
             if any(part in name for part in SHAPED_BY_VALUES) and not sized:
                 raise WaitingError(f"{name} waits for values of the device")
+            if "masked_fill" in name and isinstance(args[2], torch.Tensor) and not watch.is_host(args[2]):
+                raise WaitingError(f"{name} reads the value it fills with")
             if any(tensor.dim() for tensor in host) or (host and "copy" in name):
                 raise WaitingError(f"{name} of tensors of the host and of the device")
         out = func(*args, **kwargs)
