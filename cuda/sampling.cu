@@ -1,4 +1,4 @@
-/* Sampling: a token for each row of logits, and the penalties before it.
+/* Sampling: a token for each row of logits, and what changes the logits before: bias, bans, penalties.
 
    One block a row. The logits are read twice: for the likeliest token, and for what is weighed or sorted out; a third time
    only where a filter keeps more than CANDIDATES tokens. Between the two, the heaviest tokens of the threads say from
@@ -127,20 +127,43 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
     if (threadIdx.x == 0) tokens[at] = token;
 }
 
-/* logits [*, vocabulary] dense, in place, of the rows `rows` [P]: repetition divides positive and multiplies other logits
-   of tokens in prompt or output; frequency and presence take off for tokens of the output. Everything else [P] or
-   [P, vocabulary]. Grid (parts of a row, P). */
+/* In place, for each row of logits what its batch row `places` [rows] asks for, by the tables of row_count batch rows (see
+   vnext/runtime/sampling_inputs.py): bias; no stop token at a position before `marks[0]`; then penalties: repetition divides
+   positive and multiplies other logits of tokens in prompt or output, frequency and presence take off for tokens of the output.
+   rates [3, row_count], marks [2, row_count], history [row_count, vocabulary]. Grid (slices of SLICE tokens, rows). */
+constexpr int SLICE = 4096, IN_PROMPT = 1 << 30;
+
 extern "C" __global__ void __launch_bounds__(256)
-penalise(float *logits, const long long *rows, const float *repetition, const float *presence, const float *frequency,
-         const unsigned char *prompt_mask, const float *output_counts, int vocabulary) {
-    const int token = blockIdx.x * blockDim.x + threadIdx.x, at = blockIdx.y;
-    if (token >= vocabulary) return;
-    const long long place = (long long)at * vocabulary + token;
-    float *logit = logits + rows[at] * vocabulary + token;
-    const float count = output_counts[place], before = *logit;
-    float after = before;
-    if (prompt_mask[place] || count > 0.0f)
-        after = before > 0.0f ? __fdiv_rn(before, repetition[at]) : __fmul_rn(before, repetition[at]);
-    after = __fsub_rn(after, __fmul_rn(frequency[at], count));
-    *logit = __fsub_rn(after, count > 0.0f ? presence[at] : 0.0f);
+adjust_rows(float *logits, const long long *places, const long long *positions, const float *rates, const long long *marks,
+            const int *history, const long long *bias_tokens, const float *bias_values, const long long *stop_tokens,
+            long long stride, int vocabulary, int row_count, int bias_room, int stop_room) {
+    const int at = blockIdx.y, first = blockIdx.x * SLICE, last = min(first + SLICE, vocabulary);
+    const long long row = places[at];
+    float *own = logits + at * stride;
+    const auto is_here = [&](long long token) { return token >= first && token < last; };
+    const long long bias_count = marks[row_count + row];
+    if (bias_count > 0) {
+        for (int entry = threadIdx.x; entry < bias_count; entry += blockDim.x) {
+            const long long token = bias_tokens[row * bias_room + entry];
+            if (is_here(token)) own[token] = __fadd_rn(own[token], bias_values[row * bias_room + entry]);
+        }
+        __syncthreads();
+    }
+    if (positions[at] < marks[row]) {
+        for (int entry = threadIdx.x; entry < stop_room; entry += blockDim.x) {
+            const long long token = stop_tokens[row * stop_room + entry];
+            if (is_here(token)) own[token] = __uint_as_float(0xff800000u);
+        }
+        __syncthreads();
+    }
+    const float repetition = rates[row], presence = rates[row_count + row], frequency = rates[2 * row_count + row];
+    if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
+    for (int token = first + threadIdx.x; token < last; token += blockDim.x) {
+        const int entry = history[row * vocabulary + token], count = entry & (IN_PROMPT - 1);
+        const float before = own[token];
+        float after = before;
+        if (entry != 0) after = before > 0.0f ? __fdiv_rn(before, repetition) : __fmul_rn(before, repetition);
+        after = __fsub_rn(after, __fmul_rn(frequency, float(count)));
+        own[token] = __fsub_rn(after, count > 0 ? presence : 0.0f);
+    }
 }

@@ -1,14 +1,18 @@
 """A device's twin on the CPU, for tests of everything above `vnext/runtime/device.py`: late and strict on purpose.
 
-    copies     arrive when the work joins them and not before: until then their target holds POISON
+    copies     arrive when the work joins them and not before: until then their target holds POISON; memory that is copied to for
+               the first time may have been another tensor's a moment ago, so that comes after all work that was asked for
     fetches    arrive when they are waited for, or seen to be there, which is never at the first look
     graphs     record torch's operations with their tensors, as a GPU does: a replay knows addresses and recorded values,
                no Python. What recording computed is spoiled at its end; to ask for a value while recording is an error
+
+`device_watch.py` looks for more that waits, in steps that are not recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,7 +22,9 @@ from torch.utils._pytree import tree_leaves
 from vnext.runtime.device import Mark, Memory
 
 POISON = 0x5A
-WAITS = ("_local_scalar_dense", "nonzero", "bincount", "equal", "repeat_interleave")
+SHAPED_BY_VALUES = (
+    "_local_scalar_dense", "nonzero", "bincount", "equal", "repeat_interleave", "masked_select", "unique", "is_nonzero",
+)  # fmt: skip
 """Operations whose result the host must read, or whose shape it must: a capture cannot hold them."""
 
 
@@ -26,11 +32,19 @@ class CaptureError(RuntimeError):
     """Something that no GPU can capture."""
 
 
+class OrderError(RuntimeError):
+    """Work and copies that a GPU may do in another order."""
+
+
+class WaitingError(AssertionError):
+    """A step waited for the device."""
+
+
 class TwinMark:
     """Reached when it is waited for, joined, or looked at twice."""
 
-    def __init__(self, arrive: Callable[[], None] = lambda: None) -> None:
-        self._arrive: Callable[[], None] | None = arrive
+    def __init__(self, device: TwinDevice, arrive: Callable[[], None] = lambda: None) -> None:
+        self._device, self._arrive = device, arrive
         self._looked = False
 
     def is_reached(self) -> bool:
@@ -41,34 +55,65 @@ class TwinMark:
 
     def wait(self) -> None:
         if self._arrive is not None:
+            if self._device.is_watched and not self._device.at_work:
+                raise WaitingError("a step waits for a mark that is not reached")
             arrive, self._arrive = self._arrive, None
             with torch.inference_mode():
                 arrive()
 
 
+def at_work(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of the device, by which it may do what steps may not."""
+
+    @wraps(method)
+    def marked(self: TwinDevice, *arguments: Any) -> Any:
+        self.at_work += 1
+        try:
+            return method(self, *arguments)
+        finally:
+            self.at_work -= 1
+
+    return marked
+
+
 class TwinDevice:
-    """The CPU as a late device. `replays` counts what graphs did."""
+    """The CPU as a late device. `replays` counts what graphs did; `is_watched`: whether a step must not wait now."""
 
     def __init__(self, total_bytes: int = 2**30, free_bytes: int = 2**29) -> None:
         self.torch_device = torch.device("cpu")
-        self.replays = 0
+        self.replays = self.at_work = 0
+        self.is_watched = False
+        self.host_addresses: dict[int, torch.Tensor] = {}
+        self._known: dict[int, torch.Tensor] = {}
+        self._newest = TwinMark(self)
         self._sizes = total_bytes, free_bytes
 
+    @at_work
     def host_buffer(self, size_bytes: int) -> torch.Tensor:
-        return torch.full((size_bytes,), POISON, dtype=torch.uint8)
+        buffer = torch.full((size_bytes,), POISON, dtype=torch.uint8)
+        self.host_addresses[buffer.data_ptr()] = buffer
+        return buffer
 
+    @at_work
     def copy_in(self, target: torch.Tensor, source: torch.Tensor, after: Mark | None) -> TwinMark:
+        address = target.untyped_storage().data_ptr()
+        if address not in self._known and after is not self._newest:
+            raise OrderError("a copy to new memory may come before work that still uses what was there")
+        self._known[address] = target
         if after is not None:
             after.wait()
         target.fill_(POISON)
-        return TwinMark(lambda: target.copy_(source))
+        return TwinMark(self, lambda: target.copy_(source))
 
+    @at_work
     def join(self, mark: Mark) -> None:
         mark.wait()
 
     def mark(self) -> TwinMark:
-        return TwinMark()
+        self._newest = TwinMark(self)
+        return self._newest
 
+    @at_work
     def fetch(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], TwinMark]:
         values = [tensor.clone() for tensor in tensors]
         targets = [torch.empty_like(value).view(torch.uint8).fill_(POISON).view(value.dtype) for value in values]
@@ -77,10 +122,16 @@ class TwinDevice:
             for target, value in zip(targets, values):
                 target.copy_(value)
 
-        return targets, TwinMark(arrive)
+        return targets, TwinMark(self, arrive)
 
+    @at_work
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
+
+    @at_work
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A function that is the device's own business."""
+        return function(*arguments)
 
     def graph(self) -> TwinGraph:
         return TwinGraph(self)
@@ -114,7 +165,7 @@ class TwinGraph(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(name in func.name() for name in WAITS):
+        if any(name in func.name() for name in SHAPED_BY_VALUES):
             raise CaptureError(f"{func.name()} waits for the device")
         out = func(*args, **(kwargs or {}))
         self._steps.append((func, args, kwargs or {}, out))

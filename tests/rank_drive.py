@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from vnext.models.kv_cache import kv_groups
@@ -81,6 +82,24 @@ def sampling_of(rng: random.Random, index: int, plain: bool) -> Sampling:
         seed=rng.getrandbits(64), max_tokens=count, temperature=temperature, top_k=rng.choice([0, 9]),
         top_p=rng.choice([1.0, 0.9]), min_p=rng.choice([0.0, 0.05]), **special,
     )  # fmt: skip
+
+
+def picky_arrivals(count: int, seed: int) -> list[RequestArrived]:
+    """As `some_arrivals`, of rows that ask for several things at once, some of them for long lists."""
+    rng, arrivals = random.Random(seed), some_arrivals(count, seed)
+    for at, arrival in enumerate(arrivals):
+        biased, ends = rng.sample(range(200), rng.choice([0, 2, 30])), rng.sample(range(200), rng.choice([0, 1, 7]))
+        arrivals[at] = replace(
+            arrival,
+            sampling=Sampling(
+                seed=rng.getrandbits(64), max_tokens=rng.randint(4, 20), temperature=rng.choice([0.0, 0.9]),
+                top_k=rng.choice([0, 9]), repetition_penalty=rng.choice([1.0, 1.3]), presence_penalty=rng.choice([0.0, 0.5]),
+                frequency_penalty=rng.choice([0.0, 0.4]), min_tokens=rng.choice([0, 3]),
+                stop_token_ids=tuple(ends), logprobs=rng.choice([-1, -1, 0, 3]),
+                logit_bias=tuple((token, rng.uniform(-3, 6)) for token in sorted(biased)),
+            ),
+        )  # fmt: skip
+    return arrivals
 
 
 def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1) -> Answers:

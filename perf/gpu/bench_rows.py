@@ -1,4 +1,4 @@
-"""Sampling and the batch's index work on a GPU, at the sizes of a large decode step.
+"""Sampling, what rows ask for before it, and the batch's index work on a GPU, at the sizes of a large decode step.
 
 Owns their inputs and the check before each time: tokens against torch's form of the same arithmetic, indices against plain
 torch on the same tensors.
@@ -14,12 +14,15 @@ import torch
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels.cuda.operations import sample_rows
-from vnext.runtime.sampling import choose
+from vnext.runtime.logits import adjust_rows
+from vnext.runtime.row_parameters import RowParameters
+from vnext.runtime.sampling import adjust_by_kernel, choose
 from vnext.runtime.sampling_draw import draw_by_inversion
 from vnext.runtime.sampling_inputs import SamplingInputs
 
 VOCABULARY, ROWS, CHECKED_ROWS = 128_256, 256, 8
 TOY_VOCABULARY, TOY_ROWS = 300, 4
+SEEN = 1000
 BLOCK_SIZE, WIDTH, BLOCK_ROUNDS = 16, 512, 16
 SAMPLING_US_MAX, BATCH_US_MAX = 250.0, 20.0
 CASES = {"top-k 50, top-p 0.95": (50, 0.95), "top-p 0.95": (0, 0.95), "no filter": (0, 1.0)}
@@ -32,6 +35,7 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
     logits = torch.randn(rows, vocabulary, generator=torch.Generator(place.device).manual_seed(1), device=place.device) * 3
     for name, (top_k, top_p) in CASES.items():
         yield sampling(place, name, logits, inputs_of(rows, top_k, top_p, place.device))
+    yield adjusting(place, logits)
     yield batch(place, rows)
 
 
@@ -62,6 +66,28 @@ def sampling(
     times = place.clock.times(ours)
     title = f"sampling {VOCABULARY // 1000}k x {ROWS}, {name}"
     return (figure(title, times.best_us, "us", at_most=SAMPLING_US_MAX),), {title: times._asdict()}
+
+
+def adjusting(place: Place, logits: torch.Tensor) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """All rows with a bias, stop tokens and penalties of a thousand tokens that they have seen; and none with any."""
+    rows, vocabulary = logits.shape
+    places, device = torch.arange(rows, device=place.device), place.device
+    positions, tables = places + 1, RowParameters(rows + 1, vocabulary, device).tables
+    plain = tables._replace(rates=tables.rates.clone(), marks=tables.marks.clone())
+    tables.rates[:] = torch.tensor([1.1, 0.2, 0.3], device=device)[:, None]
+    tables.marks[:] = torch.tensor([rows + 10, 1], device=device)[:, None]
+    tables.history[:, torch.arange(0, vocabulary, -(-vocabulary // SEEN), device=device)] = 1
+    found, expected = logits.clone(), logits[:CHECKED_ROWS].clone()
+    adjust_by_kernel(found, tables, places, positions)
+    adjust_rows(expected, tables, places[:CHECKED_ROWS], positions[:CHECKED_ROWS])
+    assert torch.equal(found[:CHECKED_ROWS], expected), "logits are not those of torch's form"
+    title = f"bias, bans, penalties 128k x {ROWS}"
+    asked = {f"{title}, all rows": tables, f"{title}, none": plain}
+    times = {
+        name: place.clock.times(lambda of=of: adjust_by_kernel(found, of, places, positions)) for name, of in asked.items()
+    }
+    figures = tuple(figure(name, each.best_us, "us") for name, each in times.items())
+    return figures, {name: each._asdict() for name, each in times.items()}
 
 
 def batch(place: Place, rows: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:

@@ -13,7 +13,9 @@ import pytest
 from carried import CarriedBackend, gpu_backend
 from host_shim import HostBackend, compiler
 
-from vnext.kernels.cuda import backends
+from vnext.kernels import contracts
+from vnext.kernels.cuda import backends, operations
+from vnext.kernels.table import Operations, checked, plain_operations
 
 ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
 
@@ -40,3 +42,16 @@ def shim(session_shim: HostBackend | CarriedBackend) -> HostBackend | CarriedBac
     """The backend with its plain order and one worker."""
     session_shim.order, session_shim.workers = 0, 1
     return session_shim
+
+
+@pytest.fixture
+def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """The GPU's row of the table, on the CPU."""
+    functions = {
+        function.__name__: checked(getattr(contracts, f"check_{function.__name__}"), function)
+        for function in operations.FUNCTIONS
+    }
+    chosen = plain_operations()._replace(**functions)
+    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: chosen)
+    return chosen

@@ -52,6 +52,8 @@ SAMPLING_BUGS = [
     Bug("the higher id among equals", ROWS_READ, "a.token < b.token", "a.token > b.token"),
     Bug("few tokens for all that a mass needs", "sampling.cu", "if (wanted <= found.mass) {", "if (true) {"),
     Bug("no barrier before the few are counted", "sampling.cu", "*space.count = 0;\n    __syncthreads();", "*space.count = 0;"),
+    Bug("no barrier between bias and penalties", "sampling.cu", "bias_room + entry]);\n        }\n        __syncthreads();", "bias_room + entry]);\n        }"),
+    Bug("the prompt's mark counted", "sampling.cu", "count = entry & (IN_PROMPT - 1)", "count = entry"),
 ]  # fmt: skip
 
 EXCHANGE = "all_reduce.cu"

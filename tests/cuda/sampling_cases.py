@@ -1,11 +1,14 @@
-"""Random rows of logits and sampling parameters: the extremes of each, equals, holes, infinities and NaN."""
+"""Random rows of logits and sampling parameters: the extremes of each, equals, holes, infinities and NaN; what rows ask for
+beside, as a device's tables and as a step's inputs."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from vnext.kernels.cuda import sampling
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.sampling_inputs import IN_PROMPT, Banned, LogitBias, Penalties, RowTables, SamplingInputs
 
 THREADS = 128
 INFINITY, NAN = float("inf"), float("nan")
@@ -52,3 +55,43 @@ class Draws:
 def sampled(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> torch.Tensor:
     columns = (inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position)
     return sampling.sample_rows(logits, *columns, threads=threads)
+
+
+class Asked(NamedTuple):
+    """What batch rows `places` of `tables` ask for at `positions`, and the same as a step's inputs for `logits.adjust`."""
+
+    tables: RowTables
+    places: torch.Tensor
+    positions: torch.Tensor
+    inputs: SamplingInputs
+
+
+RATES = torch.tensor([[1.0, 0.0, 0.0], [1.3, 0.1, 0.3], [0.7, 0.0, -1.1], [1.0, 1.7, 0.0], [1.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
+"""Repetition, presence, frequency of batch rows; two have none."""
+
+
+def asked(draws: Draws, vocabulary: int, room: int) -> Asked:
+    """Five of six batch rows: bias (whose tokens are stops, too), stops before a position, penalties, each with and without."""
+    count = len(RATES)
+    places, positions = torch.tensor([4, 0, 5, 1, 3]), torch.tensor([9, 20, 3, 8, 7])
+    until = torch.tensor([8, 8, 0, 8, 0, 4])
+    bias_count = torch.tensor([0, min(room, vocabulary), 1, min(room, vocabulary), 0, 0])
+    in_prompt = torch.rand(count, vocabulary, generator=draws.generator) < 0.3
+    counts = draws.integers(-4, 4, count * vocabulary).clamp(min=0).view(count, vocabulary).int()
+    tokens = torch.stack([torch.randperm(vocabulary, generator=draws.generator)[:room] for _ in range(count)])
+    values = torch.randn(tokens.shape, generator=draws.generator)
+    for row, each in enumerate(bias_count.tolist()):  # a row that has fewer repeats its first
+        tokens[row, each:], values[row, each:] = tokens[row, 0].clone(), values[row, 0].clone()
+    history = (counts + in_prompt * IN_PROMPT).int()
+    tables = RowTables(RATES.T.contiguous(), torch.stack((until, bias_count)), history, tokens, values, tokens.flip(1))
+    penalised = [at for at, row in enumerate(places.tolist()) if row not in (0, 4)]
+    rows, early = places[penalised], [at for at in range(5) if positions[at] < until[places[at]]]
+    biased = [(at, entry) for at, row in enumerate(places.tolist()) for entry in range(int(bias_count[row]))]
+    at, entries = torch.tensor(biased).T
+    stops = [(at, token) for at in early for token in set(tokens[places[at]].tolist())]
+    inputs = draws.inputs(5)._replace(
+        penalties=Penalties(torch.tensor(penalised), *RATES[rows].T, in_prompt[rows], counts[rows]),
+        bias=LogitBias(at, tokens[places[at], entries], values[places[at], entries]),
+        banned=Banned(*torch.tensor(stops).T),
+    )
+    return Asked(tables, places, positions, inputs)

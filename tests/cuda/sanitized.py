@@ -14,9 +14,9 @@ from attention_steps import Options, Range, Shape, attend, check, make_sequences
 from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
 from rows_cases import draw
-from sampling_cases import Draws, sampled
+from sampling_cases import Draws, asked, sampled
 
-from vnext.kernels.cuda import backends, rows
+from vnext.kernels.cuda import backends, rows, sampling
 
 FLAGS = ("-O0", "-g1", "-fsanitize=address")
 
@@ -47,6 +47,9 @@ def row_wise() -> None:
 def sample() -> None:
     draws = Draws(2)
     sampled(draws.logits(6, 77), draws.inputs(6), 64)
+    for vocabulary in (77, 4099):
+        given = asked(draws, vocabulary, 20)
+        sampling.adjust_rows(draws.logits(5, vocabulary), given.places, given.positions, *given.tables)
 
 
 def exchange(backend: RankBackend) -> None:

@@ -61,7 +61,7 @@ def exchange(scalar: str, world_size: int) -> Form:
     return Form("all_reduce.cu", (("SCALAR", scalar), ("WORLD", str(world_size))), EXCHANGE)
 
 
-SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "penalise": 32})
+SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "adjust_rows": 40})
 EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
 FORMS = [*ATTENTION, *EXCHANGES, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
 TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16)]

@@ -13,18 +13,31 @@ import torch._dynamo as dynamo
 from attention_steps import Shape, make_sequences
 from device_ranks import RankBackend, run_threads
 from device_twin import CaptureError, TwinDevice
+from device_watch import watch_steps
+from graph_cases import answers
 from host_shim import ORDERS, HostBackend
-from rank_drive import EXPERTS, WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
+from msgspec.structs import replace
+from rank_drive import (
+    EXPERTS,
+    WINDOWS,
+    device_rank,
+    drive,
+    picky_arrivals,
+    runner_of,
+    some_arrivals,
+    started_with,
+    tiny_checkpoint,
+)
 
-from vnext.kernels import contracts, products
+from vnext.kernels import products
 from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
-from vnext.kernels.table import Operations, checked, plain_operations
+from vnext.kernels.table import Operations, plain_operations
 from vnext.models.layers import describe_attention
-from vnext.models.sharding import Parallel, alone
+from vnext.models.sharding import Parallel
 from vnext.runtime.batch_fed import FedBatch, HostStep
 from vnext.runtime.buckets import Shapes
 from vnext.runtime.cascade import Costs
@@ -32,8 +45,8 @@ from vnext.runtime.device_group import DeviceGroup
 from vnext.runtime.device_loading import compiler
 from vnext.runtime.device_steps import DeviceForms
 from vnext.runtime.graph_decode import DecodeGraphs
-from vnext.runtime.runner import ModelRunner
-from vnext.runtime.sampling import choose_by_kernel
+from vnext.runtime.row_parameters import RowParameters
+from vnext.runtime.sampling import adjust_by_kernel, choose_by_kernel
 from vnext.state.events import RequestArrived, pack_tokens
 from vnext.state.params import Sampling
 
@@ -74,40 +87,40 @@ def test_splits_that_do_not_fit_are_refused() -> None:
         metadata.plain()
 
 
-@pytest.fixture
-def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
-    """The GPU's row of the table, on the CPU."""
-    functions = {
-        function.__name__: checked(getattr(contracts, f"check_{function.__name__}"), function)
-        for function in operations.FUNCTIONS
-    }
-    chosen = plain_operations()._replace(**functions)
-    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: chosen)
-    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: chosen)
-    return chosen
-
-
-def answers(
-    kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone()
-) -> tuple[dict, dict]:
-    """Tokens of each request, and how often each form was run."""
-    forms = DeviceForms(operations=kernels, choose=choose_by_kernel, shapes=shapes)
-    runner = ModelRunner(folder, dtype, "cpu", parallel)
-    rank = device_rank(runner, TwinDevice(), forms)
-    found = drive(rank, started_with(runner), some_arrivals(count, seed=8))
-    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
-
-
-@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups"])
+@pytest.mark.parametrize(
+    ("changes", "arrive"), [({}, picky_arrivals), (WINDOWS, some_arrivals)], ids=["one group, asking for much", "two groups"]
+)
 def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
-    kernels: Operations, tmp_path: Path, changes: dict[str, object]
-) -> None:
-    folder = tiny_checkpoint(tmp_path / "tiny", **changes)
-    expected, ran = answers(kernels, folder, Shapes((), ()))
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object],
+    arrive: Callable[[int, int], list[RequestArrived]],
+) -> None:  # fmt: skip
+    """And no step of either waits for the device."""
+    folder, watches = tiny_checkpoint(tmp_path / "tiny", **changes), watch_steps(monkeypatch)
+    given = {"arrive": arrive} if changes else {"arrive": arrive, "block_count": 18}  # of which some are taken from rows
+    expected, ran = answers(kernels, folder, Shapes((), ()), **given)
     assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 10
-    found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
+    found, ran = answers(kernels, folder, Shapes((2, 8), (24,)), **given)
     assert found == expected
     assert ran["graph"] > 5 and ran["pieces"] > 0 and ran["eager"] == 0
+    assert len(watches) > 25 and all(watch.looks > 20 for watch in watches)
+
+
+def with_a_long_list_last(count: int, seed: int) -> list[RequestArrived]:
+    """Three requests with a bias each, and one that comes when they decode, whose bias has more entries than there is room."""
+    arrivals = some_arrivals(count, seed, plain=True)
+    for at, arrival in enumerate(arrivals):
+        bias = tuple((token, 30.0) for token in range(100, 140)) if at == count - 1 else ((7 + at, 20.0),)
+        arrivals[at] = replace(arrival, sampling=Sampling(seed=at, max_tokens=12, temperature=0.0, logit_bias=bias))
+    return arrivals
+
+
+def test_graphs_know_tables_that_have_grown(kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a version that stays, by which graphs would read the tables of before."""
+    folder, given = tiny_checkpoint(tmp_path / "tiny"), {"count": 4, "arrive": with_a_long_list_last}
+    expected, ran = answers(kernels, folder, Shapes((8,), ()), **given)
+    assert ran["graph"] > 10 and set(expected[3]) <= set(range(100, 140))
+    monkeypatch.setattr(RowParameters, "version", property(lambda self: 0, lambda self, value: None), raising=False)
+    assert not set(answers(kernels, folder, Shapes((8,), ()), **given)[0][3]) <= set(range(100, 140))
 
 
 @pytest.fixture
@@ -221,7 +234,7 @@ def test_a_compiler_takes_the_forward_as_one_graph(kernels: Operations, tmp_path
 
     found = []
     for wrap in (None, partial(compiler(), backend=backend)):
-        graphs = DecodeGraphs(device, model, batch, choose_by_kernel, wrap)
+        graphs = DecodeGraphs(device, model, batch, choose_by_kernel, adjust_by_kernel, wrap)
         fields = graphs.layout(4, 4).tensors(torch.from_numpy(graphs.block_of(None, 4, 4)))
         fields["tokens"].copy_(torch.tensor([3, 50, 7, 120]))
         with torch.inference_mode():

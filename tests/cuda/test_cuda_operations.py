@@ -7,6 +7,7 @@ import pytest
 import torch
 from host_shim import HostBackend
 from rows_cases import draw
+from sampling_cases import Draws, asked
 from table_cases import agree, mixed_step, rotary_step
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
@@ -32,12 +33,13 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
     logits, ones, counts = draw(3, 40), torch.ones(3), torch.arange(3)
     columns = (ones, counts, ones * 0.9, ones * 0, counts, counts)
     torch.library.opcheck(OPS.sample_rows.default, (logits, *columns, 64), test_utils=CHECKS)
-    penalties = (counts, ones * 1.5, ones, ones, logits > 0, (logits > 1).int())
-    torch.library.opcheck(OPS.penalise.default, (logits.clone(), *penalties), test_utils=CHECKS)
-    again = logits.clone()
-    operations.penalise(again, *penalties)
-    assert not torch.equal(again, logits)
-    assert torch.equal(operations.sample_rows(again, ones * 0, *columns[1:]), again.argmax(-1))
+    tables, *places = asked(Draws(1), 40, 3)[:3]
+    wide = draw(5, 40)
+    torch.library.opcheck(OPS.adjust_rows.default, (wide.clone(), *places, *tables), test_utils=CHECKS)
+    again = wide.clone()
+    operations.adjust_rows(again, *places, *tables)
+    assert not torch.equal(again, wide)
+    assert torch.equal(operations.sample_rows(logits, ones * 0, *columns[1:]), logits.argmax(-1))
 
 
 def test_attention_is_a_good_operation(shim: HostBackend) -> None:

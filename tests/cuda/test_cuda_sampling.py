@@ -9,13 +9,13 @@ import pytest
 import torch
 from host_shim import ORDERS, HostBackend
 from planted_bugs import ROWS_READ, Bug, plant
-from sampling_cases import THREADS, Draws, sampled
+from sampling_cases import THREADS, Draws, asked, sampled
 
 from vnext.kernels.cuda import backends, sampling
-from vnext.runtime.logits import adjust
+from vnext.runtime.logits import adjust, adjust_rows
 from vnext.runtime.sampling import choose
 from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.sampling_inputs import Penalties, SamplingInputs
+from vnext.runtime.sampling_inputs import SamplingInputs
 
 INFINITY = float("inf")
 
@@ -96,20 +96,24 @@ def test_the_logits_are_read_twice(shim: HostBackend, libraries: Path, tmp_path:
     assert all(passes - 0.1 < found[name] <= passes for name, (passes, _) in PASSES.items()), found
 
 
-def test_penalties_are_those_of_the_torch_form(shim: HostBackend) -> None:
+@pytest.mark.parametrize(("vocabulary", "room"), [(700, 4), (9001, 40), (3, 2)])
+def test_what_rows_ask_for_is_done_as_by_the_torch_forms(shim: HostBackend, vocabulary: int, room: int) -> None:
+    """The kernel, the form of one shape and the form of a step's inputs give the same bits; slices end within a row."""
     draws = Draws(4)
-    logits, inputs = torch.randn(5, 700, generator=draws.generator) * 5, draws.inputs(5)
-    logits[0, 3] = -INFINITY
-    penalties = Penalties(
-        rows=torch.tensor([4, 0, 2]),
-        prompt_mask=torch.rand(3, 700, generator=draws.generator) < 0.3,
-        output_counts=draws.integers(-4, 4, 3 * 700).clamp(min=0).view(3, 700),
-        repetition=torch.tensor([1.3, 1.0, 0.7]),
-        frequency=torch.tensor([0.3, 0.0, -1.1]),
-        presence=torch.tensor([0.1, 1.7, 0.0]),
-    )
-    expected = adjust(logits, inputs._replace(penalties=penalties))
+    given = asked(draws, vocabulary, room)
+    logits = torch.randn(5, vocabulary, generator=draws.generator) * 5
+    logits[0, 1], logits[3, 0] = -INFINITY, -0.0
+    expected = adjust(logits, given.inputs)
+    assert not torch.equal(expected, logits)
+    by_shape = logits.clone()
+    adjust_rows(by_shape, given.tables, given.places, given.positions)
+    assert torch.equal(by_shape.view(torch.int32), expected.view(torch.int32))
     for shim.order in ORDERS:
-        found = logits.clone()
-        sampling.penalise(found, *penalties)
-        assert torch.equal(found, expected)
+        wide = torch.full((5, vocabulary + 3), 7.0)
+        wide[:, :vocabulary] = logits
+        sampling.adjust_rows(wide[:, :vocabulary], given.places, given.positions, *given.tables)
+        assert torch.equal(wide[:, :vocabulary].contiguous().view(torch.int32), expected.view(torch.int32))
+        assert (wide[:, vocabulary:] == 7.0).all()
+    sampling.adjust_rows(logits[:0], given.places[:0], given.positions[:0], *given.tables)
+    with pytest.raises(ValueError, match="must be dense"):
+        sampling.adjust_rows(logits.T, given.places, given.positions, *given.tables)

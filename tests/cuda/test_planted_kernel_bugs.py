@@ -13,11 +13,12 @@ from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
 from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
 from rows_cases import draw
-from sampling_cases import Draws, sampled
+from sampling_cases import Draws, asked, sampled
 
 from vnext.kernels import references
-from vnext.kernels.cuda import backends, rows
+from vnext.kernels.cuda import backends, rows, sampling
 from vnext.runtime.device_group import DeviceGroup
+from vnext.runtime.logits import adjust
 from vnext.runtime.sampling import choose
 from vnext.runtime.sampling_draw import draw_by_inversion
 from vnext.runtime.shared_group import RankLost
@@ -68,9 +69,14 @@ def rows_are_right(backend: HostBackend) -> bool:
 
 
 def tokens_are_right(backend: HostBackend) -> bool:
-    """Rows with equals at their top, filters of all kinds, and totals as small as targets."""
-    draws = Draws(11)
+    """Rows with equals at their top, filters of all kinds, and totals as small as targets; what rows ask for beside."""
+    draws, wishes = Draws(11), asked(Draws(2), 300, 130)
+    plain = torch.randn(5, 300, generator=draws.generator)
+    expected = adjust(plain, wishes.inputs)
     for backend.order in ORDERS:
+        sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, *wishes.tables)
+        if not torch.equal(changed, expected):
+            return False
         logits, inputs = draws.logits(40, 300), draws.inputs(40)
         logits[:10] = logits[:10].clamp(max=0.0)
         few = inputs._replace(temperature=torch.full((40,), 1e-5), top_k=torch.full((40,), 3))

@@ -25,7 +25,10 @@ def prompts() -> list[list[int]]:
 
 
 def params(index: int) -> SamplingParams:
-    special = [{}, {"repetition_penalty": 1.2}, {"logprobs": 2}][index % 3]
+    special = [
+        {}, {"repetition_penalty": 1.2}, {"logprobs": 2}, {"logit_bias": {7: 2.0}, "min_tokens": TOKENS, "stop_token_ids": [9]},
+        {"frequency_penalty": 0.3, "presence_penalty": 0.2, "logprobs": 0},
+    ][index % 5]  # fmt: skip
     temperature = 0.0 if index % 2 == 0 else 0.8
     return SamplingParams(temperature=temperature, top_p=0.95, seed=index, max_tokens=TOKENS, ignore_eos=True, **special)
 

@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from device_twin import TwinDevice
+from device_watch import Watch
 from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, ThreadGroup, load_model
 
-from vnext.models.config import parse_config
+from vnext.kernels.table import plain_operations
+from vnext.models.config import load_config, parse_config
 from vnext.models.errors import ModelError
 from vnext.models.kv_cache import kv_groups, make_kv_cache
-from vnext.models.sharding import Parallel
+from vnext.models.sharding import Parallel, alone
 from vnext.models.weights import load_params
+from vnext.runtime.graph_pieces import PieceGraphs
+from vnext.runtime.runner import ModelRunner
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(1))]
 BLOCKS = [9, 2, 30, 4, 11, 8, 50, 51, 52, 53, 0, 1]
@@ -57,9 +62,9 @@ def test_logits_and_greedy_tokens(saved: Path, name: str) -> None:
     )
     expected_tokens = greedy[0, len(PROMPT) :].tolist()
     assert len(set(expected.argmax(-1).tolist())) > 3, "a model that always says the same would prove little"
-    alone = answer(saved / name)
+    single = answer(saved / name)
     ranks = ThreadGroup(2).run(torch.inference_mode()(lambda parallel: answer(saved / name, parallel)))
-    for logits, tokens in (alone, *ranks):
+    for logits, tokens in (single, *ranks):
         assert relative_error(logits, expected) <= ERROR_MAX
         assert torch.equal(logits.argmax(-1), expected.argmax(-1)) and tokens == expected_tokens
     assert torch.equal(ranks[0][0], ranks[1][0])
@@ -89,6 +94,42 @@ def test_bfloat16_is_as_near_to_the_truth_as_transformers(saved: Path, name: str
 
     assert 0.0 < error(ours, truth) <= 2**0.5 * error(theirs, truth) < 0.05
     assert error(ours, theirs) <= error(ours, truth) + error(theirs, truth)
+
+
+ONE_OF_TWO = Parallel(
+    rank=1, world_size=2, all_reduce=lambda tensor: tensor + tensor, all_gather=lambda tensor, dim: torch.cat((tensor, tensor), dim)
+)
+"""A rank whose other gives what it gives: collectives without any work of the host."""
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_a_forward_can_be_captured_and_makes_no_host_wait(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """On one rank and on two. Attention and the products of experts aside, which are kernels' business."""
+    plain = plain_operations()._replace(experts=lambda x, *others: torch.zeros_like(x))
+    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: plain)
+    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: plain)
+    if not (saved / name).exists():
+        save_case(saved / name, name)
+    config = load_config(saved / name, False, CASES[name].asked_length)
+    for parallel in (alone(), ONE_OF_TWO):
+        device, runner = TwinDevice(), ModelRunner(saved / name, "float32", "cpu", parallel, config=config)
+        model, watch = runner.device_model(4, 16), Watch(device)
+        pieces = PieceGraphs(device, model, 4, plain.paged_attention)
+        static = pieces._static(8)
+
+        def step() -> None:
+            model.logits(pieces._body(static, lambda query, *others: torch.zeros_like(query)))
+
+        with watch.watching():
+            step()
+            graph = device.graph()
+            graph.begin()
+            step()
+            graph.end()
+        assert watch.looks > 100
 
 
 FULL_CONFIGS = {case.architecture: case.config for case in CASES.values()} | {

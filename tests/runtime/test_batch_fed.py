@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from device_twin import TwinDevice
+from device_twin import OrderError, TwinDevice
 from test_batch import VOCABULARY, walk
 
 from vnext.kernels.batch_index import plain_batch_operations
-from vnext.runtime.step_inputs import StepInputs
-from vnext.runtime.batch_fed import FedBatch
+from vnext.runtime.batch_fed import FedBatch, HostStep, Samples
+from vnext.runtime.row_parameters import RowParameters
+from vnext.runtime.sampling_inputs import IN_PROMPT, Banned, LogitBias, Penalties, SamplingInputs
 from vnext.runtime.staging import Layout, Staging
+from vnext.runtime.step_inputs import StepInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import Flight, State
 
@@ -26,15 +28,41 @@ class Fed:
 
     def step_inputs(self, state: State) -> StepInputs:
         step = self._step = self._batch.host_step(state)
-        forward, self._rows = self._batch.forward(step, self._staging)
+        forward, samples = self._batch.forward(step, self._staging)
         forward = forward._replace(**{name: getattr(forward, name).clone() for name in forward._fields[:7]})
-        self._rows = self._rows.clone()
+        self._rows = samples.rows.clone()
+        sampling = inputs_on(self._batch.parameters, samples, step) if len(step.sampled) else None
         self._staging.release()
-        ends = step.contexts.astype(np.int64)[step.sampled]
-        return StepInputs(forward, *self._batch.columns.inputs(step.places[step.sampled], ends))
+        return StepInputs(forward, sampling, step.asked)
 
     def take_sampled(self, flight: Flight, tokens: np.ndarray) -> None:
-        self._batch.remember(self._step, self._rows, torch.from_numpy(tokens))
+        self._batch.remember(self._step.wants, self._rows, torch.from_numpy(tokens))
+
+
+def inputs_on(parameters: RowParameters, samples: Samples, step: HostStep) -> SamplingInputs:
+    """What a device's tables say of a step's samples, as the plain batch says it."""
+    rows, positions = samples.rows, samples.positions.clone()
+    inputs, tables = parameters.inputs(rows, positions), parameters.tables
+    rates, (until, bias_count), history = tables.rates[:, rows], tables.marks[:, rows], tables.history[rows]
+    penalised = torch.tensor([each != [1.0, 0.0, 0.0] for each in rates.T.tolist()]).nonzero()[:, 0]
+    penalties = Penalties(
+        penalised, *rates[:, penalised], history[penalised] >= IN_PROMPT, history[penalised] % IN_PROMPT
+    )
+    biased = [(at, entry) for at, count in enumerate(bias_count.tolist()) for entry in range(count)]
+    at, entries = torch.tensor(biased, dtype=torch.int64).view(-1, 2).T
+    bias = LogitBias(at, tables.bias_tokens[rows[at], entries], tables.bias_values[rows[at], entries])
+    early = (positions < until).nonzero()[:, 0].tolist()
+    stops = [(at, token) for at in early for token in dict.fromkeys(tables.stop_tokens[rows[at]].tolist())]
+    banned = Banned(*torch.tensor(stops, dtype=torch.int64).view(-1, 2).T)
+    assert step.wants.adjusted == bool(len(penalised) or biased or stops)
+    reported = [] if samples.reported is None else samples.reported.tolist()
+    assert reported == np.flatnonzero(step.asked >= 0).tolist()
+    random = inputs.temperature > 0
+    return inputs._replace(
+        penalties=penalties if len(penalised) else None, bias=bias if biased else None, banned=banned if stops else None,
+        logprobs=int(step.asked.max()), any_random=bool(random.any()),
+        any_filter=bool((random & ((inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0))).any()),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -46,11 +74,13 @@ def test_what_was_sent_is_read_after_the_work_has_joined_it() -> None:
     """Late copies spoil what comes before them: the host's half written too early, the device's half read too early."""
     device = TwinDevice()
     target, source = torch.zeros(8, dtype=torch.uint8), device.host_buffer(8).fill_(1)
-    mark = device.copy_in(target, source, None)
+    mark = device.copy_in(target, source, device.mark())
     assert not (target == 1).any(), "a copy that nobody joined has not arrived"
     source.fill_(2)
     device.join(mark)
     assert (target == 2).all(), "a half that is written before its copy is done sends what was written"
+    with pytest.raises(OrderError, match="new memory"):
+        device.copy_in(torch.zeros(8, dtype=torch.uint8), source, None)
     staging = Staging(device, 2)
     for value in range(5):
         sent = staging.send({"numbers": np.full(3, value), "others": np.full(5, value, dtype=np.float32)})

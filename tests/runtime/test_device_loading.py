@@ -17,6 +17,7 @@ from vnext.runtime import device_loading, loading
 from vnext.runtime.buckets import Shapes
 from vnext.runtime.device import Memory
 from vnext.runtime.launch import DEMO_MODEL
+from vnext.runtime.logits import adjust_rows
 from vnext.runtime.memory import GRAPH_BYTES, trial_batch, try_largest_step
 from vnext.runtime.rank import Rank
 from vnext.runtime.rank_device import DeviceRank
@@ -46,12 +47,13 @@ def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(monkeyp
     monkeypatch.setattr(device_loading, "open_device", lambda rank: Roomy())
     monkeypatch.setattr(device_loading, "operations", lambda device_type: operations("cpu"))
     monkeypatch.setattr(device_loading, "chooser", lambda device_type: chooser("cpu"))
+    monkeypatch.setattr(device_loading, "adjuster", lambda device_type: adjust_rows)
     settings = settings_of()
     rank, runner = loading.load_rank(settings, Path())
     ready = loading.ready_message(settings, runner)
     page = runner.block_bytes(4)
     trial_pages = 8 * 2 + 1
-    left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES
+    left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES - (9 + 8) * runner.config.vocab_size * 4
     assert isinstance(rank, DeviceRank) and ready.block_count_max == left // page
     started, arrivals = started_with(runner), some_arrivals(6, seed=2)
     assert drive(rank, started, arrivals) == drive(Rank(0, runner_of()), started, arrivals)

@@ -9,7 +9,16 @@ import pytest
 import torch
 from device_twin import CaptureError, TwinDevice
 from msgspec.structs import replace
-from rank_drive import WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
+from rank_drive import (
+    WINDOWS,
+    device_rank,
+    drive,
+    picky_arrivals,
+    runner_of,
+    some_arrivals,
+    started_with,
+    tiny_checkpoint,
+)
 
 from vnext.kernels.table import Operations, operations, plain_operations
 from vnext.runtime.buckets import Shapes
@@ -35,17 +44,20 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Operations:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "changes"),
+    ("dtype", "arrive", "changes"),
     [
-        ("float32", {}),
-        ("float32", {"pipeline_depth": 1, "prefix_caching": False}),
-        ("bfloat16", {"pipeline_depth": 3, "block_count": 40}),
+        ("float32", some_arrivals, {}),
+        ("float32", some_arrivals, {"pipeline_depth": 1, "prefix_caching": False}),
+        ("bfloat16", some_arrivals, {"pipeline_depth": 3, "block_count": 40}),
+        ("float32", picky_arrivals, {"pipeline_depth": 3, "block_count": 30}),
     ],
-    ids=["two steps ahead", "in step", "three steps ahead, preempted"],
+    ids=["two steps ahead", "in step", "three steps ahead, preempted", "asking for much, preempted"],
 )
-def test_tokens_fed_on_the_device_are_those_of_the_plain_rank(dtype: str, changes: dict[str, object]) -> None:
+def test_tokens_fed_on_the_device_are_those_of_the_plain_rank(
+    dtype: str, arrive: Callable[[int, int], list[RequestArrived]], changes: dict[str, object]
+) -> None:
     """By the CPU's own kernels where they were built; penalised rows count tokens that the host has not seen."""
-    arrivals, expected_runner = some_arrivals(14, seed=3), runner_of(dtype=dtype)
+    arrivals, expected_runner = arrive(14, 3), runner_of(dtype=dtype)
     started = started_with(expected_runner, **changes)
     expected = drive(Rank(0, expected_runner), started, arrivals, abort=4)
     forms = DeviceForms(operations=operations("cpu"), choose=chooser("cpu"), shapes=NOTHING)

@@ -17,6 +17,9 @@ import torch
 
 from vnext.kernels.batch_contracts import check_index_tokens, check_move_rows, check_place_tokens, check_write_spans
 
+NOWHERE = -(2**62)
+"""In place of a place in a span."""
+
 
 class BatchOperations(NamedTuple):
     """All four for one kind of device; signatures are those of the plain forms."""
@@ -53,16 +56,16 @@ def write_spans(
     One form for all differences: a row that joined is its whole span from 0, a row that grew is what was added.
     """
     check_write_spans(target, rows, columns, starts, values)
-    span, inside = _spans(starts)
-    target[rows[span], columns[span] + inside] = values[: len(span)]
+    span, inside = _spans(starts, len(values))
+    target[rows[span], columns[span] + inside] = values
 
 
 def move_rows(target: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor) -> None:
     """Copy the first counts[n] entries of row sources[n] to row targets[n]. No row is a target twice, nor a target and a
     source."""
     check_move_rows(target, sources, targets, counts)
-    move, column = _spans(torch.cat((counts.new_zeros(1), counts.cumsum(0))))
-    target[targets[move], column] = target[sources[move], column]
+    moved = torch.arange(target.shape[1], device=target.device) < counts[:, None]
+    target[targets] = torch.where(moved, target[sources], target[targets])
 
 
 def index_tokens(
@@ -79,12 +82,15 @@ def index_tokens(
     holds the blocks of table[rows[n]]. Writes each token's position and slot (block * block_size + offset), and the
     entries' context lengths; places behind the last token stay as they are."""
     check_index_tokens(begins, query_starts, rows, table, block_size, positions, slots, context_lengths)
-    entry, inside = _spans(query_starts.long())
-    found = begins[entry] + inside
+    if len(begins) == 0:
+        return
+    entry, inside = _spans(query_starts.long(), len(positions))
+    is_token = inside >= 0
+    found = (begins[entry] + inside).clamp(min=0)
     blocks = table[rows[entry], found // block_size].long()
-    positions[: len(found)] = found
-    slots[: len(found)] = blocks * block_size + found % block_size
-    context_lengths[:] = begins + query_starts.diff()
+    positions.copy_(torch.where(is_token, found, positions))
+    slots.copy_(torch.where(is_token, blocks * block_size + found % block_size, slots))
+    context_lengths.copy_(begins + query_starts.diff())
 
 
 def place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -93,8 +99,9 @@ def place_tokens(last: torch.Tensor, rows: torch.Tensor, at: torch.Tensor, token
     token_ids[at] = last[rows]
 
 
-def _spans(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each place of consecutive spans: the span, and the place in it (int64 [starts[-1]] each)."""
-    spans = torch.arange(len(starts) - 1, device=starts.device)
-    span = torch.repeat_interleave(spans, starts.diff())
-    return span, torch.arange(len(span), device=starts.device) - starts[span]
+def _spans(starts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each of `total` places of consecutive spans (int64 each): the span, and the place in it; a negative one, and the
+    last span, behind all of them. Of a shape that the host knows, so nothing waits."""
+    place = torch.arange(total, device=starts.device)
+    span = (torch.searchsorted(starts, place, right=True) - 1).clamp(max=len(starts) - 2)
+    return span, torch.where(place < starts[-1], place - starts[span], NOWHERE)

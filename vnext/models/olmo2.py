@@ -115,8 +115,9 @@ def norm_heads(qkv: torch.Tensor, layer: LayerParams, step: Step) -> None:
     squares = torch.stack([part.square().sum(-1) for part in wide], dim=1)
     # Ranks that share a key head count it once each: the sum over ranks is as many times too large.
     config, ranks = step.config, step.parallel.world_size
-    sizes = (config.head_count * config.head_dim, key_width * ranks)
-    means = step.parallel.all_reduce(squares) / torch.tensor(sizes, dtype=torch.float32, device=qkv.device)
+    sizes = torch.full((2,), float(key_width * ranks), dtype=torch.float32, device=qkv.device)
+    sizes[:1].fill_(config.head_count * config.head_dim)  # sent as arguments: a copy from the host would wait on a GPU
+    means = step.parallel.all_reduce(squares) / sizes
     scales = torch.rsqrt(means + config.rms_norm_eps).split(1, dim=1)
     for place, part, scale, weight in zip((query, key), wide, scales, (layer.q_norm, layer.k_norm)):
         place.copy_(part * scale * weight)

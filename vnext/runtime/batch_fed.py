@@ -1,9 +1,9 @@
 """The persistent batch of a device that feeds itself: what a step is told by the host, while the tokens stay where they are.
 
 Owns block tables and last tokens on the device, and the host's part of a step as short arrays. A row that runs ahead of the
-state takes the token it sampled last from the device, so nothing waits for it to become known here. Rows, differences and
-sampling parameters are kept as in `batch.py`, whose tensors these are: the same oracle holds both. The last row belongs to
-nobody: padding computes there, and its table leads to a page that nobody holds.
+state takes the token it sampled last from the device, so nothing waits for it to become known here. Rows and differences are
+kept as in `batch.py`, sampling parameters on the device too (`row_parameters.py`): the same oracle holds both batches. The last
+row belongs to nobody: padding computes there, and its table leads to a page that nobody holds.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch import PersistentBatch, positions_of
-from vnext.runtime.batch_sampling import SamplingColumns
 from vnext.runtime.device import Device
+from vnext.runtime.row_notes import RowNotes, Wants
+from vnext.runtime.row_parameters import RowParameters
 from vnext.runtime.staging import Staging
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import Flight, State, blocks_for
-
-
-PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "seed")
-"""What every row is sampled by, as SamplingInputs names it."""
 
 
 class HostStep(NamedTuple):
     """A step as the host tells it: R entries, T tokens, S samples.
 
     int64: `begins`, `places` (batch rows) [R], `token_ids` [T] (0 where the device knows better), `ahead` (entries that take
-    their row's last token), `sampled` (entries) [S]. int32: query_starts [R + 1], contexts [R]. `spans`: rows of the table that
-    grew (see batch_index.write_spans). `width`: blocks of the longest context.
+    their row's last token), `sampled` (entries) [S], `asked` (alternatives that each sample reports, -1 none) [S]. int32:
+    query_starts [R + 1], contexts [R]. `changes`: what `FedBatch.bring` takes: rows of the table that grew (see
+    batch_index.write_spans), and parameters of rows that joined. `width`: blocks of the longest context.
     """
 
     step: int
@@ -43,13 +41,28 @@ class HostStep(NamedTuple):
     token_ids: np.ndarray
     ahead: np.ndarray
     sampled: np.ndarray
-    spans: dict[str, np.ndarray]
+    changes: dict[str, np.ndarray]
     width: int
+    wants: Wants
+    asked: np.ndarray
 
     @property
     def is_decode(self) -> bool:
         """One token an entry, all sampled."""
         return len(self.token_ids) == len(self.begins) == len(self.sampled)
+
+    @property
+    def reported(self) -> dict[str, np.ndarray]:
+        """Which samples report log-probabilities (int64 [A], among the samples), to be sent; {} for none."""
+        return {"reported": np.flatnonzero(self.asked >= 0)} if self.wants.reported else {}
+
+
+class Samples(NamedTuple):
+    """A step's samples on the device, int64: their batch `rows` and `positions` [S], and those that report [A], if any."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    reported: torch.Tensor | None
 
 
 class Spans:
@@ -74,49 +87,14 @@ class Spans:
         return noted
 
 
-class FedColumns(SamplingColumns):
-    """Sampling parameters whose token counts live on the device, where the tokens are."""
-
-    def __init__(self, config: SchedulerConfig, vocab_size: int, device: Device) -> None:
-        super().__init__(config, vocab_size, device.torch_device)
-        self._face = device
-        self._one = torch.ones(1, dtype=torch.int32, device=device.torch_device)
-
-    def join(self, place: int, state: State, row: int) -> None:
-        super().join(place, state, row)
-        if (counts := self._counts.get(place)) is not None:
-            counts.prompt, counts.output = self._face.upload(counts.prompt), self._face.upload(counts.output)
-
-    def count(self, places: np.ndarray, tokens: torch.Tensor) -> None:
-        for at, place in enumerate(places.tolist() if self._counts else ()):
-            if place in self._counts:
-                self._counts[place].output.index_add_(0, tokens[at : at + 1], self._one)
-
-    def columns(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """PARAMETERS of rows, as host arrays."""
-        return {name: self._columns[name][places] for name in PARAMETERS}
-
-    def is_plain(self, places: np.ndarray) -> bool:
-        """Whether these rows need their parameters and nothing else: no penalties, bias, bans or log-probabilities."""
-        if int(self._columns["logprobs"][places].max(initial=-1)) >= 0:
-            return False
-        return not self._special or not any(place in self._special for place in places.tolist())
-
-    def logprobs(self, places: np.ndarray) -> np.ndarray:
-        """Alternatives that each row asked for, -1 none (int64 [S])."""
-        return self._columns["logprobs"][places]
-
-    def _send(self, array: np.ndarray) -> torch.Tensor:
-        return self._face.upload(torch.from_numpy(array))
-
-
 class FedBatch(PersistentBatch):
     """Rows of at most `config.running_max` requests, and one more that is nobody's. One thread uses it."""
 
     def __init__(self, config: SchedulerConfig, vocab_size: int, device: Device, operations: BatchOperations) -> None:
         self._spans = Spans(config.group_count)
         super().__init__(config, vocab_size, device.torch_device, rows=self._spans)
-        self.columns = self._sampling = FedColumns(config, vocab_size, device)
+        self._notes = self._sampling = RowNotes(config, vocab_size)
+        self.parameters = RowParameters(config.running_max + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.running_max, operations
         width = blocks_for(config.model_len_max, config.block_size) * self._groups
         here = device.torch_device
@@ -133,7 +111,7 @@ class FedBatch(PersistentBatch):
         starts = np.zeros(len(places) + 1, dtype=np.int64)
         np.cumsum(flight.counts, out=starts[1:])
         sampled = np.flatnonzero(flight.samples)
-        self._sampled = flight.step, places[sampled]
+        rows_sampled = places[sampled]
         return HostStep(
             step=flight.step,
             begins=flight.starts,
@@ -143,28 +121,32 @@ class FedBatch(PersistentBatch):
             token_ids=self._token_ids(state, flight, rows, places, positions_of(flight), starts),
             ahead=np.flatnonzero(flight.starts >= state.rows.known[rows]),
             sampled=sampled,
-            spans=self._spans.take(),
+            changes=self._spans.take() | self._notes.take(),
             width=blocks_for(int(ends.max()), self._config.block_size),
+            wants=self._notes.wants(rows_sampled, ends[sampled]),
+            asked=self._notes.logprobs(rows_sampled),
         )
 
     def state_rows(self, state: State, flight: Flight) -> np.ndarray | slice:
         """Which rows of the state the entries of its newest step are, after `host_step`."""
         return self._rows_of(state, flight)
 
-    def write_spans(self, sent: dict[str, torch.Tensor]) -> None:
-        """Bring the table up to date with a step's spans, which were sent."""
-        if sent:
+    def bring(self, sent: dict[str, torch.Tensor]) -> None:
+        """Bring the tables up to date with a step's changes, which were sent."""
+        if "rows" in sent:
             self._operations.write_spans(self.table, sent["rows"], sent["columns"], sent["starts"], sent["values"])
+        self.parameters.bring(sent)
 
-    def forward(self, step: HostStep, staging: Staging) -> tuple[ForwardBatch, torch.Tensor]:
-        """The step's tensors, and the rows of its samples (int64 [S]); both are the device's until the staging is released."""
+    def forward(self, step: HostStep, staging: Staging) -> tuple[ForwardBatch, Samples]:
+        """The step's tensors and its samples; both are the device's until the staging is released."""
         arrays = {
             "begins": step.begins, "places": step.places, "query_starts": step.query_starts, "token_ids": step.token_ids,
             "ahead_rows": step.places[step.ahead], "ahead_at": step.query_starts[:-1][step.ahead].astype(np.int64),
             "sample_at": step.query_starts[1:][step.sampled].astype(np.int64) - 1, "sampled": step.places[step.sampled],
+            "sample_positions": step.contexts[step.sampled].astype(np.int64),
         }  # fmt: skip
-        sent = staging.send(arrays | step.spans)
-        self.write_spans({name: sent[name] for name in step.spans})
+        sent = staging.send(arrays | step.changes | step.reported)
+        self.bring(sent)
         if len(step.ahead):
             self._operations.place_tokens(self.last, sent["ahead_rows"], sent["ahead_at"], sent["token_ids"])
         positions, contexts, places = self._index(step, sent)
@@ -172,7 +154,7 @@ class FedBatch(PersistentBatch):
             sent["token_ids"], positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
             sent["sample_at"], host=HostBatch(step.query_starts, step.contexts), groups=tuple(places[1:]),
         )  # fmt: skip
-        return batch, sent["sampled"]
+        return batch, Samples(sent["sampled"], sent["sample_positions"], sent.get("reported"))
 
     def _index(
         self, step: HostStep, sent: dict[str, torch.Tensor]
@@ -199,17 +181,11 @@ class FedBatch(PersistentBatch):
             for group in range(groups)
         ]  # fmt: skip
 
-    def remember(self, step: HostStep, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """The step's samples (int64 [S], on the device) become their rows' last tokens."""
+    def remember(self, wants: Wants, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """What batch rows `rows` sampled (int64 [S] each, on the device) are their last tokens, and seen by those adjusted."""
         self.last.index_copy_(0, rows, tokens)
-        self.take_sampled_here(step, tokens)
-
-    def take_sampled_here(self, step: HostStep, tokens: torch.Tensor) -> None:
-        """As `remember`, where the rows' last tokens were already written."""
-        newest, places = self._sampled
-        if step.step != newest:
-            raise ValueError(f"tokens of step {step.step}, but the newest one is {newest}")
-        self.columns.count(places, tokens)
+        if wants.adjusted:
+            self.parameters.count(rows, tokens)
 
 
 def decode_slots(

@@ -23,10 +23,10 @@ from vnext.runtime.device import Device
 from vnext.runtime.device_cuda import CudaDevice, has_gpu
 from vnext.runtime.device_model import why_not_captured
 from vnext.runtime.device_steps import DeviceForms, DeviceSteps
-from vnext.runtime.memory import GRAPH_BYTES, cache_bytes, try_largest_step
+from vnext.runtime.memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank_device import DeviceRank
 from vnext.runtime.runner import ModelRunner
-from vnext.runtime.sampling import chooser
+from vnext.runtime.sampling import adjuster, chooser
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.state.state import State
 
@@ -69,6 +69,7 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
     forms = DeviceForms(
         operations=operations("cuda"),
         choose=chooser("cuda"),
+        adjust=adjuster("cuda"),
         shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype, runner.invariance.form == "fixed")),
         cascade=costs,
         wrap=compiler() if gpu.compile else None,
@@ -132,7 +133,8 @@ def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Dev
     gpu, choose = settings.gpu, chooser(device.torch_device.type)
     with enough_memory("the largest step (--max-num-batched-tokens) does"):
         memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.rows_max, settings.block_size)
-    return cache_bytes(memory, gpu.memory_utilization, trial, 0 if gpu.enforce_eager else GRAPH_BYTES)
+    reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, not gpu.enforce_eager)
+    return cache_bytes(memory, gpu.memory_utilization, trial, reserve)
 
 
 def describe() -> dict[str, str]:
@@ -147,7 +149,7 @@ def describe() -> dict[str, str]:
         "device": "can be used" if has_gpu() else why_no_gpu(),
         "kernels": kernels,
         "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
-        "index kernels": "Numba" if numba else "plain torch, which waits for the device in mixed steps: Numba is missing",
+        "index kernels": "Numba" if numba else "plain torch: Numba is missing",
         "sampling": "cuda/sampling.cu" if backends.is_usable() else "plain torch",
         "graphs": graphs,
         "cascade": "where it pays (runtime/cascade.py)" if backends.is_usable() else "none",

@@ -19,7 +19,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.kernels.table import Operations
 from vnext.models.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers import describe_attention
-from vnext.runtime.batch_fed import FedBatch, HostStep
+from vnext.runtime.batch_fed import FedBatch, HostStep, Samples
 from vnext.runtime.buckets import Choice, Shapes, choose_form
 from vnext.runtime.cascade import Costs, common_blocks, pays
 from vnext.runtime.device import Device, Mark
@@ -27,7 +27,9 @@ from vnext.runtime.device_model import DeviceModel
 from vnext.runtime.graph_decode import DecodeGraphs
 from vnext.runtime.graph_pieces import PieceGraphs
 from vnext.runtime.runner import NOTHING_SAMPLED, StepOutputs, reported
-from vnext.runtime.sampling import Choose, sample_by
+from vnext.runtime.logits import adjust_rows
+from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.sampling import Adjust, Choose, report_in_parts
 from vnext.runtime.sampling_inputs import Sampled
 from vnext.runtime.staging import Staging
 from vnext.state.state import State
@@ -43,12 +45,14 @@ class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
     operations: Operations
     choose: Choose
     shapes: Shapes
+    adjust: Adjust = adjust_rows
     cascade: Costs | None = None
     wrap: Callable[..., Callable] | None = None
 
 
 class Flying(NamedTuple):
-    """A step that was asked for: its samples on their way to the host. `fetched` is None where it samples nothing."""
+    """A step that was asked for: its samples on their way to the host, `fetched` as Sampled of which all but the tokens are of
+    the rows alone that report log-probabilities; None where it samples nothing. `asked` int64 [S]: alternatives, -1 none."""
 
     step: int
     asked_s: float
@@ -65,8 +69,19 @@ class Flying(NamedTuple):
         self.mark.wait()
         if self.fetched is None:
             return NOTHING_SAMPLED
-        sampled = Sampled(*self.fetched)
-        return StepOutputs(sampled.tokens.numpy(), reported(sampled, self.asked))
+        tokens, *others = self.fetched
+        return StepOutputs(tokens.numpy(), logprobs_of(tokens, others, self.asked) if others else ())
+
+
+def logprobs_of(
+    tokens: torch.Tensor, others: list[torch.Tensor], asked: np.ndarray
+) -> tuple[TokenLogprobs | None, ...]:
+    """One entry for each of S samples, None where none were asked for; `others`: what Sampled has beside tokens, of those."""
+    at = np.flatnonzero(asked >= 0)
+    found: list[TokenLogprobs | None] = [None] * len(asked)
+    for place, each in zip(at.tolist(), reported(Sampled(tokens[at], *others), asked[at]), strict=True):
+        found[place] = each
+    return tuple(found)
 
 
 class DeviceSteps:
@@ -79,7 +94,7 @@ class DeviceSteps:
         operations = batch_operations(device.torch_device.type)
         self._batch = FedBatch(config, model.config.vocab_size, device, operations)
         self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
-        self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.wrap)
+        self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.adjust, forms.wrap)
         self._pieces = PieceGraphs(device, model, config.running_max, forms.operations.paged_attention)
         self._common: tuple[bytes, int] = b"", 0
         self.forms_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
@@ -100,42 +115,45 @@ class DeviceSteps:
         self.forms_run[choice.form] += 1
         sampled = self._decode(step, choice.size) if choice.form == "graph" else self._mixed(step, choice, shared)
         self._staging.release()
-        asked = self._batch.columns.logprobs(step.places[step.sampled])
         if sampled is None:
-            return Flying(step.step, began_s, None, self._device.mark(), asked)
+            return Flying(step.step, began_s, None, self._device.mark(), step.asked)
         fetched, mark = self._device.fetch([part for part in sampled if part is not None])
-        return Flying(step.step, began_s, fetched, mark, asked)
+        return Flying(step.step, began_s, fetched, mark, step.asked)
 
     def _decode(self, step: HostStep, rows: int) -> Sampled:
-        """By a graph; rows with more than plain parameters are sampled again from its hidden states."""
-        hidden, tokens = self._decodes.run(step, rows, self._staging)
-        if self._batch.columns.is_plain(step.places):
-            self._batch.take_sampled_here(step, tokens)
-            return Sampled(tokens)
-        sampled = self._sample(step, self._model.logits(hidden)[: len(step.begins)])
-        places = self._device.upload(torch.from_numpy(step.places))
-        self._batch.remember(step, places, sampled.tokens)
-        return sampled
+        """By a graph, all but log-probabilities."""
+        tokens, logits, reported_at = self._decodes.run(step, rows, self._staging)
+        return self._reported(step, tokens, logits, reported_at)
 
     def _mixed(self, step: HostStep, choice: Choice, shared: int) -> Sampled | None:
         """In pieces or as it is."""
-        batch, rows = self._batch.forward(step, self._staging)
+        batch, samples = self._batch.forward(step, self._staging)
         metadata = self._metadata(batch, shared)
         if choice.form == "pieces":
             hidden = self._pieces.run(batch, metadata, choice.size)
         else:
             prepared = PreparedAttention(metadata, self._forms.operations.paged_attention)
             hidden = self._model.hidden(batch._replace(attention=prepared))
-        if len(step.sampled) == 0:
-            return None
-        sampled = self._sample(step, self._model.logits(hidden))
-        self._batch.remember(step, rows, sampled.tokens)
-        return sampled
+        return self._sample(step, self._model.logits(hidden), samples) if len(step.sampled) else None
 
-    def _sample(self, step: HostStep, logits: torch.Tensor) -> Sampled:
-        ends = step.contexts.astype(np.int64)[step.sampled]
-        inputs, _ = self._batch.columns.inputs(step.places[step.sampled], ends)
-        return sample_by(self._forms.choose, logits, inputs)
+    def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
+        """`logits` float32 [S, V] are the step's own."""
+        parameters, raw = self._batch.parameters, logits
+        if step.wants.adjusted:
+            logits = raw.clone() if step.wants.reported else raw
+            self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions)
+        tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
+        self._batch.remember(step.wants, samples.rows, tokens)
+        return self._reported(step, tokens, raw, samples.reported)
+
+    def _reported(
+        self, step: HostStep, tokens: torch.Tensor, logits: torch.Tensor | None, at: torch.Tensor | None
+    ) -> Sampled:
+        """Tokens int64 [S]; log-probabilities of the samples `at` by the model's own logits [S, V], where some report."""
+        if at is None:
+            return Sampled(tokens)
+        found = report_in_parts(logits.index_select(0, at), tokens.index_select(0, at), int(step.asked.max()))
+        return found._replace(tokens=tokens)
 
     def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
         extra = (shared,) if shared else ()

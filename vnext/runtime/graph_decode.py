@@ -1,10 +1,10 @@
 """Whole steps of decodes as graphs: from the host's one block to sampled tokens, nothing asked for one by one.
 
-Owns a graph and its static memory for each pair of rows and room for splits. A replay is a copy of the block into static
-memory and one launch: indices, forward, logits and plain sampling are inside, and so is the write to `last`, from which the
-next step takes its tokens. Nothing else changes between replays, so nothing can be stale but the block as a whole. Rows
-that need more than plain sampling are sampled again from the hidden states, by the caller: those are kept because they are
-small, where logits of every size would fill gigabytes.
+Owns a graph and its static memory for each pair of rows and room for splits, and for what the rows want of sampling. A replay
+is a copy of the block into static memory and one launch: indices, forward, logits and sampling are inside, and so is the write
+to `last`, from which the next step takes its tokens. Nothing else changes between replays but the batch's own tables, so
+nothing can be stale but the block as a whole. Where rows report log-probabilities, the model's logits are left in one memory
+for all graphs: of every size they would fill gigabytes.
 """
 
 from __future__ import annotations
@@ -17,63 +17,75 @@ import torch
 
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, word_count, write_plan
 from vnext.models.batch import ForwardBatch, GroupPlaces, PreparedAttention
-from vnext.runtime.batch_fed import PARAMETERS, FedBatch, HostStep, decode_slots
-from vnext.runtime.batch_sampling import COLUMNS
+from vnext.runtime.batch_fed import FedBatch, HostStep, decode_slots
 from vnext.runtime.buckets import unit_room
 from vnext.runtime.device import Device, Graph
 from vnext.runtime.device_model import DeviceModel
-from vnext.runtime.sampling import Choose
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.row_notes import PLAIN, Wants
+from vnext.runtime.sampling import Adjust, Choose
 from vnext.runtime.staging import Layout, Staging
 
-NOBODY = {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0}
-"""PARAMETERS of a padded row: it is sampled greedily."""
 TAKE_LAST = -1
 """In place of a token: the row's last one."""
 
 
 class Captured(NamedTuple):
-    """A graph and what it leaves: hidden states [B, hidden], tokens int64 [B]. `block` uint8 is what it reads."""
+    """A graph and what it leaves: tokens int64 [B]. `block` uint8 is what it reads. `version`: of the tables that it knows."""
 
     graph: Graph
     block: torch.Tensor
-    hidden: torch.Tensor
     tokens: torch.Tensor
+    version: int
+
+
+class Decoded(NamedTuple):
+    """What a replay gave, good until the next one: tokens int64 [R]; where some report, the model's logits float32 [R, V] and
+    which do (int64 [A])."""
+
+    tokens: torch.Tensor
+    logits: torch.Tensor | None = None
+    reported: torch.Tensor | None = None
 
 
 class DecodeGraphs:
     """Graphs of one model, captured when they are first needed, or by `prepare`."""
 
     def __init__(
-        self, device: Device, model: DeviceModel, batch: FedBatch, choose: Choose, wrap: Callable[..., Callable] | None = None
-    ) -> None:
+        self, device: Device, model: DeviceModel, batch: FedBatch, choose: Choose, adjust: Adjust,
+        wrap: Callable[..., Callable] | None = None,
+    ) -> None:  # fmt: skip
         """`wrap` is put around the forward before it is captured: a compiler."""
-        self._device, self._model, self._batch, self._choose = device, model, batch, choose
+        self._device, self._model, self._batch, self._choose, self._adjust = device, model, batch, choose, adjust
         self._compute = wrap(self._forward) if wrap else self._forward
-        self._captured: dict[tuple[int, int], Captured] = {}
+        self._captured: dict[tuple[int, int, Wants], Captured] = {}
+        self._logits: torch.Tensor | None = None
 
-    def prepare(self, rows: int, units: int) -> None:
-        """Capture a size now. The engine must not be running a step."""
-        if (rows, units) not in self._captured:
-            self._captured[rows, units] = self._capture(rows, units)
+    def prepare(self, rows: int, units: int, wants: Wants = PLAIN) -> None:
+        """Capture a size now, unless it is there and the tables it reads are where they were."""
+        key, version = (rows, units, wants), self._batch.parameters.version if wants.adjusted else 0
+        if key in self._captured and self._captured[key].version != version:
+            del self._captured[key]
+        if key not in self._captured:
+            self._captured[key] = self._capture(rows, units, wants, version)
 
-    def run(self, step: HostStep, rows: int, staging: Staging) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step of R decodes, padded to `rows`: hidden states [rows, hidden], and tokens [R], good until the next replay."""
+    def run(self, step: HostStep, rows: int, staging: Staging) -> Decoded:
+        """A step of R decodes, padded to `rows`."""
         splits = max(int(splits_of(step.contexts, window).sum()) for window in self._model.windows)
         units = unit_room(rows, splits + rows - len(step.begins))
-        self.prepare(rows, units)
-        captured = self._captured[rows, units]
         block = self.block_of(step, rows, units)
-        sent = staging.send({"block": block.view(np.int64)} | step.spans)
-        self._batch.write_spans({name: sent[name] for name in step.spans})
+        sent = staging.send({"block": block.view(np.int64)} | step.changes | step.reported)
+        self._batch.bring(sent)
+        self.prepare(rows, units, step.wants)
+        captured, count = self._captured[rows, units, step.wants], len(step.begins)
         captured.block.copy_(sent["block"].view(torch.uint8))
         captured.graph.replay()
-        return captured.hidden, captured.tokens[: len(step.begins)]
+        if not step.wants.reported:
+            return Decoded(captured.tokens[:count])
+        return Decoded(captured.tokens[:count], self._logits[:count], sent["reported"])
 
     def layout(self, rows: int, units: int) -> Layout:
         """Of a block for these sizes."""
         fields = [(name, np.int64, rows) for name in ("begins", "places", "tokens")]
-        fields += [(name, COLUMNS[name], rows) for name in PARAMETERS]
         fields += [(f"plan {group}", np.int32, word_count(rows, units)) for group in range(len(self._model.windows))]
         return Layout(fields)
 
@@ -83,40 +95,47 @@ class DecodeGraphs:
         block = np.zeros(layout.size_bytes, dtype=np.uint8)
         fields, count = layout.arrays(block), 0 if step is None else len(step.begins)
         fields["places"][:] = self._batch.null_row
-        for name, value in NOBODY.items():
-            fields[name][count:] = value
         if step is not None:
             fields["begins"][:count], fields["places"][:count] = step.begins, step.places
             fields["tokens"][:count] = step.token_ids
             fields["tokens"][step.ahead] = TAKE_LAST
-            for name, column in self._batch.columns.columns(step.places).items():
-                fields[name][:count] = column
         for group, window in enumerate(self._model.windows):
             table_rows = fields["places"] if len(self._model.windows) == 1 else np.arange(rows)
             write_plan(fields[f"plan {group}"], units, fields["begins"] + 1, table_rows, window)
         return block
 
-    def _capture(self, rows: int, units: int) -> Captured:
+    def _capture(self, rows: int, units: int, wants: Wants, version: int) -> Captured:
         """Once as it is, which loads every kernel, then recorded; padding alone, so no row of the cache is touched."""
         layout = self.layout(rows, units)
         block = self._device.upload(torch.from_numpy(self.block_of(None, rows, units)))
         fields = layout.tensors(block)
-        self.body(fields, rows, units)
+        self.body(fields, rows, units, wants)
         graph = self._device.graph()
         graph.begin()
-        hidden, tokens = self.body(fields, rows, units)
+        _, tokens = self.body(fields, rows, units, wants)
         graph.end()
-        return Captured(graph, block, hidden, tokens)
+        return Captured(graph, block, tokens, version)
 
-    def body(self, fields: dict[str, torch.Tensor], rows: int, units: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def body(
+        self, fields: dict[str, torch.Tensor], rows: int, units: int, wants: Wants = PLAIN
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole step over the fields of a block: what is captured. Hidden states [rows, hidden] and tokens [rows]."""
-        last, places = self._batch.last, fields["places"]
-        token_ids = torch.where(fields["tokens"] == TAKE_LAST, last.index_select(0, places), fields["tokens"])
+        batch, places, positions = self._batch, fields["places"], fields["begins"] + 1
+        token_ids = torch.where(fields["tokens"] == TAKE_LAST, batch.last.index_select(0, places), fields["tokens"])
         hidden, logits = self._compute(self._inputs(token_ids, fields, rows, units))
-        columns = {name: fields[name] for name in PARAMETERS}
-        tokens = self._choose(logits, SamplingInputs(**columns, position=fields["begins"] + 1))
-        last.index_copy_(0, places, tokens)
+        if wants.reported:
+            self._kept(logits).copy_(logits)
+        if wants.adjusted:
+            self._adjust(logits, batch.parameters.tables, places, positions)
+        tokens = self._choose(logits, batch.parameters.inputs(places, positions))
+        batch.remember(wants, places, tokens)
         return hidden, tokens
+
+    def _kept(self, logits: torch.Tensor) -> torch.Tensor:
+        """Where logits [rows, V] are left. Made when it is first asked for, which is never inside a capture."""
+        if self._logits is None:
+            self._logits = logits.new_empty((self._batch.null_row, logits.shape[1]))
+        return self._logits[: logits.shape[0]]
 
     def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states and logits of every row, [rows, hidden] and [rows, V]."""

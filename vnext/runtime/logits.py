@@ -1,14 +1,15 @@
 """Logits, adjusted: bias, bans and penalties of the rows that have them.
 
-Owns the change of logits before a token is chosen. Never writes to the caller's tensor, and touches no other row, so
-a batch mate's parameters cannot change a row by one bit. Order: bias, bans, repetition, then frequency and presence.
+Owns the change of logits before a token is chosen. A batch mate's parameters cannot change a row by one bit. Order: bias,
+bans, repetition, then frequency and presence. `adjust` takes what a step asks for and never writes to the caller's tensor;
+`adjust_rows` takes what a device keeps of its rows, and has one shape whatever they ask for.
 """
 
 from __future__ import annotations
 
 import torch
 
-from vnext.runtime.sampling_inputs import Penalties, SamplingInputs
+from vnext.runtime.sampling_inputs import IN_PROMPT, Penalties, RowTables, SamplingInputs
 
 
 def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
@@ -31,10 +32,36 @@ def penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
     Repetition (Keskar et al., CTRL, 2019) divides positive and multiplies negative logits of tokens in prompt or
     output; frequency and presence subtract for tokens in the output only, as the OpenAI API defines them.
     """
-    counts = penalties.output_counts
-    seen = penalties.prompt_mask | (counts > 0)
-    repetition = penalties.repetition[:, None]
+    counts, rates = penalties.output_counts, (penalties.repetition, penalties.presence, penalties.frequency)
+    return penalise_seen(logits, penalties.prompt_mask | (counts > 0), counts, *rates)
+
+
+def penalise_seen(
+    logits: torch.Tensor,
+    seen: torch.Tensor,
+    counts: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> torch.Tensor:
+    """As `penalise`: `seen` bool[P, V], `counts` int32[P, V], the rates float32[P]."""
+    repetition = repetition[:, None]
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
     penalised = torch.where(seen, repeated, logits)
-    penalised = penalised - penalties.frequency[:, None] * counts
-    return penalised - penalties.presence[:, None] * (counts > 0)
+    penalised = penalised - frequency[:, None] * counts
+    return penalised - presence[:, None] * (counts > 0)
+
+
+def adjust_rows(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+    """Bias, bans and penalties of logits float32[S, V], in place, those of batch rows `places` int64[S] whose tokens to be
+    sampled are at `positions` int64[S]. The bits of `adjust`. Nothing waits for a device."""
+    until, bias_count = tables.marks.index_select(1, places).unbind(0)
+    tokens = tables.bias_tokens.index_select(0, places)
+    values = tables.bias_values.index_select(0, places).masked_fill((bias_count == 0)[:, None], -0.0)  # adding it is nothing
+    logits.scatter_(1, tokens, logits.gather(1, tokens) + values)
+    stops = tables.stop_tokens.index_select(0, places)
+    found = logits.gather(1, stops)
+    logits.scatter_(1, stops, found.masked_fill((positions < until)[:, None], float("-inf")))
+    history = tables.history.index_select(0, places)
+    rates = tables.rates.index_select(1, places).unbind(0)
+    logits.copy_(penalise_seen(logits, history != 0, history & (IN_PROMPT - 1), *rates))

@@ -13,13 +13,22 @@ from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.kv_cache import kv_groups
 from vnext.runtime.device import Device, Memory
 from vnext.runtime.runner import ModelRunner
-from vnext.runtime.sampling import Choose, sample_by
+from vnext.runtime.sampling import Choose, report_in_parts
 from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.row_parameters import parameter_bytes
 from vnext.runtime.settings import SettingsError
+from vnext.state.params import LOGPROBS_MAX
 
 GRAPH_BYTES = 512 * 2**20
 """Kept for what graphs hold: their results, and each its nodes on the device."""
 GIB = 2**30
+LOGIT_BYTES = 4
+
+
+def reserved_bytes(row_count: int, vocab_size: int, has_graphs: bool) -> int:
+    """What a rank's steps hold beside the model: rows' parameters; where there are graphs, theirs and one step's logits."""
+    graphs = GRAPH_BYTES + row_count * vocab_size * LOGIT_BYTES if has_graphs else 0
+    return parameter_bytes(row_count, vocab_size) + graphs
 
 
 def cache_bytes(memory: Memory, utilization: float, trial_bytes: int, reserve: int) -> int:
@@ -32,8 +41,8 @@ def cache_bytes(memory: Memory, utilization: float, trial_bytes: int, reserve: i
     if left <= 0:
         raise SettingsError(
             f"--gpu-memory-utilization {utilization:g} of {memory.total / GIB:.1f} GiB leaves no memory for the cache: other "
-            f"programs hold {others / GIB:.1f}, the model and its largest step {(memory.peak - trial_bytes) / GIB:.1f}, graphs "
-            f"{reserve / GIB:.1f}; raise it, lower --max-num-batched-tokens, or use more GPUs"
+            f"programs hold {others / GIB:.1f}, the model and its largest step {(memory.peak - trial_bytes) / GIB:.1f}, rows and "
+            f"graphs {reserve / GIB:.1f}; raise it, lower --max-num-batched-tokens, or use more GPUs"
         )
     return left
 
@@ -42,14 +51,16 @@ def cache_bytes(memory: Memory, utilization: float, trial_bytes: int, reserve: i
 def try_largest_step(
     runner: ModelRunner, device: Device, choose: Choose, tokens: int, rows: int, block_size: int
 ) -> tuple[Memory, int]:
-    """Compute a step of `tokens` tokens in `rows` rows, all sampled: the memory it took, and its own cache's bytes."""
+    """Compute a step of `tokens` tokens in `rows` rows, all sampled from changed logits and reported: the memory it took, and
+    its own cache's bytes."""
     rows = min(rows, tokens)
     device.begin_peak()
     batch, pages = trial_batch(tokens, rows, block_size, len(kv_groups(runner.config).windows), device.torch_device)
     model = runner.device_model(pages, block_size)
     logits = model.logits(model.hidden(batch))
-    sample_by(choose, logits, trial_sampling(rows, device.torch_device))
-    del logits
+    changed = logits.clone()
+    report_in_parts(logits, choose(changed, trial_sampling(rows, device.torch_device)), LOGPROBS_MAX)
+    del logits, changed
     return device.memory(), (pages + 1) * runner.block_bytes(block_size)
 
 

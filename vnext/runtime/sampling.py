@@ -19,15 +19,26 @@ import torch
 from vnext.kernels.cpu import native
 from vnext.kernels.cpu.sampling import sample_rows
 from vnext.kernels.cuda import backends, operations as cuda_operations
-from vnext.runtime.logits import adjust
+from vnext.runtime.logits import adjust, adjust_rows
 from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.sampling_inputs import Banned, LogitBias, Penalties, Sampled, SamplingInputs, check_inputs
+from vnext.runtime.sampling_inputs import (
+    Banned,
+    LogitBias,
+    Penalties,
+    RowTables,
+    Sampled,
+    SamplingInputs,
+    check_inputs,
+)
 from vnext.runtime.sampling_weights import check_vocabulary, weigh
 
 __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
+Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor], None]
+REPORTED_TOGETHER = 32
+"""Rows whose log-probabilities are computed at once on a device: each takes some forty bytes a token on the way."""
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
@@ -53,10 +64,9 @@ def chooser(device_type: str) -> Choose:
     return choose_by_kernel if device_type == "cuda" and backends.is_usable() else choose
 
 
-def sample_by(chosen: Choose, logits: torch.Tensor, inputs: SamplingInputs) -> Sampled:
-    """As `sample`, the tokens chosen by a form of one's own; all work is asked for and nothing waits."""
-    check_inputs(logits, inputs)
-    return report(logits, chosen(adjust(logits, inputs), inputs), inputs.logprobs)
+def adjuster(device_type: str) -> Adjust:
+    """As `chooser`: the form of `adjust_rows`."""
+    return adjust_by_kernel if device_type == "cuda" and backends.is_usable() else adjust_rows
 
 
 def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> torch.Tensor:
@@ -83,6 +93,17 @@ def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tens
     return cuda_operations.sample_rows(
         logits, inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position
     )
+
+
+def adjust_by_kernel(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+    """What `adjust_rows` does, by one launch."""
+    cuda_operations.adjust_rows(logits, places, positions, *tables)
+
+
+def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
+    """As `report` of one row or more with a count of 0 or more, in parts: the memory it takes on the way is theirs."""
+    parts = zip(logits.split(REPORTED_TOGETHER), tokens.split(REPORTED_TOGETHER), strict=True)
+    return Sampled(*map(torch.cat, zip(*(report(*part, count) for part in parts), strict=True)))
 
 
 def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:

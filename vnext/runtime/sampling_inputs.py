@@ -65,6 +65,28 @@ class SamplingInputs(NamedTuple):
     any_filter: bool = True
 
 
+IN_PROMPT = 2**30
+"""Beside the count in an entry of RowTables.history: the token is in the prompt."""
+
+
+class RowTables(NamedTuple):
+    """What a device keeps of each of B batch rows, by which `adjust_rows` changes their logits. V: the vocabulary.
+
+    `rates` float32[3, B]: repetition, presence and frequency penalty; 1, 0, 0 change nothing, whatever `history` holds.
+    `marks` int64[2, B]: the place of a token in prompt + output from which on `stop_tokens` may be sampled, 0 always; and how
+    many entries of `bias_tokens` count. `history` int32[B, V]: how often each token was sampled, IN_PROMPT more if it is in
+    the prompt. `bias_tokens` int64[B, X] and `bias_values` float32[B, X] (added to logits), `stop_tokens` int64[B, Y]: a row
+    that has fewer repeats its first.
+    """
+
+    rates: torch.Tensor
+    marks: torch.Tensor
+    history: torch.Tensor
+    bias_tokens: torch.Tensor
+    bias_values: torch.Tensor
+    stop_tokens: torch.Tensor
+
+
 class Sampled(NamedTuple):
     """One token a row. The rest is None unless logprobs were asked for, and always of the raw logits.
 

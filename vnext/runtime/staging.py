@@ -2,7 +2,8 @@
 
 Owns the layout of a block and a small ring of buffers, pinned on the host and their counterparts on the device, so that the
 block of the next step is written and copied while the device still computes this one. Two rules, held by marks: the host's
-half of a buffer is written again after its copy, the device's half after the work that reads it.
+half of a buffer is written again after its copy, the device's half after the work that reads it. A new half of the device may
+lie where work that was asked for still has tensors which nobody here knows any more, so it is written after all of that.
 """
 
 from __future__ import annotations
@@ -60,11 +61,10 @@ class Buffer:
         if self.copied is not None:
             self.copied.wait()
         if self.host.shape[0] < size_bytes:
-            if self.read is not None:
-                self.read.wait()
             room = max(BUFFER_BYTES_MIN, 2 * size_bytes)
             self.host = self._device.host_buffer(room)
             self.here = torch.empty(room, dtype=torch.uint8, device=self._device.torch_device)
+            self.read = self._device.mark()
 
 
 class Staging:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.contracts import ContractError
+from vnext.kernels.cuda.plan import on_device
 
 WORKSPACE_BYTES = 128 * 2**20
 """As its documentation recommends; shared by all plans, whose launches go to one stream."""
@@ -111,7 +112,7 @@ def pages_of(
     np.cumsum(counts, out=starts[1:])
     row = np.repeat(np.arange(len(counts)), counts)
     places = row * block_table.shape[1] + np.arange(len(row)) - starts[row]
-    at = torch.from_numpy(places).to(block_table.device, non_blocking=True)
+    (at,) = on_device((places,), block_table.device)
     return on_host(starts), block_table.reshape(-1).index_select(0, at), on_host(contexts - (counts - 1) * block_size)
 
 

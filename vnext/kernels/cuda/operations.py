@@ -116,10 +116,10 @@ _sample_rows = register(
     sampling.sample_rows,
     _fake_sample,
 )
-_penalise = register(
-    "penalise(Tensor(a!) logits, Tensor rows, Tensor repetition, Tensor presence, Tensor frequency, Tensor prompt_mask, "
-    "Tensor output_counts) -> ()",
-    sampling.penalise,
+_adjust_rows = register(
+    "adjust_rows(Tensor(a!) logits, Tensor places, Tensor positions, Tensor rates, Tensor marks, Tensor history, "
+    "Tensor bias_tokens, Tensor bias_values, Tensor stop_tokens) -> ()",
+    sampling.adjust_rows,
     lambda *arguments: None,
 )
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
@@ -196,9 +196,9 @@ def sample_rows(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
     return _sample_rows(logits, *columns)
 
 
-def penalise(logits: torch.Tensor, *penalties: torch.Tensor) -> None:
-    """As sampling.penalise."""
-    _penalise(logits, *penalties)
+def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor) -> None:
+    """As sampling.adjust_rows."""
+    _adjust_rows(logits, places, positions, *tables)
 
 
 def sum_over_ranks(x: torch.Tensor, memories: torch.Tensor, *group: int) -> torch.Tensor:

@@ -11,7 +11,9 @@ import torch
 from vnext.kernels.cuda.backends import kernel_for
 
 SOURCE = "sampling.cu"
-MANY_THREADS, SAMPLE_THREADS, PENALTY_THREADS = 1024, 512, 256
+MANY_THREADS, SAMPLE_THREADS, ADJUST_THREADS = 1024, 512, 256
+ADJUSTED_SLICE = 4096
+"""Tokens of a block of `adjust_rows`, as the source has it."""
 FEW_ROWS = 128
 """Up to so many rows a GPU has a multiprocessor for each, which then has the more threads."""
 SHARED_BYTES = (1024 + 32) * 8 + 16 + 32 * (16 + 8) + 8 + 4096 * 8
@@ -49,23 +51,28 @@ def sample_rows(
     return tokens
 
 
-def penalise(
+def adjust_rows(
     logits: torch.Tensor,
-    rows: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-    prompt_mask: torch.Tensor,
-    output_counts: torch.Tensor,
+    places: torch.Tensor,
+    positions: torch.Tensor,
+    rates: torch.Tensor,
+    marks: torch.Tensor,
+    history: torch.Tensor,
+    bias_tokens: torch.Tensor,
+    bias_values: torch.Tensor,
+    stop_tokens: torch.Tensor,
 ) -> None:
-    """Penalties of `rows` int64[P], distinct, of logits float32[S, V], dense, in place: as runtime/logits.penalise.
+    """Bias, bans and penalties of logits float32[S, V], in place, whose rows are dense: as runtime/logits.adjust_rows.
 
-    repetition, presence, frequency float32[P], prompt_mask bool[P, V], output_counts [P, V] of any number type.
+    `places` and `positions` int64[S]; what follows are the dense tables of runtime/sampling_inputs.RowTables.
     """
-    count, vocabulary = prompt_mask.shape
-    if not count:
+    rows, vocabulary = logits.shape
+    if logits.stride(1) != 1:
+        raise ValueError("rows of logits must be dense to be changed in place; copy them first")
+    if not rows:
         return
-    kernel = kernel_for(logits.device, SOURCE, "penalise", ())
-    columns = [column.contiguous() for column in (repetition, presence, frequency, prompt_mask, output_counts.float())]
-    grid = (-(-vocabulary // PENALTY_THREADS), count)
-    kernel(grid, (PENALTY_THREADS,), (logits, rows.contiguous(), *columns, np.int32(vocabulary)))
+    kernel = kernel_for(logits.device, SOURCE, "adjust_rows", ())
+    tables = (rates, marks, history, bias_tokens, bias_values, stop_tokens)
+    sizes = map(np.int32, (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1]))
+    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, np.int64(logits.stride(0)), *sizes)
+    kernel((-(-vocabulary // ADJUSTED_SLICE), rows), (ADJUST_THREADS,), arguments)

@@ -1,0 +1,29 @@
+"""A tiny model's requests through a rank on the device's twin, by given operations and the sampling kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from device_twin import TwinDevice
+from rank_drive import device_rank, drive, some_arrivals, started_with
+
+from vnext.kernels.table import Operations
+from vnext.models.sharding import Parallel, alone
+from vnext.runtime.buckets import Shapes
+from vnext.runtime.device_steps import DeviceForms
+from vnext.runtime.runner import ModelRunner
+from vnext.runtime.sampling import adjust_by_kernel, choose_by_kernel
+from vnext.state.events import RequestArrived
+
+
+def answers(
+    kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone(),
+    arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, **bounds: object,
+) -> tuple[dict, dict]:  # fmt: skip
+    """Tokens of each request, and how often each form was run. `bounds` of the engine."""
+    forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, shapes=shapes)
+    runner = ModelRunner(folder, dtype, "cpu", parallel)
+    rank = device_rank(runner, TwinDevice(), forms)
+    found = drive(rank, started_with(runner, **bounds), arrive(count, 8))
+    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
