@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from carried import CarriedBackend, gpu_backend
-from host_shim import HostBackend, compiler
+from host_shim import HostBackend, HostLauncher, compiler
 
-from vnext.kernels.cuda import backends
+from vnext.kernels.cuda import backends, compiled
 
 ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
 
@@ -40,3 +40,13 @@ def shim(session_shim: HostBackend | CarriedBackend) -> HostBackend | CarriedBac
     """The backend with its plain order and one worker."""
     session_shim.order, session_shim.workers = 0, 1
     return session_shim
+
+
+@pytest.fixture
+def from_cpp(shim: HostBackend) -> Iterator[HostLauncher]:
+    """The compiled form of the operations, over the shim. The functions of rows.py and attention.py stay what they are."""
+    if ON_GPU or not compiled.is_built():
+        pytest.skip("launches of carried tensors go through Python" if ON_GPU else compiled.describe())
+    launcher = HostLauncher(shim)
+    with compiled.serving("cpu", launcher.launcher()):
+        yield launcher

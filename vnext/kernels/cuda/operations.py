@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import paged_attention as plain_attention, products, references
-from vnext.kernels.cuda import attention, exchange, experts as grouped, rows, sampling
+from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
@@ -21,7 +21,8 @@ from vnext.kernels.forms import FixedWeight
 SUMMARY = "cuda/*.cu by NVRTC"
 LIBRARY = torch.library.Library("vnext_cuda", "DEF")
 DISPATCH = "CompositeExplicitAutograd"
-"""One implementation for a GPU and for the tests' host shim: the backend is chosen by the tensors' device."""
+"""One implementation for a GPU and for the tests' host shim: the backend is chosen by the tensors' device. The compiled form
+stands before it, where it serves a kind of device."""
 
 
 # ---- operations of torch -----------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ _join_over_ranks = register(
     exchange.join_over_ranks,
     _fake_join,
 )
+compiled.serve_gpu()  # from here on a GPU's tensors go to the compiled form, where there is one
 
 
 # ---- the table's functions ---------------------------------------------------------------------------------------
