@@ -122,7 +122,7 @@ def launches() -> list[Extension]:
         Extension(
             "vnext.kernels.cuda._native",
             [(LAUNCH_FOLDER / name).as_posix() for name in ("launch.cpp", "operations.cpp")],
-            depends=[(LAUNCH_FOLDER / "launch.h").as_posix()],
+            depends=[(LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h")],
             include_dirs=[str(folder / "include")],
             library_dirs=[str(folder / "lib")],
             libraries=["torch_cpu"],

@@ -3,8 +3,8 @@
 The product's own call sites on CPU tensors, of the GPU's backend: torch's dispatch, allocation, arguments, the launch through
 CuPy or from C++. In the place of the driver stands a library whose cuLaunchKernel returns at once. Two things of a GPU are
 not in it: torch's caching allocator (here: malloc), and for the form in Python torch.cuda.current_stream, for the compiled
-one aoti_torch_get_current_cuda_stream, which a torch without CUDA does not have. "door": as the models call it, behind the
-table's contract.
+one aoti_torch_get_current_cuda_stream, which a torch without CUDA does not have. "door": as the models call it, by the table's
+function with its contract.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels import contracts
 from vnext.kernels.cuda import backends, compiled, operations
-from vnext.kernels.table import checked
+from vnext.kernels.table import cuda_door
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 4096, 14336, 32, 8, 128, 16
 CONTEXT = 1000
@@ -123,7 +122,7 @@ def test_a_gate(benchmark, form: str) -> None:
 @pytest.mark.parametrize("name", cases())
 def test_behind_the_door(benchmark, form: str, name: str) -> None:
     function, arguments = cases()[name]
-    behind = checked(getattr(contracts, f"check_{function}"), getattr(operations, function))
+    behind = cuda_door(getattr(operations, function), form == "compiled")
     measure(benchmark, lambda: behind(*arguments))
 
 

@@ -19,9 +19,11 @@ from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
 from table_cases import mixed_step
 
+from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations, rows
 from vnext.kernels.cuda.arguments import Arguments, three
 from vnext.kernels.cuda.plan import StepPlan
+from vnext.kernels.table import cuda_door
 
 BF16, HALF, FLOAT, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 OPS = torch.ops.vnext_cuda
@@ -251,12 +253,40 @@ def test_what_goes_wrong_is_told_in_its_own_words(recorded: Recorded) -> None:
     recorded.refusal, recorded.code = None, 719
     with pytest.raises(RuntimeError, match="code 719 means nothing"):
         OPS.rms_norm(x, weight, 1e-6)
-    with pytest.raises(RuntimeError, match="kernels know float32"):
-        OPS.rms_norm(x.double(), weight, 1e-6)
-    with pytest.raises(RuntimeError, match="a gate is silu or gelu_tanh"):
-        OPS.gate_and_mul(x, "relu")
+    for wrong in (lambda: OPS.gate_and_mul(x, "relu"), lambda: OPS.gate_and_mul(x.double(), "silu")):
+        with pytest.raises(RuntimeError, match="not what the operation's contract"):
+            wrong()
     with pytest.raises(RuntimeError, match="served already"):
         compiled.serve("cpu", recorded.launcher())
+
+
+def test_attention_looks_at_its_arguments_and_the_contract_says_what_is_wrong(recorded: Recorded) -> None:
+    """Each of what it was not given a plan for is one change of a call that is right."""
+    step = mixed_step(CPU)
+    metadata = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2)
+    right = (step.query, *step.caches, metadata, 0.25, 0, 0.0, 1.0, 1.0)
+    door = cuda_door(operations.paged_attention, True)
+    door(*right)
+    narrow, plan = step.caches.to(FP8), metadata.plan(4, 16, 0)
+    for place, changed, message in (
+        (0, step.query[0], "query must have the shape"), (0, step.query[..., :8], "query must have the shape"),
+        (0, step.query.transpose(1, 2).contiguous().transpose(1, 2), "last dimension of query must be dense"),
+        (0, step.query[:, :3], "3 query heads cannot share 2"), (1, step.caches[0][0], "key_cache must have the shape"),
+        (2, step.caches[1][:, :1], "value_cache must have the shape"), (2, step.caches[1].half(), "value_cache must be"),
+        (2, step.caches[1].transpose(2, 3).contiguous().transpose(2, 3), "value_cache"), (4, 0.0, "scale must be above 0"),
+        (4, float("nan"), "scale must be above 0"), (5, 7, "but the window is 7"), (6, -1.0, "softcap not below"),
+        (7, 2.0, "has no scales"), (8, 0.0, "must be above 0 but are"),
+    ):  # fmt: skip
+        wrong = (*right[:place], changed, *right[place + 1 :])
+        with pytest.raises(ContractError, match=message):
+            door(*wrong)
+    for scales in ((0.0, 1.0), (1.0, -2.0)):
+        given = (step.query.bfloat16(), *narrow, step.table, list(plan[:7]), *plan[7:], 0.25, 0, 0.0)
+        OPS.paged_attention(*given, 0.5, 2.0)
+        with pytest.raises(RuntimeError, match="not what the operation's contract"):
+            OPS.paged_attention(*given, *scales)
+    with pytest.raises(RuntimeError, match="not what the operation's contract"):
+        OPS.paged_attention(*right[:3], step.table, list(plan[:6]), *plan[7:], 0.25, 0, 0.0)
 
 
 def test_without_the_module_python_serves(recorded: Recorded) -> None:

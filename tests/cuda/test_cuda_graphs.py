@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import torch._dynamo as dynamo
 from attention_steps import Shape, make_sequences
 from device_ranks import RankBackend, run_threads
 from device_twin import CaptureError, TwinDevice
-from host_shim import ORDERS, HostBackend
+from host_shim import ORDERS, HostBackend, HostLauncher
 from rank_drive import EXPERTS, WINDOWS, device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint
 
 from vnext.kernels import contracts, products
 from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
-from vnext.kernels.cuda import attention, backends, operations
+from vnext.kernels.cuda import attention, backends, compiled, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, checked, plain_operations
@@ -98,15 +99,18 @@ def answers(
     return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
 
 
-@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups"])
+@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups, from C++"])
 def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
-    kernels: Operations, tmp_path: Path, changes: dict[str, object]
+    kernels: Operations, shim: HostBackend, tmp_path: Path, changes: dict[str, object]
 ) -> None:
+    """Steps as they are launch from Python; graphs do too, or are recorded and replayed with launches from C++."""
     folder = tiny_checkpoint(tmp_path / "tiny", **changes)
     expected, ran = answers(kernels, folder, Shapes((), ()))
     assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 10
-    found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
-    assert found == expected
+    launcher = HostLauncher(shim) if changes and compiled.is_built() else None
+    with compiled.serving("cpu", launcher.launcher()) if launcher else nullcontext():
+        found, ran = answers(kernels, folder, Shapes((2, 8), (24,)))
+    assert found == expected and (launcher is None or launcher.launches > 100)
     assert ran["graph"] > 5 and ran["pieces"] > 0 and ran["eager"] == 0
 
 

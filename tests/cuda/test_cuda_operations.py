@@ -74,17 +74,16 @@ def test_the_tables_functions_agree_with_the_references(form: str) -> None:
 
 
 def test_both_forms_give_the_same_bits(from_cpp: HostLauncher) -> None:
-    """And the same caches. Where C++ makes dense copies of its own, too: of a query, of angles, of slots."""
+    """And the same caches. Where C++ makes dense copies of its own, too: of a query, of angles."""
     step, steps = mixed_step(CPU), []
     plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
     apart = step.query.repeat_interleave(2, 1)[:, ::2]
     qkv, q_norm, k_norm, cosine, sine, _, _, slots = rotary_step(CPU)
-    turns = [part.repeat_interleave(2, 1)[:, ::2] for part in (cosine, sine)]
+    turns = [torch.cat((part, part), 1)[:, : part.shape[1]] for part in (cosine, sine)]
     for place in ("cpu", None):
         with compiled.set_aside(place) if place else nullcontext():
             caches = torch.zeros(2, 4, 2, 4, 16)
-            slots_apart = slots.repeat_interleave(2)[::2] if place is None else slots
-            rotary = OPS.rotary_kv_write(qkv, q_norm, k_norm, 1e-6, *turns, *caches, slots_apart)
+            rotary = OPS.rotary_kv_write(qkv, q_norm, k_norm, 1e-6, *turns, *caches, slots)
             attended = OPS.paged_attention(apart, *step.caches, step.table, list(plan[:7]), *plan[7:], 0.25, 30, 3.0)
             steps.append((rotary, caches, attended, OPS.rms_norm(qkv, qkv[0], 1e-6), *OPS.add_rms_norm(qkv, qkv, qkv[0], 1e-6)))
     assert not any(part.isnan().any() for part in steps[0])

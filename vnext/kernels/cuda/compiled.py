@@ -29,7 +29,8 @@ KERNELS = (
 )  # fmt: skip
 """All three as launch.h numbers them."""
 OPERATIONS = ("rms_norm", "add_rms_norm", "gate_and_mul", "rotary_kv_write", "paged_attention")
-"""Those that have this form; the rest is launched a few times a step, or works on ranks."""
+"""Those that have this form, and look at their arguments themselves; the rest is launched a few times a step, or works on
+ranks."""
 
 
 class Launcher(NamedTuple):

@@ -43,7 +43,8 @@ struct Lock {
 
 uint64_t key_of(Device device, const Form &form) {
     uint64_t key = uint64_t(device.index + 1);
-    for (int part : {int(device.type), int(form.kernel), int(form.scalar), int(form.weight), int(form.cache)}) key = key << 4 | part;
+    for (int part : {int(device.type), int(form.kernel), int(form.scalar), int(form.weight), int(form.cache)})
+        key = key << 4 | part;
     return key << 16 | form.head_dim;
 }
 
@@ -105,8 +106,8 @@ void launch_pointers(Device device, const Form &form, const Shape &shape, void *
     void *stream = nullptr;
     if (driver.stream && driver.stream(device.index, &stream) != 0)
         throw std::runtime_error("torch does not tell the current stream of the device");
-    const unsigned *grid = shape.grid;
-    const int code = driver.launch(ready.function, grid[0], grid[1], grid[2], shape.block, 1, 1, shape.shared_bytes, stream, pointers, nullptr);
+    const int code = driver.launch(ready.function, shape.grid[0], shape.grid[1], shape.grid[2], shape.block, 1, 1,
+                                   shape.shared_bytes, stream, pointers, nullptr);
     if (code != 0) fail(device, code);
 }
 
@@ -129,7 +130,8 @@ PyObject *serve(PyObject *, PyObject *arguments) {
     int type;
     unsigned long long launch, stream;
     PyObject *prepare, *explain;
-    if (!PyArg_ParseTuple(arguments, "iKKOO", &type, &launch, &stream, &prepare, &explain) || !is_device_type(type)) return nullptr;
+    if (!PyArg_ParseTuple(arguments, "iKKOO", &type, &launch, &stream, &prepare, &explain)) return nullptr;
+    if (!is_device_type(type)) return nullptr;
     Driver &driver = drivers[type];
     if (driver.launch) {
         PyErr_SetString(PyExc_RuntimeError, "this kind of device is served already");
@@ -163,15 +165,17 @@ PyObject *leave(PyObject *, PyObject *arguments) {
 
 PyMethodDef methods[] = {
     {"serve", serve, METH_VARARGS,
-     "serve(device type, address of a launch function, of a stream function or 0, prepare, explain): from now on the operations of\n"
-     "that kind of device are the compiled ones. prepare(index, kernel, scalar, weight, cache, head_dim, shared bytes) gives\n"
+     "serve(device type, address of a launch function, of a stream function or 0, prepare, explain): from now on the operations\n"
+     "of that kind of device are the compiled ones. prepare(index, kernel, scalar, weight, cache, head_dim, shared bytes) gives\n"
      "(function, shared bytes at most) or a sentence, explain(code) a sentence."},
-    {"leave", leave, METH_VARARGS, "leave(device type): back to the plain form. No operation may be running on that kind of device."},
+    {"leave", leave, METH_VARARGS,
+     "leave(device type): back to the plain form. No operation may be running on that kind of device."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Launches of CUDA kernels from C++: see compiled.py.", -1, methods, nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT, "_native", "Launches of CUDA kernels from C++: see compiled.py.", -1, methods,
+    nullptr, nullptr, nullptr, nullptr,
 };
 
 }  // namespace

@@ -1,78 +1,17 @@
 /* The operations that a step launches in every layer, in C++: allocation, arguments, launch. Their twins, line by line, are
-   rows.py and attention.py; what arguments may be is checked by the contracts before.
+   rows.py and attention.py. They look at their arguments themselves, as the contracts do.
 
-   Written against torch's stable interface of 2.11, so that one binary serves that torch and later ones. Two things differ
-   from the twins and show in no bit: partial sums and their marks are one allocation, and nothing is allocated for none. */
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor_struct.h>
-
-#include <algorithm>
-#include <initializer_list>
+   Two things differ from the twins and show in no bit: partial sums and their marks are one allocation, and nothing is
+   allocated for none. */
 #include <memory>
-#include <optional>
-#include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <vector>
 
-#include "launch.h"
+#include "tensors.h"
 
 namespace vnext_cuda {
 namespace {
-
-using torch::stable::Tensor;
-using Maybe = std::optional<Tensor>;
-
-/* ---- tensors ---- */
-
-void check(AOTITorchError error) {
-    if (error != TORCH_SUCCESS) throw std::runtime_error("torch refuses what a kernel's launch asks of a tensor");
-}
-
-int32_t type_of(const Tensor &tensor) {
-    int32_t type;
-    check(aoti_torch_get_dtype(tensor.get(), &type));
-    return type;
-}
-
-Scalar scalar_of(const Tensor &tensor) {
-    const int32_t type = type_of(tensor);
-    if (type == aoti_torch_dtype_bfloat16()) return Scalar::BFLOAT16;
-    if (type == aoti_torch_dtype_float16()) return Scalar::FLOAT16;
-    if (type == aoti_torch_dtype_float32()) return Scalar::FLOAT32;
-    if (type == aoti_torch_dtype_float8_e4m3fn()) return Scalar::FLOAT8_E4M3FN;
-    throw std::runtime_error("kernels know float32, bfloat16, float16 and float8_e4m3fn");
-}
-
-Device device_of(const Tensor &tensor) {
-    return {tensor.is_cuda() ? DeviceType::CUDA : DeviceType::CPU, tensor.get_device_index()};
-}
-
-void *address(const Tensor &tensor) { return tensor.data_ptr(); }
-void *address(const Maybe &tensor) { return tensor ? tensor->data_ptr() : nullptr; }
-
-/* A new dense tensor of these sizes on the device of `like`. */
-Tensor empty(std::initializer_list<int64_t> sizes, int32_t type, const Tensor &like) {
-    int64_t strides[8], stride = 1;
-    for (size_t i = sizes.size(); i-- > 0; stride *= std::max<int64_t>(sizes.begin()[i], 1)) strides[i] = stride;
-    const Device device = device_of(like);
-    const int32_t on = device.type == DeviceType::CUDA ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-    AtenTensorHandle made = nullptr;
-    check(aoti_torch_empty_strided(sizes.size(), sizes.begin(), strides, type, on, device.index, &made));
-    return Tensor(made);
-}
-
-/* The tensor, or a dense copy of it: [T, H, D] and what has fewer sizes. */
-Tensor dense(const Tensor &tensor) {
-    if (tensor.is_contiguous()) return tensor;
-    const auto sizes = tensor.sizes();
-    const int32_t type = type_of(tensor);
-    Tensor copy = sizes.size() == 1   ? empty({sizes[0]}, type, tensor)
-                  : sizes.size() == 2 ? empty({sizes[0], sizes[1]}, type, tensor)
-                                      : empty({sizes[0], sizes[1], sizes[2]}, type, tensor);
-    check(aoti_torch_copy_(copy.get(), tensor.get(), 0));
-    return copy;
-}
 
 /* ---- rows: see rows.py ---- */
 
@@ -87,7 +26,8 @@ int whole(int64_t width, std::initializer_list<const Tensor *> tensors) {
     return width % chunk == 0;
 }
 
-void launch_norm(const Tensor &normed, const Tensor *total, const Tensor &x, const Tensor *residual, const Tensor &weight, double eps) {
+void launch_norm(const Tensor &normed, const Tensor *total, const Tensor &x, const Tensor *residual, const Tensor &weight,
+                 double eps) {
     const int64_t rows = x.size(0), width = x.size(1);
     if (rows == 0) return;
     const int is_whole = residual ? whole(width, {&x, residual, &normed, total}) : whole(width, {&x, &normed});
@@ -98,13 +38,21 @@ void launch_norm(const Tensor &normed, const Tensor *total, const Tensor &x, con
            int64_t(x.stride(0)), int64_t(residual ? residual->stride(0) : 0), int32_t(is_whole));
 }
 
+void expect_rows(const Tensor &x, const Tensor &weight, double eps) {
+    require(fits(x, {ANY, ANY}) && is_float(scalar_of(x)) && together(x, {&weight}));
+    expect_norm(weight, x.size(1), scalar_of(x), eps);
+}
+
 Tensor rms_norm(const Tensor &x, const Tensor &weight, double eps) {
+    expect_rows(x, weight, eps);
     const Tensor normed = empty({x.size(0), x.size(1)}, type_of(x), x);
     launch_norm(normed, nullptr, x, nullptr, weight, eps);
     return normed;
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, const Tensor &weight, double eps) {
+    expect_rows(x, weight, eps);
+    require(fits(residual, {x.size(0), x.size(1)}) && type_of(residual) == type_of(x) && together(x, {&residual}));
     const Tensor normed = empty({x.size(0), x.size(1)}, type_of(x), x), total = empty({x.size(0), x.size(1)}, type_of(x), x);
     launch_norm(normed, &total, x, &residual, weight, eps);
     return {normed, total};
@@ -119,38 +67,56 @@ int gate_of(StringHandle name) {
     const std::string_view said(text, length);
     const int gate = said == "silu" ? 0 : said == "gelu_tanh" ? 1 : -1;
     check(torch_delete_string(name));
-    if (gate < 0) throw std::runtime_error("a gate is silu or gelu_tanh");
+    require(gate >= 0);
     return gate;
 }
 
 Tensor gate_and_mul(const Tensor &x, StringHandle gate_name) {
     const int gate = gate_of(gate_name);
+    require(fits(x, {ANY, ANY}) && is_float(scalar_of(x)));
     const int64_t rows = x.size(0), width = x.size(1) / 2;
     const Tensor result = empty({rows, width}, type_of(x), x);
-    const int64_t chunk_bytes = ROW_THREADS * CHUNK_BYTES, blocks = (width * int64_t(x.element_size()) + chunk_bytes - 1) / chunk_bytes;
     if (rows == 0 || width == 0) return result;
+    const int64_t block_bytes = ROW_THREADS * CHUNK_BYTES, row_bytes = width * int64_t(x.element_size());
+    const unsigned blocks = unsigned((row_bytes + block_bytes - 1) / block_bytes);
     const Scalar scalar = scalar_of(x);
-    launch(device_of(x), {Kernel::GATE_AND_MUL, scalar, scalar, scalar, 0}, {{unsigned(rows), unsigned(blocks), 1}, ROW_THREADS, 0},
-           address(result), address(x), int32_t(width), int64_t(x.stride(0)), int32_t(gate), int32_t(whole(width, {&x, &result})));
+    launch(device_of(x), {Kernel::GATE_AND_MUL, scalar, scalar, scalar, 0}, {{unsigned(rows), blocks, 1}, ROW_THREADS, 0},
+           address(result), address(x), int32_t(width), int64_t(x.stride(0)), int32_t(gate),
+           int32_t(whole(width, {&x, &result})));
     return result;
 }
 
 bool is_wide(const Maybe &norm) { return norm && scalar_of(*norm) == Scalar::FLOAT32; }
 
+/* qkv [T, (heads + 2 * kv_heads) * D], slots int64 [T], angles float32 [T, R / 2] with R <= D: both or none. */
+void expect_turn(const Tensor &qkv, const Maybe &cosine, const Maybe &sine, const Tensor &key_cache, const Tensor &slots) {
+    require(fits(qkv, {ANY, ANY}) && is_float(scalar_of(qkv)) && together(key_cache, {&qkv, &slots}));
+    const int64_t tokens = qkv.size(0), width = qkv.size(1), kv_heads = key_cache.size(1), head_dim = key_cache.size(3);
+    require(width % head_dim == 0 && width / head_dim % kv_heads == 0 && width / head_dim >= 3 * kv_heads);
+    require(fits(slots, {tokens}) && type_of(slots) == aoti_torch_dtype_int64());
+    require(cosine.has_value() == sine.has_value());
+    if (!cosine) return;
+    require(fits(*cosine, {tokens, ANY}) && fits(*sine, {tokens, cosine->size(1)}) && 2 * cosine->size(1) <= head_dim);
+    require(scalar_of(*cosine) == Scalar::FLOAT32 && scalar_of(*sine) == Scalar::FLOAT32 && together(qkv, {&*cosine, &*sine}));
+}
+
 Tensor rotary_kv_write(const Tensor &qkv, const Maybe &q_norm, const Maybe &k_norm, double eps, const Maybe &cosine,
                        const Maybe &sine, const Tensor &key_cache, const Tensor &value_cache, const Tensor &slots,
                        double key_scale, double value_scale) {
+    expect_caches(key_cache, value_cache, key_scale, value_scale);
+    expect_turn(qkv, cosine, sine, key_cache, slots);
     const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2), head_dim = key_cache.size(3);
+    for (const Maybe *norm : {&q_norm, &k_norm})
+        if (*norm) expect_norm(**norm, head_dim, scalar_of(qkv), eps), require(together(qkv, {&**norm}));
     const int64_t tokens = qkv.size(0), heads = qkv.size(1) / head_dim - 2 * kv_heads;
     const Tensor query = empty({tokens, heads, head_dim}, type_of(qkv), qkv);
     if (tokens == 0) return query;
     const Maybe cosines = cosine ? Maybe(dense(*cosine)) : Maybe(), sines = sine ? Maybe(dense(*sine)) : Maybe();
-    const Tensor places = dense(slots);
     const Scalar scalar = scalar_of(qkv);
     launch(device_of(qkv), {Kernel::ROTARY_KV_WRITE, scalar, scalar, scalar_of(key_cache), 0},
            {{unsigned(tokens), 1, 1}, TOKEN_THREADS, unsigned(TOKEN_THREADS / WARP * head_dim * 4)}, address(query),
            address(key_cache), address(value_cache), address(qkv), address(q_norm), address(k_norm), address(cosines),
-           address(sines), address(places), float(eps), float(key_scale), float(value_scale), int64_t(qkv.stride(0)),
+           address(sines), address(slots), float(eps), float(key_scale), float(value_scale), int64_t(qkv.stride(0)),
            int32_t(heads), int32_t(kv_heads), int32_t(head_dim), int32_t(block_size), int32_t(cosines ? cosines->size(1) : 0),
            int32_t(is_wide(q_norm)), int32_t(is_wide(k_norm)));
     return query;
@@ -178,7 +144,9 @@ unsigned shared_bytes(const Tensor &query, const Tensor &key_cache, int warps, b
 Tensor paged_attention(const Tensor &given, const Tensor &key_cache, const Tensor &value_cache, const Tensor &block_table,
                        const std::vector<Tensor> &plan, int64_t slot_count, bool narrow_is_partial, double scale,
                        int64_t window, double softcap, double key_scale, double value_scale) {
-    if (plan.size() != PLANNED_COUNT) throw std::runtime_error("a plan has seven tensors");
+    expect_caches(key_cache, value_cache, key_scale, value_scale);
+    require(fits(given, {ANY, ANY, key_cache.size(3)}) && is_float(scalar_of(given)) && together(key_cache, {&given}));
+    require(given.size(1) % key_cache.size(1) == 0 && scale > 0 && !(softcap < 0) && plan.size() == PLANNED_COUNT);
     const Tensor query = dense(given);
     const int64_t tokens = query.size(0), heads = query.size(1), head_dim = query.size(2);
     const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2);
@@ -194,12 +162,12 @@ Tensor paged_attention(const Tensor &given, const Tensor &key_cache, const Tenso
     const unsigned parts = unsigned((heads / kv_heads + TILE_ROWS - 1) / TILE_ROWS);
     const auto attend = [&](const Tensor &units, int warps, bool is_partial) {
         if (units.size(0) == 0) return;
-        launch(device, form,
-               {{unsigned(units.size(0)), unsigned(kv_heads), parts}, warps * WARP, shared_bytes(query, key_cache, warps, is_partial)},
-               address(output), values, marks, address(query), address(key_cache), address(value_cache), address(units),
-               address(plan[TILES]), address(plan[TOKENS]), address(plan[LIMITS]), address(plan[PARTIALS]), address(block_table),
-               int64_t(block_table.stride(0)), int32_t(heads), int32_t(kv_heads), int32_t(block_size), int32_t(window),
-               float(scale * key_scale * LOG2_E), float(softcap * LOG2_E), float(value_scale));
+        const unsigned shared = shared_bytes(query, key_cache, warps, is_partial);
+        launch(device, form, {{unsigned(units.size(0)), unsigned(kv_heads), parts}, warps * WARP, shared}, address(output),
+               values, marks, address(query), address(key_cache), address(value_cache), address(units),
+               address(plan[TILES]), address(plan[TOKENS]), address(plan[LIMITS]), address(plan[PARTIALS]),
+               address(block_table), int64_t(block_table.stride(0)), int32_t(heads), int32_t(kv_heads), int32_t(block_size),
+               int32_t(window), float(scale * key_scale * LOG2_E), float(softcap * LOG2_E), float(value_scale));
     };
     attend(plan[WIDE], head_dim <= LARGE_HEAD ? WARPS : WARPS / 2, false);
     attend(plan[NARROW], 1, narrow_is_partial);
