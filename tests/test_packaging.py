@@ -75,6 +75,16 @@ def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path,
     assert with_sources["package_dir"] == {"vnext.kernels.cuda.sources": "cuda"}
 
 
+def test_launches_are_built_where_torch_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that lies beside their sources, and left out where setup.py finds no torch."""
+    name, folder = "vnext.kernels.cuda._native", root / "vnext" / "kernels" / "cuda"
+    (built,) = (each for each in setup_arguments(root, monkeypatch)["ext_modules"] if each.name == name)
+    found = {path.name for path in folder.iterdir() if path.suffix in (".cpp", ".h")}
+    assert {Path(path).name for path in (*built.sources, *built.depends)} == found
+    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None)
+    assert name not in {each.name for each in setup_arguments(root, monkeypatch)["ext_modules"]}
+
+
 def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None:
     found = pins(root)
     for line in [*told["install_requires"], *told["extras_require"]["dev"]]:

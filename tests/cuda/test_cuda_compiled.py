@@ -204,9 +204,18 @@ def test_tokens_of_no_row_and_queries_apart_in_memory(recorded: Recorded, both_a
     plan = operations.attention_metadata(step.starts, step.contexts, step.table, 16, 2).plan(4, 16, 0)
     apart = torch.cat((step.query, step.query[:5])).repeat_interleave(2, 1)[:, ::2]
     assert not apart.is_contiguous()
-    assert not attention.paged_attention(apart, *step.caches, step.table, plan, 0.25).any(), "nothing was computed"
-    assert not OPS.paged_attention(apart, *step.caches, step.table, list(plan[:7]), *plan[7:], 0.25, 0, 0.0).any()
+    attention.paged_attention(apart, *step.caches, step.table, plan, 0.25)
     assert both_attend == [3]
+    query, places = apart.contiguous(), set()
+    for _ in range(50):  # until the result lies where ones have been: no kernel is there that would write zeros
+        used = torch.ones_like(query)
+        places.add(used.data_ptr())
+        del used
+        result = OPS.paged_attention(query, *step.caches, step.table, list(plan[:7]), *plan[7:], 0.25, 0, 0.0)
+        assert not result.any(), "tokens of no row have no attention"
+        if result.data_ptr() in places:
+            return
+    raise AssertionError("memory was never used again")
 
 
 # ---- what is asked, and refused ----------------------------------------------------------------------------------
@@ -314,7 +323,7 @@ def test_a_machine_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compiled, "is_usable", lambda: True)
     monkeypatch.setattr(compiled, "_refused", {})
     compiled.serve_gpu()
-    assert compiled.describe().startswith("from Python: lib") and not compiled.serves("cuda")
+    assert ".so" in compiled.describe().removeprefix("from Python: ") and not compiled.serves("cuda")
 
 
 def test_sizes_of_a_plan_are_as_the_plan_has_them() -> None:
