@@ -25,7 +25,7 @@ from vnext.kernels.table import cuda_door
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 4096, 14336, 32, 8, 128, 16
 CONTEXT = 1000
-ROUNDS, ITERATIONS = 40, 200
+ROUNDS, ITERATIONS = 300, 50
 SHARED_BYTES = 227 * 1024
 BF16 = torch.bfloat16
 NOTHING = "int cuLaunchKernel(void) { return 0; }"

@@ -256,9 +256,10 @@ def test_what_goes_wrong_is_told_in_its_own_words(recorded: Recorded) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="^asked for the first time inside a graph's capture"):
             OPS.rms_norm(x, weight, 1e-6)
-    recorded.refusal = ValueError("tensors are on another GPU")
-    with pytest.raises(RuntimeError, match="ValueError: tensors are on another GPU"):
-        OPS.rms_norm(x, weight, 1e-6)
+    for refusal, told in ((ValueError("tensors are on another GPU"), "ValueError: tensors are on"), (MemoryError(), "MemoryError")):
+        recorded.refusal = refusal
+        with pytest.raises(RuntimeError, match=told):
+            OPS.rms_norm(x, weight, 1e-6)
     recorded.refusal, recorded.code = None, 719
     with pytest.raises(RuntimeError, match="code 719 means nothing"):
         OPS.rms_norm(x, weight, 1e-6)

@@ -124,7 +124,7 @@ def prepare(
     try:
         return kernel_for(device, source, name, defines).prepare(shared_mem)
     except Exception as error:  # of compilers, drivers, torch and backends: all of them are told where the operation was asked for
-        return f"{error}" if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+        return str(error) if isinstance(error, RuntimeError) and str(error) else f"{type(error).__name__}: {error}"
 
 
 # ---- a GPU -------------------------------------------------------------------------------------------------------
