@@ -7,6 +7,7 @@ the package, because its own name belongs to NVIDIA's namespace package.
 from __future__ import annotations
 
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -103,6 +104,35 @@ def cpu_kernels() -> Extension:
     )
 
 
+# Against torch's stable interface of 2.11: what is built with a later torch serves 2.11 as well. Where torch is not there (pip
+# builds in isolation unless told otherwise) the form in Python serves; `vnext doctor` says so.
+LAUNCH_FOLDER = Path("vnext") / "kernels" / "cuda"
+LAUNCH_FLAGS = ["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+
+
+def launches() -> list[Extension]:
+    """Launches of the GPU's kernels, if torch is installed where this is built. It is looked for, not imported."""
+    torch = find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return []
+    folder = Path(torch.submodule_search_locations[0])
+    if not (folder / "include" / "torch" / "csrc" / "stable" / "library.h").is_file():
+        return []
+    return [
+        Extension(
+            "vnext.kernels.cuda._native",
+            [(LAUNCH_FOLDER / name).as_posix() for name in ("launch.cpp", "operations.cpp")],
+            depends=[(LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h")],
+            include_dirs=[str(folder / "include")],
+            library_dirs=[str(folder / "lib")],
+            libraries=["torch_cpu"],
+            extra_compile_args=LAUNCH_FLAGS,
+            language="c++",
+            optional=True,
+        )
+    ]
+
+
 class BuildEachFile(build_ext):
     """Compiles a file of the CPU's kernels with the flags of its instruction set."""
 
@@ -141,7 +171,7 @@ setup(
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
     package_data={"vnext": ["demo_model/*"], "vnext.replay.ui": ["page/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
-    ext_modules=[*COMPILED, cpu_kernels()],
+    ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": BuildEachFile},
     install_requires=CORE + RUNTIME + EDGE,
     extras_require={"cuda": CUDA, "cuda-test": CUDA_TEST, "ray": ["ray>=2.50"], "dev": DEV},

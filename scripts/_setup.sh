@@ -2,8 +2,9 @@
 #
 #   set_up EXTRA     EXTRA is "" or "dev"; afterwards $VENV/bin holds everything. Costs under a second when nothing changed.
 #
-# A stamp is a hash of setup.py, constraints.txt, what is compiled and the Python in use, written last: an interrupted
-# set-up is simply repeated. From the caller: PYTHON (which interpreter; default: the first that fits), VENV (where; default: .venv here).
+# A stamp is a hash of setup.py, constraints.txt, every source that is compiled, where they lie and the Python in use, written
+# last: an interrupted set-up is simply repeated. From the caller: PYTHON (which interpreter; default: the first that fits),
+# VENV (where; default: .venv here).
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$ROOT/.venv}"
@@ -48,14 +49,17 @@ choose_python() {
         "install it, or name one with PYTHON=/path/to/python3.11 $0"
 }
 
-# Prints what an installation depends on, as one hash.
+# Prints what an installation depends on, as one hash: two lists, and every source that is compiled.
 fingerprint() {
     "$1" -c '
 import hashlib, pathlib, sys
-parts = [sys.version.encode(), sys.argv[1].encode()]
-parts += [(pathlib.Path(sys.argv[1]) / name).read_bytes() for name in sys.argv[2:]]
+root = pathlib.Path(sys.argv[1])
+sources = sorted(path for path in (root / "vnext").rglob("*.*") if path.suffix in (".c", ".cpp", ".h"))
+parts = [sys.version.encode()]
+for path in [root / "setup.py", root / "constraints.txt", *sources]:
+    parts += [str(path).encode(), path.read_bytes()]
 print(hashlib.sha256(b"\0".join(parts)).hexdigest())
-' "$ROOT" setup.py constraints.txt vnext/runtime/_ring.c vnext/runtime/_exchange.c vnext/runtime/rank_sum.h vnext/state/_columns.c
+' "$ROOT"
 }
 
 is_stamped() { [ "$(cat "$VENV/.vnext-$1" 2>/dev/null)" = "$2" ]; }

@@ -75,6 +75,16 @@ def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path,
     assert with_sources["package_dir"] == {"vnext.kernels.cuda.sources": "cuda"}
 
 
+def test_launches_are_built_where_torch_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that lies beside their sources, and left out where setup.py finds no torch."""
+    name, folder = "vnext.kernels.cuda._native", root / "vnext" / "kernels" / "cuda"
+    (built,) = (each for each in setup_arguments(root, monkeypatch)["ext_modules"] if each.name == name)
+    found = {path.name for path in folder.iterdir() if path.suffix in (".cpp", ".h")}
+    assert {Path(path).name for path in (*built.sources, *built.depends)} == found
+    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None)
+    assert name not in {each.name for each in setup_arguments(root, monkeypatch)["ext_modules"]}
+
+
 def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None:
     found = pins(root)
     for line in [*told["install_requires"], *told["extras_require"]["dev"]]:
@@ -187,12 +197,16 @@ def test_a_stamped_environment_is_taken_as_it_is(root: Path, tmp_path: Path) -> 
     assert (ran.stdout, ran.stderr, ran.returncode) == ("done\n", "", 0)
 
 
-def test_another_constraint_is_another_stamp(root: Path, tmp_path: Path) -> None:
-    copied = 'here="$PWD"; (cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/*/_*.c vnext/runtime/*.h)'
-    prints = set_up(
-        root,
-        tmp_path,
-        f'fingerprint "{sys.executable}"; {copied}; ROOT="$here"; echo x==1 >> constraints.txt; '
-        f'fingerprint "{sys.executable}"',
-    ).stdout.split()
-    assert len(prints) == 2 and prints[0] != prints[1]
+def test_whatever_is_built_from_is_in_the_stamp(root: Path, tmp_path: Path) -> None:
+    """Every source that setup.py compiles, and what it includes: a change of one is another stamp; a Python file is none."""
+    sources = '$(find vnext -name "*.c" -o -name "*.cpp" -o -name "*.h")'
+    copied = f'cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/version.py {sources}'
+    changes = (
+        "true", "echo >> vnext/version.py", "echo x==1 >> constraints.txt", "echo >> setup.py", "echo >> vnext/state/_names.c",
+        "echo >> vnext/kernels/cpu/lanes.h", "echo >> vnext/kernels/cuda/operations.cpp", "touch vnext/state/new.h",
+    )  # fmt: skip
+    turns = "; ".join(f'{change}; fingerprint "{sys.executable}"' for change in changes)
+    ran = set_up(root, tmp_path, f'here="$PWD"; ({copied}); ROOT="$here"; {turns}')
+    prints = ran.stdout.split()
+    assert len(prints) == len(changes), ran.stderr
+    assert prints[0] == prints[1] and len(set(prints)) == len(changes) - 1

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perf.gpu import bench_attention, bench_rows, bench_step
+from perf.gpu import bench_attention, bench_launch, bench_rows, bench_step
 from perf.gpu.place import Place, place
 from perf.gpu.report import FAILED, PASSED, Figure, Report, figure
 
 Measurements = Callable[[Place, float | None], Iterator[tuple[tuple[Figure, ...], dict[str, Any]]]]
-SUITES: tuple[Measurements, ...] = (bench_attention.run, bench_rows.run, bench_step.run)
+SUITES: tuple[Measurements, ...] = (bench_attention.run, bench_launch.run, bench_rows.run, bench_step.run)
 
 
 def run(dry: bool, folder: Path) -> Report:

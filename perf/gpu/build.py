@@ -44,7 +44,7 @@ def run(dry: bool, folder: Path) -> Report:
     wrong = [f"{', '.join(spilled)} spill"] if spilled else []
     if not dry:
         wrong += loaded(found)
-    said = "; ".join(wrong) or f"{len(found)} kernels for {arch}"
+    said = "; ".join(wrong) or f"{len(found)} kernels for {arch}" + (f", launched {built['launches']}" if built else "")
     return Report(FAILED if wrong else PASSED, said, details=details)
 
 
@@ -54,8 +54,11 @@ def extensions() -> dict[str, Any]:
     command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace", f"--parallel={WORKERS_MAX}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, flush=True)
-    names = sorted(path.stem.partition(".")[0] for path in (ROOT / "vnext").rglob("*.so"))
-    return {"status": done.returncode, "seconds": round(time.monotonic() - begin_s, 1), "built": names}
+    seconds = round(time.monotonic() - begin_s, 1)
+    names = sorted(path.relative_to(ROOT).as_posix().partition(".")[0] for path in (ROOT / "vnext").rglob("*.so"))
+    asked = "from vnext.kernels.cuda import operations, compiled; print(compiled.describe())"
+    told = subprocess.run((sys.executable, "-c", asked), cwd=ROOT, capture_output=True, text=True, check=False)
+    return {"status": done.returncode, "seconds": seconds, "built": names, "launches": told.stdout.strip()}
 
 
 def compiled(forms: list[tuple[str, Defines]], arch: str, workers: int) -> list[dict[str, Any]]:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-from perf.gpu.place import CASES, Place, place, use_cases
+from perf.gpu.place import CASES, Place, launch_forms, place, use_cases
 from perf.gpu.report import FAILED, MISSING, PASSED, ROOT, SKIPPED, Report
+from vnext.kernels.cuda import compiled
 
 KERNEL_TESTS = ("attention", "rows", "sampling", "operations")
 DRY_KERNEL_TESTS = ("tests/cuda/test_gpu_check.py", "-k", "carried")
@@ -67,19 +68,25 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def kernels(dry: bool, folder: Path) -> Report:
-    """The tests of tests/cuda with every launch carried to the GPU; the table's operations on the GPU's own tensors."""
+    """The tests of tests/cuda with every launch carried to the GPU; the table's operations on the GPU's own tensors, both
+    from C++ and from Python."""
     if dry:
         checked = tests("--confcutdir=tests/cuda", *DRY_KERNEL_TESTS)
     else:
         files = [f"tests/cuda/test_cuda_{name}.py" for name in KERNEL_TESTS]
         checked = tests("--confcutdir=tests/cuda", *files, VNEXT_KERNELS_ON="gpu")
-    here = place(dry, folder)
+    here, forms = place(dry, folder), []
     wrong = [checked.why] if checked.verdict == FAILED else []
-    try:
-        on_device(here)
-    except AssertionError as error:
-        wrong.append(f"the table's operations on {here.device}: {error or 'a result differs from its reference'}")
-    return Report(FAILED if wrong else PASSED, "; ".join(wrong) or checked.why, details=checked.details)
+    for form in launch_forms(here):
+        forms.append(form)
+        try:
+            on_device(here)
+        except AssertionError as error:
+            said = error or "a result differs from its reference"
+            wrong.append(f"the table's operations on {here.device}, launched {form}: {said}")
+    wrong += [] if len(forms) == 2 else [f"launches {compiled.describe()}"]
+    why = "; ".join(wrong) or f"{checked.why}, launches {' and '.join(forms)}"
+    return Report(FAILED if wrong else PASSED, why, details=checked.details | {"forms": forms})
 
 
 def on_device(here: Place) -> None:

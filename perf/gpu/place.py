@@ -7,6 +7,8 @@ CPU's, the CUDA kernels run on it by the shim, and no time is taken.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ import torch
 
 from perf.gpu.report import ROOT
 from perf.gpu.timing import Clock, DryClock, GpuClock
+from vnext.kernels.cuda import compiled
 from vnext.kernels.table import Operations, operations, plain_operations
 
 CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels", ROOT / "tests")
@@ -52,7 +55,7 @@ def place(dry: bool, libraries: Path) -> Place:
 def use_shim(libraries: Path) -> None:
     """CPU tensors by the host shim, compiled quickly."""
     use_cases()
-    from host_shim import HostBackend, compiler
+    from host_shim import HostBackend, HostLauncher, compiler
 
     from vnext.kernels.cuda import backends
 
@@ -60,3 +63,13 @@ def use_shim(libraries: Path) -> None:
         raise RuntimeError("a dry run compiles the kernels for the CPU: install g++")
     backend = HostBackend(libraries, ("-O0",), precompile=True)
     backends.use("cpu", lambda: backend)
+    if compiled.is_built():
+        compiled.serve("cpu", HostLauncher(backend).launcher())
+
+
+def launch_forms(place: Place) -> Iterator[str]:
+    """Both forms of the operations, one after the other, in use until the next is asked for: "from C++", "from Python"."""
+    if compiled.serves(place.device.type):
+        yield "from C++"
+    with compiled.set_aside(place.device.type) if compiled.serves(place.device.type) else nullcontext():
+        yield "from Python"

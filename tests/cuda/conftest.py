@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from carried import CarriedBackend, gpu_backend
-from host_shim import HostBackend, compiler
+from host_shim import HostBackend, HostLauncher, compiler
 
 from vnext.kernels import contracts
-from vnext.kernels.cuda import backends, operations
+from vnext.kernels.cuda import backends, compiled, operations
 from vnext.kernels.table import Operations, checked, plain_operations
 
 ON_GPU = os.environ.get("VNEXT_KERNELS_ON") == "gpu"
@@ -55,3 +55,13 @@ def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
     monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: chosen)
     monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: chosen)
     return chosen
+
+
+@pytest.fixture
+def from_cpp(shim: HostBackend) -> Iterator[HostLauncher]:
+    """The compiled form of the operations, over the shim. The functions of rows.py and attention.py stay what they are."""
+    if ON_GPU or not compiled.is_built():
+        pytest.skip("launches of carried tensors go through Python" if ON_GPU else compiled.describe())
+    launcher = HostLauncher(shim)
+    with compiled.serving("cpu", launcher.launcher()):
+        yield launcher

@@ -34,14 +34,18 @@ Join = Callable[..., DeviceGroup]
 
 
 def run_ranks(backend: RankBackend, world_size: int, work: Callable[[int, Join], Any], kill_after_s: float = 0.0) -> list[Any]:
-    """`work(rank, join)` in a fork for each rank; what each returned, or its exit status. The last may be killed."""
-    pids, pipes = [], [os.pipe() for _ in range(world_size)]
+    """`work(rank, join)` in a fork for each rank; what each returned, or its exit status. The last may be killed, so long
+    after all have joined."""
+    pids, pipes, (joined_in, joined_out) = [], [os.pipe() for _ in range(world_size)], os.pipe()
     with tempfile.TemporaryDirectory() as folder:
         for rank, (_, pipe_out) in enumerate(pipes):
             if pid := os.fork():
                 pids.append(pid)
                 continue
-            os._exit(run_rank(backend, rank, world_size, folder, work, pipe_out))
+            os._exit(run_rank(backend, rank, world_size, folder, work, pipe_out, joined_out))
+        os.close(joined_out)
+        with os.fdopen(joined_in, "rb") as joined:
+            joined.read(world_size)  # fewer where one has ended before
         if kill_after_s:
             time.sleep(kill_after_s)
             os.kill(pids[-1], signal.SIGKILL)
@@ -49,14 +53,16 @@ def run_ranks(backend: RankBackend, world_size: int, work: Callable[[int, Join],
 
 
 def run_rank(
-    backend: RankBackend, rank: int, world_size: int, folder: str, work: Callable[[int, Join], Any], pipe: int
+    backend: RankBackend, rank: int, world_size: int, folder: str, work: Callable[[int, Join], Any], pipe: int, joined: int
 ) -> int:
-    """In a fork: the exit status."""
+    """In a fork: the exit status. Writes its work's answer to one pipe, and a byte to the other once it has joined."""
     backend.order = ORDERS[rank % len(ORDERS)] | (STRAGGLING if rank == 1 else 0)
     store = dist.FileStore(f"{folder}/rendezvous", world_size)
 
     def join_with(limits: Limits = LIMITS) -> DeviceGroup:
-        return join(store, rank, world_size, limits, FileMemory)
+        group = join(store, rank, world_size, limits, FileMemory)
+        os.write(joined, b".")
+        return group
 
     try:
         os.write(pipe, json.dumps(work(rank, join_with)).encode())

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
 from vnext.kernels.cuda.backends import Defines, sources
+from vnext.kernels.cuda.compiled import Launcher, address_of
 
 SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
@@ -61,13 +62,46 @@ class HostKernel:
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
     ) -> None:
-        shape = (ctypes.c_uint * 6)(*three(grid), *three(block))
-        expect_limits(self._name, three(grid), three(block), shared_mem)
         values = Arguments(arguments)
+        self.launch(three(grid), three(block), values.address, shared_mem)
+
+    def launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], pointers: int, shared_mem: int) -> None:
+        """With the address of the pointers to the arguments."""
+        shape = (ctypes.c_uint * 6)(*grid, *block)
+        expect_limits(self._name, grid, block, shared_mem)
         order, workers = self._backend.order, self._backend.workers
-        error = self._launch(ctypes.addressof(shape), shared_mem, workers, order, values.address)
+        error = self._launch(ctypes.addressof(shape), shared_mem, workers, order, pointers)
         if error is not None:
             raise KernelError(f"{self._name}: {error.decode()}")
+
+    def prepare(self, shared_mem: int) -> tuple[int, int]:
+        """For launches from C++: a handle that `HostLauncher` knows."""
+        self._backend.handles[id(self)] = self
+        return id(self), SHARED_BYTES_MOST
+
+
+class HostLauncher:
+    """cuLaunchKernel's form over the shim's kernels, for the compiled operations."""
+
+    FORM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
+
+    def __init__(self, backend: HostBackend) -> None:
+        self._backend, self._said, self.launches = backend, "", 0
+        self._function = self.FORM(self.launch)
+
+    def launch(self, handle: int, *rest: int) -> int:
+        *sizes, shared_mem, _, pointers, _ = rest
+        self.launches += 1
+        try:
+            self._backend.handles[handle].launch(tuple(sizes[:3]), tuple(sizes[3:]), pointers, shared_mem)
+        except KernelError as error:
+            self._said = str(error)
+            return 1
+        return 0
+
+    def launcher(self) -> Launcher:
+        """As `compiled.serve` takes it; this object must live as long."""
+        return Launcher(address_of(self._function), 0, lambda code: self._said)
 
 
 class HostBackend:
@@ -82,6 +116,7 @@ class HostBackend:
         self._precompile = precompile
         self._folder, self._flags, self._include = folder, tuple(flags), include or sources()
         self._libraries: dict[tuple[str, Defines], ctypes.CDLL] = {}
+        self.handles: dict[int, HostKernel] = {}
         self.order, self.workers = 0, 1
 
     def kernel(self, source: str, name: str, defines: Defines) -> HostKernel:

@@ -94,6 +94,7 @@ def test_more_shared_memory_is_asked_for_once_and_only_what_there_is(gpu: Gpu) -
     for shared in (48 * 1024, 60_000, 50_000, 100_000, 100_000):
         norm((1,), (32,), (x, np.float32(1)), shared_mem=shared)
     assert gpu.named("attribute") == [(8, SHARED_LIMIT, 60_000), (8, SHARED_LIMIT, 100_000)]
+    assert norm.prepare(0) == (8, 100_000), "what launches from C++ are told"
     with pytest.raises(RuntimeError, match=f"rms_norm needs {GIVEN + 1} bytes of shared memory a block but this GPU gives {GIVEN}"):
         norm((1,), (32,), (x, np.float32(1)), shared_mem=GIVEN + 1)
     assert len(gpu.named("launch")) == 5

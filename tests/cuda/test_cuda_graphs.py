@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from device_ranks import RankBackend, run_threads
 from device_twin import CaptureError, TwinDevice
 from device_watch import watch_steps
 from graph_cases import answers
-from host_shim import ORDERS, HostBackend
+from host_shim import ORDERS, HostBackend, HostLauncher
 from msgspec.structs import replace
 from rank_drive import (
     EXPERTS,
@@ -32,7 +33,7 @@ from rank_drive import (
 from vnext.kernels import products
 from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
-from vnext.kernels.cuda import attention, backends, operations
+from vnext.kernels.cuda import attention, backends, compiled, operations
 from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, plain_operations
@@ -88,19 +89,24 @@ def test_splits_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "arrive"), [({}, picky_arrivals), (WINDOWS, some_arrivals)], ids=["one group, asking for much", "two groups"]
+    ("changes", "arrive"),
+    [({}, picky_arrivals), (WINDOWS, some_arrivals)],
+    ids=["one group, asking for much", "two groups, from C++"],
 )
 def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
-    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object],
+    kernels: Operations, shim: HostBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object],
     arrive: Callable[[int, int], list[RequestArrived]],
 ) -> None:  # fmt: skip
-    """And no step of either waits for the device."""
+    """And no step of either waits for the device. Steps as they are launch from Python; graphs do too, or are recorded and
+    replayed with launches from C++."""
     folder, watches = tiny_checkpoint(tmp_path / "tiny", **changes), watch_steps(monkeypatch)
     given = {"arrive": arrive} if changes else {"arrive": arrive, "block_count": 18}  # of which some are taken from rows
     expected, ran = answers(kernels, folder, Shapes((), ()), **given)
     assert ran["graph"] == ran["pieces"] == 0 and ran["eager"] > 10
-    found, ran = answers(kernels, folder, Shapes((2, 8), (24,)), **given)
-    assert found == expected
+    launcher = HostLauncher(shim) if changes and compiled.is_built() else None
+    with compiled.serving("cpu", launcher.launcher()) if launcher else nullcontext():
+        found, ran = answers(kernels, folder, Shapes((2, 8), (24,)), **given)
+    assert found == expected and (launcher is None or launcher.launches > 100)
     assert ran["graph"] > 5 and ran["pieces"] > 0 and ran["eager"] == 0
     assert len(watches) > 25 and all(watch.looks > 20 for watch in watches)
 

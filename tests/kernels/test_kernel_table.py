@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from vnext.kernels.contracts import ContractError
-from vnext.kernels.table import DEVICE_TYPES, Operations, choose, operations, rows
+from vnext.kernels.cuda import compiled, operations as cuda_operations
+from vnext.kernels.table import DEVICE_TYPES, Operations, choose, cuda_door, operations, rows
 
 
 def test_every_operation_has_a_row_for_every_device() -> None:
@@ -108,3 +109,13 @@ def test_the_door_refuses(operation: str, arguments: tuple[Any, ...], message: s
     function: Callable[..., Any] = choose(operation, "cpu")
     with pytest.raises(ContractError, match=message):
         function(*arguments)
+
+
+@pytest.mark.skipif(not compiled.is_built(), reason=compiled.describe())
+@pytest.mark.parametrize(("operation", "arguments", "message"), [case for case in REFUSED if case[0] in compiled.OPERATIONS])
+def test_operations_that_look_for_themselves_refuse_the_same(operation: str, arguments: tuple[Any, ...], message: str) -> None:
+    """No launch is come to: there is no launch function."""
+    door = cuda_door(getattr(cuda_operations, operation), True)
+    with compiled.serving("cpu", compiled.Launcher(1, 0, str)), pytest.raises(ContractError, match=message) as caught:
+        door(*arguments)
+    assert operation == "paged_attention" or "asks for" in str(caught.value.__context__), "refused by the operation first"

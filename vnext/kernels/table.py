@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from vnext.kernels import batch_index, contracts, paged_attention, products, references
 from vnext.kernels.cpu import native, operations as cpu_operations
-from vnext.kernels.cuda import backends, operations as cuda_operations
+from vnext.kernels.cuda import backends, compiled, operations as cuda_operations
 
 DEVICE_TYPES = ("cpu", "cuda")
 
@@ -73,6 +73,20 @@ def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callabl
     return door
 
 
+def explained(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which refuses by itself what its contract excludes; the contract then says what is wrong."""
+
+    @wraps(function)
+    def door(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RuntimeError:
+            check(*arguments)
+            raise
+
+    return door
+
+
 def reference_entries() -> list[Entry]:
     """The references, on every kind of device."""
     pairs = (
@@ -123,13 +137,17 @@ def cuda_entries() -> list[Entry]:
     """The GPU's kernels, where they can be compiled."""
     if not backends.is_usable():
         return []
+    looking = compiled.OPERATIONS if compiled.serves("cuda") else ()
     return [
-        Entry(
-            Row(function.__name__, "cuda", "cuda", cuda_operations.SUMMARY),
-            checked(getattr(contracts, f"check_{function.__name__}"), function),
-        )
+        Entry(Row(function.__name__, "cuda", "cuda", cuda_operations.SUMMARY), cuda_door(function, function.__name__ in looking))
         for function in cuda_operations.FUNCTIONS
     ]
+
+
+def cuda_door(function: Callable[..., Any], is_looking: bool) -> Callable[..., Any]:
+    """The function behind its contract, or, where it looks at its arguments itself, before it."""
+    check = getattr(contracts, f"check_{function.__name__}")
+    return explained(check, function) if is_looking else checked(check, function)
 
 
 def numba_entries() -> list[Entry]:

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from vnext.kernels import batch_index
-from vnext.kernels.cuda import attention, backends, flashinfer
+from vnext.kernels.cuda import attention, backends, compiled, flashinfer
 from vnext.kernels.table import operations
 from vnext.models.config import ModelConfig
 from vnext.models.sharding import Parallel
@@ -148,6 +148,7 @@ def describe() -> dict[str, str]:
     return {
         "device": "can be used" if has_gpu() else why_no_gpu(),
         "kernels": kernels,
+        "launches": compiled.describe(),
         "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
         "index kernels": "Numba" if numba else "plain torch: Numba is missing",
         "sampling": "cuda/sampling.cu" if backends.is_usable() else "plain torch",

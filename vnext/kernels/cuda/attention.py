@@ -61,10 +61,8 @@ def paged_attention(
     output = torch.empty_like(query) if covered else torch.zeros_like(query)
     values = torch.empty(plan.slot_count * heads * head_dim, dtype=torch.float32, device=query.device)
     marks = torch.empty(plan.slot_count * heads * 2, dtype=torch.float32, device=query.device)
-    defines = (
-        ("SCALAR", SCALARS[query.dtype]), ("CACHE", SCALARS[key_cache.dtype]), ("HEAD_DIM", str(head_dim)),
-    )  # fmt: skip
-    kernel = kernel_for(query.device, SOURCE, "paged_attention", defines)
+    macros = defines(query.dtype, key_cache.dtype, head_dim)
+    kernel = kernel_for(query.device, SOURCE, "paged_attention", macros)
     sizes = map(np.int32, (heads, kv_heads, block_size, window))
     factors = map(np.float32, (scale * key_scale * LOG2_E, softcap * LOG2_E, value_scale))
     before = (output, values, marks, query, key_cache, value_cache)
@@ -76,7 +74,7 @@ def paged_attention(
         if units.shape[0]:
             shared = shared_bytes(query, key_cache, warps, is_partial)
             kernel((units.shape[0], kv_heads, parts), (warps * WARP,), (*before, units, *after), shared_mem=shared)
-    merge(output, values, marks, plan, defines, value_scale)
+    merge(output, values, marks, plan, macros, value_scale)
     return output
 
 
@@ -85,15 +83,20 @@ def merge(
     values: torch.Tensor,
     marks: torch.Tensor,
     plan: StepPlan,
-    defines: Defines,
+    macros: Defines,
     value_scale: float,
 ) -> None:
     """Join the partial sums of the tokens that have some into `output`."""
     _, heads, head_dim = output.shape
     if plan.merges.shape[0]:
-        kernel = kernel_for(output.device, SOURCE, "merge_splits", defines)
+        kernel = kernel_for(output.device, SOURCE, "merge_splits", macros)
         arguments = (output, values, marks, plan.merges, np.int32(heads), np.float32(value_scale))
         kernel((plan.merges.shape[0], heads), (head_dim,), arguments)
+
+
+def defines(query: torch.dtype, cache: torch.dtype, head_dim: int) -> Defines:
+    """The macros of the source."""
+    return (("SCALAR", SCALARS[query]), ("CACHE", SCALARS[cache]), ("HEAD_DIM", str(head_dim)))
 
 
 def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_partial: bool) -> int:

@@ -31,6 +31,10 @@ class Kernel(Protocol):
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
     ) -> None: ...
 
+    def prepare(self, shared_mem: int) -> tuple[int, int]:
+        """For launches from C++ by this thread: the function, and how much shared memory it may have, at least what is asked."""
+        ...
+
 
 class Backend(Protocol):
     """Makes kernels for one device."""

@@ -42,13 +42,18 @@ class CudaKernel:
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Argument], *, shared_mem: int = 0
     ) -> None:
+        function, _ = self.prepare(shared_mem)
+        values = Arguments(arguments)
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        driver.launchKernel(function, *three(grid), *three(block), shared_mem, stream, values.address, 0)
+
+    def prepare(self, shared_mem: int) -> tuple[int, int]:
+        """The driver's function, which this thread may now launch with so much shared memory, and how much it may have."""
         if _bound.device != self._device:
             bind(self._device)
         if shared_mem > self._shared_bytes:
             self._ask_for(shared_mem)
-        values = Arguments(arguments)
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        driver.launchKernel(self._function, *three(grid), *three(block), shared_mem, stream, values.address, 0)
+        return self._function, self._shared_bytes
 
     def attribute(self, which: int) -> int:
         """A CU_FUNC_ATTRIBUTE of the loaded function, such as driver.CU_FUNC_ATTRIBUTE_NUM_REGS."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vnext.kernels import paged_attention as plain_attention, products, references
-from vnext.kernels.cuda import attention, exchange, experts as grouped, rows, sampling
+from vnext.kernels import contracts, paged_attention as plain_attention, products, references
+from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling
 from vnext.kernels.cuda.backends import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
@@ -21,7 +21,8 @@ from vnext.kernels.forms import FixedWeight
 SUMMARY = "cuda/*.cu by NVRTC"
 LIBRARY = torch.library.Library("vnext_cuda", "DEF")
 DISPATCH = "CompositeExplicitAutograd"
-"""One implementation for a GPU and for the tests' host shim: the backend is chosen by the tensors' device."""
+"""One implementation for a GPU and for the tests' host shim: the backend is chosen by the tensors' device. The compiled form
+stands before it, where it serves a kind of device."""
 
 
 # ---- operations of torch -----------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ _join_over_ranks = register(
     exchange.join_over_ranks,
     _fake_join,
 )
+compiled.serve_gpu()  # from here on a GPU's tensors go to the compiled form, where there is one
 
 
 # ---- the table's functions ---------------------------------------------------------------------------------------
@@ -259,6 +261,14 @@ def attention_metadata(
     return StepAttention(described, shared_blocks)
 
 
+def is_made_for(metadata: StepAttention, query: torch.Tensor, key_cache: torch.Tensor, window: int) -> bool:
+    """Whether the step was described for this window, these caches and so many heads: the operation itself is given a plan."""
+    if query.dim() != 3 or key_cache.dim() != 4 or window not in metadata.windows:
+        return False
+    _, kv_heads, block_size, _ = key_cache.shape
+    return metadata.block_size == block_size and metadata.kv_head_count == kv_heads and query.shape[1] % kv_heads == 0
+
+
 def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -270,8 +280,11 @@ def paged_attention(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As paged_attention.paged_attention; other types and sizes of heads are the reference's."""
-    if not attention.serves(query, key_cache):
+    """As paged_attention.paged_attention; other types and sizes of heads are the reference's, behind its contract."""
+    if not attention.serves(query, key_cache) or not is_made_for(metadata, query, key_cache, window):
+        contracts.check_paged_attention(
+            query, key_cache, value_cache, metadata, scale, window, softcap, key_scale, value_scale
+        )
         return plain_attention.paged_attention(
             query, key_cache, value_cache, metadata.plain(), scale, window, softcap, key_scale, value_scale
         )

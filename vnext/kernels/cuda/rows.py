@@ -11,6 +11,7 @@ import torch
 
 from vnext.kernels.cuda.backends import SCALARS, Defines, kernel_for
 
+SOURCE = "rows.cu"
 ROW_THREADS = 256
 TOKEN_THREADS = 128
 WARP = 32
@@ -44,7 +45,7 @@ def norm(
             normed, total, x, residual, weight, np.float32(eps), np.int32(width), np.int64(x.stride(0)),
             np.int64(0 if residual is None else residual.stride(0)), whole(width, *parts),
         )  # fmt: skip
-        kernel = kernel_for(x.device, "rows.cu", "rms_norm", macros(x, weight=weight))
+        kernel = kernel_for(x.device, SOURCE, "rms_norm", macros(x, weight=weight))
         kernel((rows,), (ROW_THREADS,), arguments, shared_mem=ROW_THREADS // WARP * 4)
     return normed, x if total is None else total
 
@@ -55,7 +56,7 @@ def gate_and_mul(x: torch.Tensor, gate: str) -> torch.Tensor:
     result = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     blocks = -(-width * x.element_size() // (ROW_THREADS * CHUNK_BYTES))
     if rows and width:
-        kernel = kernel_for(x.device, "rows.cu", "gate_and_mul", macros(x))
+        kernel = kernel_for(x.device, SOURCE, "gate_and_mul", macros(x))
         kernel(
             (rows, blocks),
             (ROW_THREADS,),
@@ -87,7 +88,7 @@ def rotary_kv_write(
     cosine, sine = (None if angles is None else angles.contiguous() for angles in (cosine, sine))
     sizes = (heads, kv_heads, head_dim, block_size, 0 if cosine is None else cosine.shape[1])
     wide = (weight is not None and weight.dtype is torch.float32 for weight in (q_norm, k_norm))
-    kernel = kernel_for(qkv.device, "rows.cu", "rotary_kv_write", macros(qkv, cache=key_cache))
+    kernel = kernel_for(qkv.device, SOURCE, "rotary_kv_write", macros(qkv, cache=key_cache))
     kernel(
         (tokens,),
         (TOKEN_THREADS,),
@@ -110,7 +111,7 @@ def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.
         return result
     addresses = row_bytes | table.data_ptr() | result.data_ptr()
     unit = next(size for size in (16, 4, 2, 1) if addresses % size == 0)
-    kernel = kernel_for(table.device, "rows.cu", "gather_rows", macros(table))
+    kernel = kernel_for(table.device, SOURCE, "gather_rows", macros(table))
     kernel(
         (ids.shape[0],),
         (ROW_THREADS,),
@@ -124,12 +125,12 @@ def embedding_rows(table: torch.Tensor, ids: torch.Tensor, first: int) -> torch.
 
 def macros(x: torch.Tensor, weight: torch.Tensor | None = None, cache: torch.Tensor | None = None) -> Defines:
     """All macros of the source, so that a model of one type needs one module: others are of the activations' type."""
-    scalar = SCALARS[x.dtype]
-    return (
-        ("SCALAR", scalar),
-        ("WEIGHT", scalar if weight is None else SCALARS[weight.dtype]),
-        ("CACHE", scalar if cache is None else SCALARS[cache.dtype]),
-    )
+    return defines(*(x.dtype if each is None else each.dtype for each in (x, weight, cache)))
+
+
+def defines(scalar: torch.dtype, weight: torch.dtype, cache: torch.dtype) -> Defines:
+    """The macros for these types."""
+    return (("SCALAR", SCALARS[scalar]), ("WEIGHT", SCALARS[weight]), ("CACHE", SCALARS[cache]))
 
 
 def whole(width: int, *tensors: torch.Tensor) -> np.int32:

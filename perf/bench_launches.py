@@ -1,0 +1,131 @@
+"""What a kernel's launch costs the host: `python -m pytest perf/bench_launches.py`. No GPU, and no kernel: the host's part alone.
+
+The product's own call sites on CPU tensors, of the GPU's backend: torch's dispatch, allocation, arguments, the launch through
+CuPy or from C++. In the place of the driver stands a library whose cuLaunchKernel returns at once. Two things of a GPU are
+not in it: torch's caching allocator (here: malloc), and for the form in Python torch.cuda.current_stream, for the compiled
+one aoti_torch_get_current_cuda_stream, which a torch without CUDA does not have. "door": as the models call it, by the table's
+function with its contract.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from vnext.kernels.cuda import backends, compiled, operations
+from vnext.kernels.table import cuda_door
+
+TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 4096, 14336, 32, 8, 128, 16
+CONTEXT = 1000
+ROUNDS, ITERATIONS = 300, 50
+SHARED_BYTES = 227 * 1024
+BF16 = torch.bfloat16
+NOTHING = "int cuLaunchKernel(void) { return 0; }"
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The driver that does nothing, under the driver's name, so that CuPy takes it too."""
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "nothing.c").write_text(NOTHING)
+    library, compiler = folder / "libcuda.so.1", shutil.which("cc") or shutil.which("gcc")
+    command = [compiler, "-O2", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(folder / "nothing.c"), "-o", str(library)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+@pytest.fixture(scope="module", params=["python", "compiled"])
+def form(request: pytest.FixtureRequest, nothing: ctypes.CDLL) -> Iterator[str]:
+    """CPU tensors by the GPU's kernels, whose launches do nothing."""
+    pytest.importorskip("cupy")
+    from vnext.kernels.cuda import driver
+
+    driver._bound.device = 0
+    module = SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=1))
+
+    def kernel(source: str, name: str, defines: backends.Defines) -> driver.CudaKernel:
+        made = driver.CudaKernel(module, name, 0)
+        made._shared_bytes = SHARED_BYTES  # as after the first launch that needed them
+        return made
+
+    backend = SimpleNamespace(kernel=kernel)
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+        backends.use("cpu", lambda: backend)
+        stack.callback(backends.leave, "cpu")
+        if request.param == "compiled":
+            launcher = compiled.Launcher(compiled.address_of(nothing.cuLaunchKernel), 0, str)
+            stack.enter_context(compiled.serving("cpu", launcher))
+        yield request.param
+
+
+def some(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=BF16)
+
+
+def caches() -> tuple[torch.Tensor, torch.Tensor]:
+    return some(64, KV_HEADS, BLOCK_SIZE, HEAD_DIM), some(64, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+
+
+def attention(lengths: list[int]) -> tuple[object, ...]:
+    """Rows with so many queries each, behind CONTEXT tokens."""
+    starts, contexts = np.cumsum([0, *lengths]), np.full(len(lengths), CONTEXT)
+    table = torch.zeros(len(lengths), -(-CONTEXT // BLOCK_SIZE), dtype=torch.int32)
+    metadata = operations.attention_metadata(starts, contexts, table, BLOCK_SIZE, KV_HEADS)
+    metadata.plan(HEADS, HEAD_DIM, 0)
+    return some(sum(lengths), HEADS, HEAD_DIM), *caches(), metadata, HEAD_DIM**-0.5
+
+
+def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
+    """By name: the table's function and its arguments."""
+    x, weight = some(TOKENS, HIDDEN), some(HIDDEN)
+    qkv, angles = some(TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM), torch.zeros(TOKENS, HEAD_DIM // 2)
+    slots = torch.zeros(TOKENS, dtype=torch.int64)
+    return {
+        "rms_norm": ("rms_norm", (x, weight, 1e-5)),
+        "add_rms_norm": ("add_rms_norm", (x, x, weight, 1e-5)),
+        "rotary_kv_write": ("rotary_kv_write", (qkv, None, None, 1e-5, angles, angles, *caches(), slots)),
+        "paged_attention, decodes": ("paged_attention", attention([1] * TOKENS)),
+        "paged_attention, mixed": ("paged_attention", attention([1] * TOKENS + [57])),
+    }
+
+
+def operation(name: str, arguments: tuple[object, ...]) -> Callable[[], object]:
+    """The operation of torch alone, with the arguments that the table's function gives it."""
+    if name != "paged_attention":
+        bare = getattr(torch.ops.vnext_cuda, name).default
+        return lambda: bare(*arguments)
+    query, *both, metadata, scale = arguments
+    plan, bare = metadata.plan(HEADS, HEAD_DIM, 0), torch.ops.vnext_cuda.paged_attention.default
+    rest = (list(plan[:7]), plan.slot_count, plan.narrow_is_partial, scale, 0, 0.0)
+    return lambda: bare(query, *both, metadata.block_table, *rest)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_an_operation(benchmark, form: str, name: str) -> None:
+    measure(benchmark, operation(*cases()[name]))
+
+
+def test_a_gate(benchmark, form: str) -> None:
+    x = some(TOKENS, 2 * INNER)
+    measure(benchmark, lambda: operations._gate_and_mul(x, "silu"))
+
+
+@pytest.mark.parametrize("name", cases())
+def test_behind_the_door(benchmark, form: str, name: str) -> None:
+    function, arguments = cases()[name]
+    behind = cuda_door(getattr(operations, function), form == "compiled")
+    measure(benchmark, lambda: behind(*arguments))
+
+
+def measure(benchmark, work: Callable[[], object]) -> None:
+    with torch.inference_mode():
+        benchmark.pedantic(work, rounds=ROUNDS, iterations=ITERATIONS, warmup_rounds=2)
