@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.cuda import backends, compiled, operations
+from vnext.kernels.cuda import backends, compiled, face, operations
 from vnext.kernels.table import cuda_door
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 4096, 14336, 32, 8, 128, 16
@@ -51,7 +51,7 @@ def form(request: pytest.FixtureRequest, nothing: ctypes.CDLL) -> Iterator[str]:
     driver._bound.device = 0
     module = SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=1))
 
-    def kernel(source: str, name: str, defines: backends.Defines) -> driver.CudaKernel:
+    def kernel(source: str, name: str, defines: face.Defines) -> driver.CudaKernel:
         made = driver.CudaKernel(module, name, 0)
         made._shared_bytes = SHARED_BYTES  # as after the first launch that needed them
         return made

@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,28 @@ def test_import_arrows(room: str) -> None:
 def test_every_room_is_known() -> None:
     found = {path.name for path in (ROOT / "vnext").iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert found == set(ROOMS)
+
+
+def file_of(module: str) -> Path | None:
+    """Where a module of ours stands."""
+    stem = ROOT.joinpath(*module.split("."))
+    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
+
+
+def imported_files(path: Path) -> set[Path]:
+    """What a file imports of ours, anywhere in it: also for its types alone, also when it is first needed."""
+    named = {module for _, module in imports(path)}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            named |= {f"{node.module}.{name.name}" for name in node.names}
+    return {found for module in named if module.startswith("vnext.") and (found := file_of(module))} - {path}
+
+
+def test_no_circle_of_imports() -> None:
+    try:
+        TopologicalSorter({path: imported_files(path) for path in product_files()}).prepare()
+    except CycleError as circle:
+        pytest.fail(" imports ".join(name_of(path) for path in reversed(circle.args[1])))
 
 
 def test_imports_are_absolute() -> None:

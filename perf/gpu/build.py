@@ -20,7 +20,7 @@ import torch
 from perf.gpu.place import use_cases
 from perf.gpu.report import FAILED, PASSED, ROOT, SKIPPED, Report
 from vnext.kernels.cuda import compiling
-from vnext.kernels.cuda.backends import Defines
+from vnext.kernels.cuda.face import Defines
 
 DRY_ARCH, DRY_FORMS = "sm_90", 2
 WORKERS_MAX = 8

@@ -17,7 +17,7 @@ from rows_cases import draw
 from sanitized import attention, overrun, row_wise, sample
 
 from vnext.kernels.cuda import backends, rows
-from vnext.kernels.cuda.backends import Defines
+from vnext.kernels.cuda.face import Defines
 from vnext.kernels.cuda.compiling import compile_source
 from vnext.kernels.cuda.driver import CudaBackend, bind
 

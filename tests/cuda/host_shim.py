@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
-from vnext.kernels.cuda.backends import Defines, sources
+from vnext.kernels.cuda.face import Defines, sources
 from vnext.kernels.cuda.compiled import Launcher, address_of
 
 SHIM = Path(__file__).parent / "shim"

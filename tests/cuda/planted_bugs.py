@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from vnext.kernels.cuda.backends import sources
+from vnext.kernels.cuda.face import sources
 
 
 class Bug(NamedTuple):

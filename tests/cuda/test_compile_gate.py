@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from vnext.kernels.cuda import compiling
-from vnext.kernels.cuda.backends import Defines, sources
+from vnext.kernels.cuda.face import Defines, sources
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 BF16, HALF, FLOAT = "__nv_bfloat16", "__half", "float"

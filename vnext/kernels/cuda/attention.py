@@ -11,7 +11,8 @@ import math
 import numpy as np
 import torch
 
-from vnext.kernels.cuda.backends import SCALARS, Defines, kernel_for
+from vnext.kernels.cuda.backends import kernel_for
+from vnext.kernels.cuda.face import SCALARS, Defines
 from vnext.kernels.cuda.plan import TILE_ROWS, WARPS, StepPlan
 
 SOURCE = "paged_attention.cu"

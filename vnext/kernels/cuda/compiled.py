@@ -19,7 +19,8 @@ from typing import NamedTuple
 import torch
 
 from vnext.kernels.cuda import attention, rows
-from vnext.kernels.cuda.backends import SCALARS, is_usable, kernel_for
+from vnext.kernels.cuda.backends import is_usable, kernel_for
+from vnext.kernels.cuda.face import SCALARS
 
 DEVICE_TYPES = ("cpu", "cuda")
 SCALAR_TYPES = tuple(SCALARS)

@@ -15,7 +15,7 @@ from cupy.cuda import driver, runtime
 from cupy.cuda.function import Module
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
-from vnext.kernels.cuda.backends import Defines
+from vnext.kernels.cuda.face import Defines
 from vnext.kernels.cuda.compiling import cached_cubin
 
 SHARED_BYTES_FREE = 48 * 1024

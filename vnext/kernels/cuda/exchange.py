@@ -12,7 +12,8 @@ import math
 import numpy as np
 import torch
 
-from vnext.kernels.cuda.backends import SCALARS, kernel_for
+from vnext.kernels.cuda.backends import kernel_for
+from vnext.kernels.cuda.face import SCALARS
 
 SOURCE = "all_reduce.cu"
 RANKS_MAX, TURNS_MAX, SETS = 8, 64, 2

@@ -14,7 +14,7 @@ import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling
-from vnext.kernels.cuda.backends import SCALARS
+from vnext.kernels.cuda.face import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vnext.kernels.cuda.backends import SCALARS, Defines, kernel_for
+from vnext.kernels.cuda.backends import kernel_for
+from vnext.kernels.cuda.face import SCALARS, Defines
 
 SOURCE = "rows.cu"
 ROW_THREADS = 256
