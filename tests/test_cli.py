@@ -168,7 +168,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
     command = parse(["chat", "--url", "http://127.0.0.1:1"], {})
     with pytest.raises(TalkFailed, match="is a server running there"):
         talker(command)
-    assert chat(command) == 1
+    assert chat(command) == 2
     assert capsys.readouterr().err.startswith("vnext chat: http://127.0.0.1:1 cannot be reached")
 
 

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 
 import msgspec
 
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.generation_config import sampling_defaults
 from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
-from vnext.runtime.launch import RunningEngine, StartFailed, find_model, start_engine
+from vnext.runtime.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -38,7 +39,7 @@ EXAMPLE_WORDS = "What is Python?"
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until a signal comes; returns the exit status: 0 after a signal, else 1 with one sentence on stderr."""
+    """Serve until a signal comes; returns the exit status (exits.py): all but 0 with one sentence on stderr."""
     print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
     try:
         with _terminate_as_interrupt():
@@ -46,7 +47,7 @@ def serve(command: ServeCommand) -> int:
     except (StartFailed, ChildDied) as error:
         return _fail(error)
     except KeyboardInterrupt:
-        return 0
+        return DONE
     try:
         return _serve_engine(engine, edge, settings)
     finally:
@@ -61,6 +62,7 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
     """
     port = _usable_port(command.server)
     model_path = find_model(command.engine)
+    defaults = sampling_defaults(model_path, command.engine.generation_config)
     starting = start_engine(command.engine, model_path)
     edge = start_child("API server", "vnext.server")
     try:
@@ -70,7 +72,7 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
             engine_address=starting.address,
             model_path=str(model_path),
             log_dir=starting.log_dir if command.server.show_log else "",
-            sampling_defaults=sampling_defaults(model_path, command.engine.generation_config),
+            sampling_defaults=defaults,
             connect_timeout_s=None,
         )
         edge.send_config(msgspec.json.encode(settings))
@@ -88,7 +90,7 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
             if _wait_until_healthy(engine, edge, settings, wake):
                 _print_ready(engine, settings)
                 _wait(engine, edge, wake, None)
-            return 0
+            return DONE
         except ChildDied as error:
             return _fail(error, engine.log_dir)
         finally:
@@ -207,18 +209,21 @@ def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
 
 
 def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
-    """One sentence. What a dead child wrote has passed through to stderr already."""
+    """One sentence and the exit status. What a child wrote has passed through to stderr already: one that refused what it
+    was given has said all there is to say."""
+    if isinstance(error, ChildDied) and error.returncode == REFUSED:
+        return REFUSED
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
     where = f" The log is in {log_dir}." if log_dir else ""
     print(f"vnext serve: {sentence}.{where}", file=sys.stderr, flush=True)
-    return 1
+    return REFUSED if isinstance(error, StartRefused) else FAILED
 
 
 # ---- the edge's address ------------------------------------------------------------------------------------------
 
 
 def _usable_port(settings: ServerSettings) -> int:
-    """The port to serve on: the wanted one, or a free one for 0. StartFailed at once, before a model is loaded for nothing."""
+    """The port to serve on: the wanted one, or a free one for 0. StartRefused at once, before a model is loaded for nothing."""
     host, port = settings.host, settings.port
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,7 +231,7 @@ def _usable_port(settings: ServerSettings) -> int:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise StartFailed(f"port {port} of {host} is in use: end its program or choose another with --port") from error
+                raise StartRefused(f"port {port} of {host} is in use: end its program or choose another with --port") from error
             return port  # the API server, which binds it for good, says what is wrong with this address
         return probe.getsockname()[1]
 

@@ -98,7 +98,7 @@ def start_and_fail(*arguments: str) -> str:
     command = [sys.executable, "-m", "vnext.cli", "serve", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     return done.stderr
 

@@ -26,6 +26,10 @@ class ServerUnusable(Exception):
     """There is nothing to measure: one sentence with the URL and the remedy."""
 
 
+class MeasurementFailed(Exception):
+    """It began, and no request was answered: one sentence with the first reason."""
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """How the workload is sent. `rate` is in requests a second, 0 for all as soon as `concurrency` lets them."""
 
@@ -36,7 +40,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_server(load: Load, workload: Workload, batch: Sequence[list[int]]) -> dict[str, float]:
-    """Send the batch and measure. Raises ServerUnusable when the server cannot be reached or every request failed."""
+    """Send the batch and measure. Raises ServerUnusable when the server cannot be reached, MeasurementFailed when every
+    request failed."""
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -49,7 +54,7 @@ async def measure_server(load: Load, workload: Workload, batch: Sequence[list[in
         elapsed_s = time.perf_counter() - begin_s
     if all(timeline.error for timeline in timelines):
         why = timelines[0].error
-        raise ServerUnusable(f"All {len(timelines)} requests to {load.url} failed, the first with: {why}")
+        raise MeasurementFailed(f"All {len(timelines)} requests to {load.url} failed, the first with: {why}")
     return server_figures(timelines, elapsed_s)
 
 
@@ -57,6 +62,8 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
     """The name of the model that is served. Raises ServerUnusable."""
     try:
         async with session.get(f"{url}/v1/models") as response:
+            if said := await refusal(response):
+                raise ServerUnusable(f"{url} does not say what it serves: {said}")
             return msgspec.json.decode(await response.read())["data"][0]["id"]
     except (aiohttp.ClientError, msgspec.DecodeError, LookupError, TypeError) as error:
         raise ServerUnusable(f"{url} does not answer as an OpenAI server does ({error}): is it running?") from error

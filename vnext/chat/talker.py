@@ -14,6 +14,10 @@ class TalkFailed(Exception):
     """An answer or a whole talk is not possible: one sentence with the remedy."""
 
 
+class TalkRefused(TalkFailed):
+    """No talk can begin with what was given: a model, a setting, a URL, a key."""
+
+
 class Talker(Protocol):
     """Whoever answers."""
 

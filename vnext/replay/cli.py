@@ -1,8 +1,8 @@
 """vnext-replay: the commands on a log.
 
 Owns exit codes and errors, and which module declares which command: 0 all is well, 1 a difference was found, 2 the input
-cannot be used. Every command has --json. Only the module of the command that is asked for is imported, and all of them for
---help. Imports no torch, but for exec and bisect when they run: a log is opened on any machine.
+cannot be used, 130 Ctrl-C. Every command has --json. Only the module of the command that is asked for is imported, and all
+of them for --help. Imports no torch, but for exec and bisect when they run: a log is opened on any machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 
-from vnext.replay.commands import UNUSABLE, command, terminal
+from vnext.replay.commands import INTERRUPTED, UNUSABLE, command, terminal
 from vnext.replay.source import UnusableLog
 
 MODULES = {
@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnusableLog as error:
         terminal(stderr=True).print(f"vnext-replay: {error}", soft_wrap=True)
         return UNUSABLE
+    except KeyboardInterrupt:
+        terminal(stderr=True).print("vnext-replay: interrupted")
+        return INTERRUPTED
     except MemoryError:
         terminal(stderr=True).print("vnext-replay: there is not enough memory for this log", soft_wrap=True)
         return UNUSABLE

@@ -14,6 +14,7 @@ from vnext.replay.index import Index
 from vnext.replay.source import open_log
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+INTERRUPTED = 130  # as shells have it: no answer is no good answer
 Run = Callable[[argparse.Namespace, Console], int]
 
 

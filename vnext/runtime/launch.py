@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vnext.models.errors import ModelError
+from vnext.models.folder import require_checkpoint
+from vnext.models.hub import resolve
 from vnext.runtime.children import Child, check_alive, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
 
@@ -32,6 +34,10 @@ GOODBYE_LINGER_MS = 200
 
 class StartFailed(Exception):
     """The engine could not start: one sentence with the value and the remedy."""
+
+
+class StartRefused(StartFailed):
+    """It could not because of what it was given: a model, a setting, a folder. Nothing has failed."""
 
 
 class RunningEngine:
@@ -112,22 +118,21 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
 
 
 def find_model(settings: EngineSettings) -> Path:
-    """The folder of the settings' model, downloaded where that is needed. Raises StartFailed."""
+    """The folder of the settings' model, downloaded where that is needed, which a rank will look at no less strictly.
+
+    Raises StartRefused for one that holds no model, before any process is started for it.
+    """
     try:
-        return model_folder(settings.model)
+        folder = model_folder(settings.model)
+        require_checkpoint(folder)
     except ModelError as error:
-        raise StartFailed(str(error)) from error
+        raise StartRefused(str(error)) from error
+    return folder
 
 
 def model_folder(model: str) -> Path:
-    """The folder of what a user calls a model. The hub's client is imported only when it is needed. Raises ModelError."""
-    if not model:
-        return DEMO_MODEL
-    if (folder := Path(model).expanduser()).is_dir():
-        return folder
-    from vnext.models.hub import resolve
-
-    return resolve(model)
+    """The folder of what a user calls a model, "" for the demo model. Raises ModelError."""
+    return resolve(model) if model else DEMO_MODEL
 
 
 def log_directory(settings: EngineSettings) -> Path:
@@ -151,6 +156,6 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
         message = engine_decoder.decode(socket.recv())
         socket.send(encoder.encode(Goodbye()))
     if isinstance(message, EngineDied):
-        raise StartFailed(message.message)
+        raise (StartRefused if message.refused else StartFailed)(message.message)
     assert isinstance(message, EngineReady), "an engine core answers a hello with one of two"
     return message

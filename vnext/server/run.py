@@ -17,10 +17,11 @@ from types import FrameType
 import msgspec
 from aiohttp import web
 
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client import EngineClient
 from vnext.runtime.output_stream import EngineDead, EngineNotStarted
 from vnext.server.app import make_app, make_runner
-from vnext.server.edge import EDGE
+from vnext.server.edge import EDGE, template_of
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.template import TemplateUnreadable
@@ -42,19 +43,20 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     try:
         asyncio.run(_serve(settings))
     except EngineNotStarted:
-        return 1  # the launcher says why
+        return FAILED  # the launcher says why
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
-        print(f"vnext: {error}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+        print(f"vnext serve: {error}", file=sys.stderr, flush=True)
+        return FAILED if isinstance(error, EngineDead) else REFUSED
+    return DONE
 
 
 async def _serve(settings: ServerSettings) -> None:
     with _bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
+        template = template_of(tokenizer, settings)  # what is wrong with it is said before a model is loaded for nothing
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:
-            app = make_app(client, tokenizer, settings)
+            app = make_app(client, tokenizer, template, settings)
             await _serve_until_signal(app, client, listener, settings)
         finally:
             await client.close()
@@ -89,7 +91,7 @@ async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> Non
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """SIGTERM before anything is served: there is nothing to drain."""
-    raise SystemExit(0)
+    raise SystemExit(DONE)
 
 
 def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
