@@ -6,14 +6,12 @@ finishes what it has within its drain time; the second: at once. Then the engine
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
 import select
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +24,7 @@ from vnext.generation_config import sampling_defaults
 from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
 from vnext.runtime.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
+from vnext.server.address import AddressUnusable, bind
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -224,16 +223,11 @@ def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
 
 def _usable_port(settings: ServerSettings) -> int:
     """The port to serve on: the wanted one, or a free one for 0. StartRefused at once, before a model is loaded for nothing."""
-    host, port = settings.host, settings.port
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartRefused(f"port {port} of {host} is in use: end its program or choose another with --port") from error
-            return port  # the API server, which binds it for good, says what is wrong with this address
-        return probe.getsockname()[1]
+    try:
+        with bind(settings.host, settings.port) as probe:
+            return probe.getsockname()[1]
+    except AddressUnusable as error:
+        raise StartRefused(str(error)) from error
 
 
 def _url(settings: ServerSettings) -> str:

@@ -102,7 +102,7 @@ def test_off_writes_nothing(tmp_path):
 
 def test_a_directory_that_cannot_be_used_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LogUnwritable, match="choose another one or switch the log off"):
+    with pytest.raises(LogUnwritable, match="choose another one with --log-dir, or switch"):
         Recorder.open(tmp_path / "file" / "log", started(CONFIG), "full")
     Recorder.open(tmp_path / "log", started(CONFIG), "full").close()
     with pytest.raises(LogUnwritable, match="holds a log already"):

@@ -123,7 +123,7 @@ def test_a_port_in_use() -> None:
         port = taken.getsockname()[1]
         code, words = start_by_hand(ServerSettings(port=port, engine_address="tcp://127.0.0.1:9"))
     assert code == 2 and words.count("\n") == 1
-    assert f"Port {port} of 127.0.0.1 is in use" in words and "--port" in words
+    assert f"port {port} of 127.0.0.1 is in use" in words and "--port" in words
 
 
 def test_other_reasons_not_to_start(tmp_path: Path) -> None:

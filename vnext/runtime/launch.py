@@ -7,6 +7,7 @@ has been started: the start does not wait for that.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -99,14 +100,18 @@ def launch_engine(settings: EngineSettings) -> RunningEngine:
 
 
 def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
-    """Start an engine of the model that `find_model` found; returns at once, for work that can be done meanwhile."""
+    """Start an engine of the model that `find_model` found; returns at once, for work that can be done meanwhile.
+
+    Raises StartRefused where no log can be written.
+    """
+    log_dir = "" if settings.log == "off" else str(log_directory(settings))
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
     core = CoreSettings(
         engine=settings,
         model_path=str(model_path),
         address=f"ipc://{run_dir}/engine",
         run_dir=str(run_dir),
-        log_dir="" if settings.log == "off" else str(log_directory(settings)),
+        log_dir=log_dir,
     )
     starting = StartingEngine(start_child("engine core", "vnext.runtime.core_main"), core)
     try:
@@ -136,8 +141,22 @@ def model_folder(model: str) -> Path:
 
 
 def log_directory(settings: EngineSettings) -> Path:
-    """This start's own folder below the parent that the settings name."""
-    parent = Path(settings.log_dir).expanduser() if settings.log_dir else Path.home() / ".local/state/vnext/logs"
+    """This start's own folder, for the engine core to make, below the parent that the settings name, which is made now.
+
+    Raises StartRefused where that is impossible: a model would be loaded for nothing.
+    """
+    parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
+    try:
+        parent = parent.expanduser()
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartRefused(
+            f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
+            "off with --log off"
+        ) from error
     return (parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute()
 
 

@@ -7,7 +7,6 @@ within `drain_s`; second: they are aborted at once. Both end with exit code 0.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -20,6 +19,7 @@ from aiohttp import web
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client import EngineClient
 from vnext.runtime.output_stream import EngineDead, EngineNotStarted
+from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
 from vnext.server.edge import EDGE, template_of
 from vnext.server.settings import ServerSettings
@@ -29,10 +29,6 @@ from vnext.server.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 _BACKLOG = 1024
-
-
-class AddressUnusable(Exception):
-    """The server cannot listen there: one sentence with the port and the remedy."""
 
 
 def run_server(settings: ServerSettings, engine_address: str, model_path: str) -> int:
@@ -45,13 +41,13 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     except EngineNotStarted:
         return FAILED  # the launcher says why
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
-        print(f"vnext serve: {error}", file=sys.stderr, flush=True)
+        print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
         return FAILED if isinstance(error, EngineDead) else REFUSED
     return DONE
 
 
 async def _serve(settings: ServerSettings) -> None:
-    with _bind(settings.host, settings.port) as listener:
+    with bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
         template = template_of(tokenizer, settings)  # what is wrong with it is said before a model is loaded for nothing
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
@@ -106,36 +102,11 @@ def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
     return stop
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port before anything slow begins; it does not listen yet: early clients are refused."""
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise AddressUnusable(f"The host {host!r} is unknown: choose another with --host.") from error
-    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _unusable(error, host, port) from error
-    return listener
-
-
 async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
     try:
         await site.start()
     except OSError as error:  # another program bound the port as we did, and listened first
-        raise _unusable(error, settings.host, settings.port) from error
-
-
-def _unusable(error: OSError, host: str, port: int) -> AddressUnusable:
-    if error.errno == errno.EADDRINUSE:
-        return AddressUnusable(f"Port {port} of {host} is in use: end its program or choose another with --port.")
-    if error.errno == errno.EACCES:
-        return AddressUnusable(f"Port {port} needs more rights than this user has: choose one above 1023 with --port.")
-    return AddressUnusable(f"The server cannot listen on {host} port {port}: {error.strerror}.")
+        raise unusable(error, settings.host, settings.port) from error
 
 
 def _url(host: str, port: int) -> str:
