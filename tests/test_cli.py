@@ -22,7 +22,7 @@ from vnext.cli import main
 from vnext.doctor import warnings
 from vnext.machine import machine
 from vnext.options import ChatCommand, parse
-from vnext.serve import curl_line
+from vnext.serve import curl_line, usual_names
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
 
@@ -79,6 +79,24 @@ def test_curl_line_never_shows_the_key() -> None:
     line = curl_line(ServerSettings(api_key="secret"), True)
     assert "secret" not in line
     assert "$VNEXT_API_KEY" in line
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "names"),
+    [
+        ("", "/site/vnext/demo_model", ("demo_model",)),
+        ("models/tiny", "models/tiny", ("tiny", "models/tiny")),
+        ("/models/tiny/", "/models/tiny", ("tiny", "/models/tiny/")),
+        ("owner/name", "/cache/snapshots/5f0b02c7", ("owner/name",)),
+    ],
+)
+def test_requests_may_call_a_model_as_it_was_given(model: str, folder: str, names: tuple[str, ...]) -> None:
+    assert usual_names(model, Path(folder)) == names
+
+
+def test_the_working_folder_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usual_names(".", Path(".")) == (tmp_path.name, ".")
 
 
 # ---- chat --------------------------------------------------------------------------------------------------------

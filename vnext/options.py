@@ -64,7 +64,7 @@ SERVER_HELP = {
     "host": "address to listen on; 0.0.0.0 for every interface",
     "port": "0 lets the system choose",
     "api_key": f"clients must send it as a bearer token; better given as {API_KEY_VARIABLE}, which `ps` does not show",
-    "served_model_names": "names that requests may use for the model (default: the folder's name)",
+    "served_model_names": "names that requests may use for the model (default: the folder's name and MODEL as it was given)",
     "chat_template_path": "a Jinja file in place of the checkpoint's chat template",
     "show_log": "viewers may read the log as it grows (vnext-replay ui --live URL): with --api-key, or on this machine",
     "drain_s": "seconds that running requests get when the server stops",

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -46,6 +47,7 @@ def serve(command: ServeCommand) -> int:
     except (StartFailed, ChildDied) as error:
         return _fail(error)
     except KeyboardInterrupt:
+        print("vnext: stopped", flush=True)
         return DONE
     try:
         return _serve_engine(engine, edge, settings)
@@ -63,11 +65,13 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
     model_path = find_model(command.engine)
     defaults = sampling_defaults(model_path, command.engine.generation_config)
     starting = start_engine(command.engine, model_path)
-    edge = start_child("API server", "vnext.server")
+    edge = None
     try:
+        edge = start_child("API server", "vnext.server")
         settings = msgspec.structs.replace(
             command.server,
             port=port,
+            served_model_names=command.server.served_model_names or usual_names(command.engine.model, model_path),
             engine_address=starting.address,
             model_path=str(model_path),
             log_dir=starting.log_dir if command.server.show_log else "",
@@ -79,8 +83,17 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
         return starting.wait(beside=edge), edge, settings
     except BaseException:
         starting.abandon()
-        edge.terminate(EDGE_GRACE_S)
+        if edge is not None:
+            edge.terminate(EDGE_GRACE_S)
         raise
+
+
+def usual_names(model: str, folder: Path) -> tuple[str, ...]:
+    """What requests may call `model`, found in `folder`: the folder's name, or as it was given, which goes first for a hub id."""
+    name = os.path.basename(os.path.abspath(folder))
+    if not model or Path(model).expanduser() == folder:
+        return (name, model) if model not in ("", name) else (name,)
+    return (model,)  # its folder in the hub's cache has a name that nobody knows
 
 
 def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:

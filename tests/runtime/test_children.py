@@ -20,6 +20,7 @@ from vnext.runtime.children import (
     Child,
     ChildDied,
     check_alive,
+    signals_held,
     start_child,
     terminate_all,
 )
@@ -192,3 +193,14 @@ def test_child_started_by_hand_says_so(stdin: bytes, words: str) -> None:
     result = subprocess.run(command, cwd=ROOT, input=stdin, stderr=subprocess.PIPE, timeout=GRACE_S, check=False)
     assert result.returncode == 1
     assert re.search(words, result.stderr.decode())
+
+
+def test_signals_come_when_what_was_begun_is_whole() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        with signals_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("begun")
+            done.append("whole")
+        done.append("later")
+    assert done == ["begun", "whole"]

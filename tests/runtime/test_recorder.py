@@ -202,7 +202,7 @@ def test_a_durable_log_is_on_the_device_before_append_returns(tmp_path, monkeypa
     monkeypatch.setattr(os, "fdatasync", lambda fd: (told.append(("data", os.fstat(fd).st_size)), sync_data(fd)))
     monkeypatch.setattr(os, "fsync", lambda fd: (told.append(("folder", stat.S_ISDIR(os.fstat(fd).st_mode))), sync(fd)))
     recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, durable=True))
-    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):  # noqa: B007  told below
         recorder.append(events, befores, digest(after), ranks)
         newest = max(tmp_path.glob("*.vnextlog"))
         assert told[-1] == ("data", newest.stat().st_size)

@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 CONFIG_BYTES_MAX = 64 * 2**20
 LAST_LINE_COUNT = 20
@@ -138,12 +139,19 @@ def start_child(
     Ctrl-C is held back while the child starts and stays so in it: there is no moment at which it could hit the child.
     """
     command = [sys.executable, "-m", module, *arguments]
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with signals_held(signal.SIGINT):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    return Child(name, process)
+
+
+@contextmanager
+def signals_held(*numbers: signal.Signals) -> Iterator[None]:
+    """Ctrl-C and SIGTERM, or those named, come when this thread is through: nothing is left half made."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers or (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    return Child(name, process)
 
 
 def check_alive(children: Iterable[Child]) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import secrets
+import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -47,7 +49,7 @@ def run(settings: CoreSettings, ranks: Sequence[Child]) -> int:
     """Start the engine with its ranks' processes, serve until a signal comes; returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with wake_on_signals() as wake:
-        return run_until(wake, settings, ranks, leave_on_sigterm)
+        return run_until(wake, settings, ranks, partial(leave_on_sigterm, wake))
 
 
 def run_until(
@@ -105,14 +107,16 @@ def wake_on_signals() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def leave_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit: there is nothing yet that must be ended in order."""
+def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
+    """SIGTERM raises SystemExit, and so does one that has made `wake` readable before: nothing yet must be ended in order."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(0)
+        raise SystemExit(DONE)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
+        if select.select((wake,), (), (), 0)[0]:
+            raise SystemExit(DONE)
         yield
     finally:
         signal.signal(signal.SIGTERM, before)

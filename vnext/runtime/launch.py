@@ -21,7 +21,7 @@ import msgspec
 from vnext.models.errors import ModelError
 from vnext.models.folder import require_checkpoint
 from vnext.models.hub import resolve
-from vnext.runtime.children import Child, check_alive, start_child
+from vnext.runtime.children import Child, check_alive, signals_held, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
 
 if TYPE_CHECKING:
@@ -166,10 +166,12 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
 
     from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
 
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
-        socket.connect(address)
-        socket.send(encoder.encode(Hello()))
+    with zmq.Context() as context:  # which closes its sockets, and waits for ever for one that is half made
+        with signals_held():
+            socket = context.socket(zmq.DEALER)
+            socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
+            socket.connect(address)
+            socket.send(encoder.encode(Hello()))
         while not socket.poll(POLL_MS):
             check_alive(children)
         message = engine_decoder.decode(socket.recv())

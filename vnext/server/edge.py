@@ -38,7 +38,7 @@ class Edge:
         self.template = template
         self.gate = Gate(settings.live_requests_max)
         self.metrics = EdgeMetrics(lambda: client.stats, lambda: client.death is None)
-        self.model_names = settings.served_model_names or (_folder_name(settings, client.ready.model),)
+        self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.model_length = request_length_max(config)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size
         self.started_s = int(time.time())
@@ -71,7 +71,3 @@ def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate 
     """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable."""
     source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-
-
-def _folder_name(settings: ServerSettings, model: str) -> str:
-    return Path(settings.model_path or model).name or model
