@@ -44,6 +44,9 @@ WRONG_BY_COMMAND = [
     (bench.main, ["throughput", "--base-url", NOBODY], "there is no option --base-url: see --url"),
     (replay.main, ["info", "no/such/log"], "there is no log at no/such/log"),
     (replay.main, ["info"], "the following arguments are required: LOG"),
+    (replay.main, ["info", "a", "--law"], "unrecognized arguments: --law\nSee vnext-replay --help."),
+    (replay.main, ["show", "a", "b"], "argument STEP: invalid int value: 'b'\nSee vnext-replay show --help."),
+    (replay.main, ["ui", "--live", "127.0.0.1:8000"], "an address begins with http://"),
     (replay.main, ["no-such-command"], "no-such-command"),
 ]
 

@@ -36,6 +36,7 @@ from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
 from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.tokenizer import Tokenizer
+from vnext.version import __version__
 
 Figures = dict[str, float]
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
@@ -143,6 +144,7 @@ def at_least(lowest: int, name: str, value: Any) -> Any:
 
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measures an engine or a server.")
+    parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
     commands = parser.add_commands("throughput | latency")
     fast = commands.add_parser("throughput", help="many requests: how much a second", allow_abbrev=False)
     add_workload(fast, "--num-prompts", 64)

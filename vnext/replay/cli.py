@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from typing import NoReturn
 
 from vnext.replay.commands import INTERRUPTED, UNUSABLE, command, terminal
 from vnext.replay.source import UnusableLog
+from vnext.version import __version__
 
 MODULES = {
     "cli_log": ("info", "verify", "show", "state", "req"),
@@ -59,13 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNUSABLE
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence; the page of usage only when asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(UNUSABLE, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
+
+
 def parser(asked: str = "") -> argparse.ArgumentParser:
     """The command line, with the command that is `asked` for and its neighbours, or with all if that is none."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="vnext-replay",
         description="Read, verify and explain the log of an engine.",
         epilog="Exit codes: 0 all is well, 1 the log differs or is damaged, 2 there is nothing to work with.",
     )
+    top.add_argument("--version", action="version", version=f"vnext-replay {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for module in [name for name, declared in MODULES.items() if asked in declared] or MODULES:
         found = import_module(f"vnext.replay.{module}")
