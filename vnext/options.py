@@ -254,6 +254,11 @@ def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> 
     values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
     values["api_key"] = api_key(values.get("api_key", ""), environment)
     engine, server = engine_of(given), ServerSettings(**values)
+    if len(server.served_model_names) > 1 and "model" not in given:
+        raise SettingsError(
+            f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
+            "in `vnext serve MODEL --served-model-name NAME`."
+        )
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
     return ServeCommand(engine=engine, server=server)
