@@ -31,6 +31,7 @@ WRONG_BY_COMMAND = [
     (cli.main, ["serve", "--host", "203.0.113.1", "--port", "0"], "203.0.113.1 is no address of this machine"),
     (cli.main, ["chat", "--log-dir", "/proc/none"], "the log directory /proc/none cannot be written"),
     (cli.main, ["chat", "no/such/folder"], "there is no folder 'no/such/folder'"),
+    (cli.main, ["chat", "--temperature", "-1"], "temperature is -1.0: it must lie between"),
     (cli.main, ["chat", "--url", NOBODY], f"{NOBODY} cannot be reached"),
     (cli.main, ["chat", "--url", "ftp://a/b"], "cannot be reached"),
     (cli.main, ["doctor", "--jsno"], "did you mean --json?"),

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from rich.console import Console
 
 from vnext.chat.server import ServerTalker
-from vnext.chat.talker import Messages, Talker, TalkFailed, TalkRefused
+from vnext.chat.talker import Messages, Talker, TalkFailed, TalkRefused, require_sampling
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.options import ChatCommand
 
@@ -35,6 +35,7 @@ def chat(command: ChatCommand) -> int:
 
 def talker(command: ChatCommand) -> AbstractContextManager[Talker]:
     """The server at the URL, or an engine that is started now. Raises TalkFailed."""
+    require_sampling(command)
     if command.url:
         return nullcontext(ServerTalker(command))
     from vnext.chat.engine import start_engine_talker  # torch and an engine only where no server is asked
