@@ -127,7 +127,7 @@ class FailingDisk:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("segment_bytes", [700, 2**20])
-def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, half, segment_bytes):
+def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, caplog, half, segment_bytes):
     recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=segment_bytes))
     disk = FailingDisk(monkeypatch, range(5, 8), half)
     events = record(recorder)
@@ -137,6 +137,9 @@ def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, hal
     assert [frame.lost for frame in frames if frame.lost] == [3] and disk.calls > 20
     last = frames[-1]
     assert last.first_event + len(last.events) == len(events) + 1
+    why = recorder.failure
+    recorder.close()  # one word for all three frames, and one at the end
+    assert caplog.messages == [f"the log is not written at present, frames are lost: {why}", f"the log lacks 3 frames: {why}"]
 
 
 def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
