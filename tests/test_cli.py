@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -97,6 +98,15 @@ def test_requests_may_call_a_model_as_it_was_given(model: str, folder: str, name
 def test_the_working_folder_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert usual_names(".", Path(".")) == (tmp_path.name, ".")
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_says(root: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from vnext.server.say import say; say('one'); say('two'); print('alive', file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, "alive\n")
 
 
 # ---- chat --------------------------------------------------------------------------------------------------------

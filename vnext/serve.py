@@ -26,6 +26,7 @@ from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
 from vnext.runtime.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.server.address import AddressUnusable, bind
+from vnext.server.say import say
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -40,20 +41,20 @@ EXAMPLE_WORDS = "What is Python?"
 
 def serve(command: ServeCommand) -> int:
     """Serve until a signal comes; returns the exit status (exits.py): all but 0 with one sentence on stderr."""
-    print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
+    say(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():
             engine, edge, settings = _start(command)
     except (StartFailed, ChildDied) as error:
         return _fail(error)
     except KeyboardInterrupt:
-        print("vnext: stopped", flush=True)
+        say("vnext: stopped")
         return DONE
     try:
         return _serve_engine(engine, edge, settings)
     finally:
         engine.stop()
-        print("vnext: stopped", flush=True)
+        say("vnext: stopped")
 
 
 def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
@@ -136,7 +137,7 @@ def _end_edge(edge: Child, wake: int, grace_s: float) -> None:
     """Let the edge drain; a further signal ends it at once."""
     edge.process.terminate()
     if edge.wait(POLL_S) is None:
-        print("vnext: finishing running requests; once more stops at once", flush=True)
+        say("vnext: finishing running requests; once more stops at once")
         deadline_s = time.monotonic() + grace_s
         while edge.wait(0) is None and time.monotonic() < deadline_s:
             watched = [fd for fd in (wake, edge.exit_fd) if fd is not None]
@@ -181,15 +182,14 @@ def _wake_on_signals() -> Iterator[int]:
 
 def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     config = engine.ready.config
-    print(
+    say(
         f"vnext: model    {engine.ready.model}: {engine.ready.environment['dtype']}, {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"{_live_line(settings)}"
         f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
-        "vnext: Ctrl-C stops",
-        flush=True,
+        "vnext: Ctrl-C stops"
     )
 
 

@@ -22,6 +22,7 @@ from vnext.runtime.output_stream import EngineDead, EngineNotStarted
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
 from vnext.server.edge import EDGE, template_of
+from vnext.server.say import say
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.template import TemplateUnreadable
@@ -68,7 +69,7 @@ async def _serve_until_signal(
     try:
         await _listen(site, settings)
         host, port = listener.getsockname()[:2]
-        print(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}", flush=True)
+        say(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
