@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from vnext.bench.cli import main
-from vnext.bench.server_runs import Load, MeasurementFailed, measure_server
+from vnext.bench.server_runs import Load, MeasurementFailed, ServerUnusable, measure_server
 from vnext.bench.workload import Workload
 
 SMALL_ENGINE = ["--executor", "inproc", "--threads", "1", "--log", "off"]
@@ -66,6 +66,15 @@ def test_a_server_is_measured() -> None:
 def test_a_server_that_fails_every_request_is_no_measurement() -> None:
     with pytest.raises(MeasurementFailed, match="All 4 requests .* HTTP status 500: no"):
         asyncio.run(measured(Backend(status=500)))
+
+
+def test_a_server_that_wants_a_key_says_so() -> None:
+    class Locked(Backend):
+        async def models(self, request: web.Request) -> web.Response:
+            return web.Response(status=401, text="The API key is missing.")
+
+    with pytest.raises(ServerUnusable, match="does not say what it serves: HTTP status 401: The API key is missing."):
+        asyncio.run(measured(Locked()))
 
 
 @pytest.mark.parametrize(
