@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import aiohttp
 import msgspec
+from tqdm import tqdm
 
 from vnext.bench.figures import Timeline, server_figures
 from vnext.bench.workload import Workload
@@ -72,15 +73,17 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
 async def send_all(
     session: aiohttp.ClientSession, load: Load, workload: Workload, batch: Sequence[list[int]], model: str
 ) -> list[Timeline]:
-    """All requests, each in its turn."""
+    """All requests, each in its turn; a terminal shows how many are done."""
     gate = asyncio.Semaphore(load.concurrency)
     chance = random.Random(workload.seed)
     sending = []
-    for prompt in batch:
-        sending.append(asyncio.create_task(send_one(session, gate, load, workload, prompt, model)))
-        if load.rate:
-            await asyncio.sleep(chance.expovariate(load.rate))
-    return await asyncio.gather(*sending)
+    with tqdm(total=len(batch), desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
+        for prompt in batch:
+            sending.append(asyncio.create_task(send_one(session, gate, load, workload, prompt, model)))
+            sending[-1].add_done_callback(lambda _: bar.update())
+            if load.rate:
+                await asyncio.sleep(chance.expovariate(load.rate))
+        return await asyncio.gather(*sending)
 
 
 async def send_one(
