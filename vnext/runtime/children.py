@@ -139,19 +139,33 @@ def start_child(
     Ctrl-C is held back while the child starts and stays so in it: there is no moment at which it could hit the child.
     """
     command = [sys.executable, "-m", module, *arguments]
-    with signals_held(signal.SIGINT):
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     return Child(name, process)
 
 
 @contextmanager
-def signals_held(*numbers: signal.Signals) -> Iterator[None]:
-    """Ctrl-C and SIGTERM, or those named, come when this thread is through: nothing is left half made."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, numbers or (signal.SIGINT, signal.SIGTERM))
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come when this is through: nothing is left half made. Handlers run in the main thread alone.
+
+    No mask of this thread would do: another thread, which has none, would take the signal and the handler would run all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def check_alive(children: Iterable[Child]) -> None:
