@@ -15,10 +15,10 @@ import pytest
 
 from vnext.llm import LLM
 from vnext.replay.bisection import bisect
+from vnext.replay.commands import index_of
 from vnext.replay.execution import Executed, ModelChoice, execute
 from vnext.replay.recorded import Asked
 from vnext.replay.stat import stat
-from vnext.replay.commands import index_of
 from vnext.sampling_params import SamplingParams
 
 REQUESTS, TOKENS = 1040, 100

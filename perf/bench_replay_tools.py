@@ -27,8 +27,8 @@ from vnext.replay.trace import trace
 from vnext.replay.watch import Watcher
 from vnext.replay.what_if import Objective, candidates, timed, what_if
 from vnext.replay.what_if_run import rerun
-from vnext.sched.sim.scenario import draw_clients, draw_config
 from vnext.sched.sim.chance import Chance
+from vnext.sched.sim.scenario import draw_clients, draw_config
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.log import SEGMENT_SUFFIX, Frame

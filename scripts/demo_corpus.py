@@ -16,9 +16,9 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pydoc_data import topics
 
 import msgspec
-from pydoc_data import topics
 
 END_OF_TEXT, USER, ASSISTANT, SYSTEM, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, SYSTEM, END)
@@ -76,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     heading: str
     text: str
-    members: tuple["Entry", ...] = ()
+    members: tuple[Entry, ...] = ()
 
 
 def clean(text: str) -> str:

@@ -30,8 +30,13 @@ from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
 from vnext.state.digest import details, digest, histories, requests_otherwise  # noqa: E402
 from vnext.state.events import (  # noqa: E402
-    AnyEvent, EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens,
-)  # fmt: skip
+    AnyEvent,
+    EngineStarted,
+    RequestArrived,
+    StepCommitted,
+    pack_tokens,
+    unpack_tokens,
+)
 from vnext.state.log import RankDetail, RankDigest  # noqa: E402
 from vnext.state.params import Sampling  # noqa: E402
 from vnext.state.reduce import reduce, start  # noqa: E402

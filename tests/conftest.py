@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -156,7 +156,7 @@ class TwinGraph(TorchDispatchMode):
 
     def end(self) -> None:
         self.__exit__(None, None, None)
-        for func, args, kwargs, out in self._steps:
+        for _, args, kwargs, out in self._steps:
             known = {leaf.untyped_storage().data_ptr() for leaf in tensors_of((args, kwargs))}
             for tensor in tensors_of(out):
                 if tensor.untyped_storage().data_ptr() not in known and tensor.numel():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from vnext.cli import main
 from vnext.doctor import warnings
 from vnext.machine import machine
 from vnext.options import ChatCommand, parse
-from vnext.serve import curl_line
+from vnext.serve import curl_line, usual_names
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
 
@@ -79,6 +80,33 @@ def test_curl_line_never_shows_the_key() -> None:
     line = curl_line(ServerSettings(api_key="secret"), True)
     assert "secret" not in line
     assert "$VNEXT_API_KEY" in line
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "names"),
+    [
+        ("", "/site/vnext/demo_model", ("demo_model",)),
+        ("models/tiny", "models/tiny", ("tiny", "models/tiny")),
+        ("/models/tiny/", "/models/tiny", ("tiny", "/models/tiny/")),
+        ("owner/name", "/cache/snapshots/5f0b02c7", ("owner/name",)),
+    ],
+)
+def test_requests_may_call_a_model_as_it_was_given(model: str, folder: str, names: tuple[str, ...]) -> None:
+    assert usual_names(model, Path(folder)) == names
+
+
+def test_the_working_folder_has_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usual_names(".", Path(".")) == (tmp_path.name, ".")
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_says(root: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from vnext.server.say import say; say('one'); say('two'); print('alive', file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (0, "alive\n")
 
 
 # ---- chat --------------------------------------------------------------------------------------------------------
@@ -168,7 +196,7 @@ def test_no_server_there(capsys: pytest.CaptureFixture[str]) -> None:
     command = parse(["chat", "--url", "http://127.0.0.1:1"], {})
     with pytest.raises(TalkFailed, match="is a server running there"):
         talker(command)
-    assert chat(command) == 1
+    assert chat(command) == 2
     assert capsys.readouterr().err.startswith("vnext chat: http://127.0.0.1:1 cannot be reached")
 
 

@@ -58,6 +58,12 @@ def test_names_that_other_engines_taught() -> None:
     argv = ["serve", "--num-gpu-blocks-override", "5", "--kv-cache-memory-bytes", "64", "--tensor-parallel-size", "4"]
     engine = parse(argv, {}).engine
     assert (engine.num_blocks_override, engine.kv_cache_memory, engine.tensor_parallel_size) == (5, 64, 4)
+    assert parse(["serve", "-t", "4"], {}).engine == EngineSettings(threads=4), "no abbreviation of -tp"
+
+
+@pytest.mark.parametrize("url", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/", "host:1"])
+def test_a_server_is_named_in_many_ways(url: str) -> None:
+    assert parse(["chat", "--url", url], {}).url == "http://host:1"
 
 
 def test_a_policy_of_one_s_own_is_named_and_found_by_the_engine_core() -> None:
@@ -88,6 +94,9 @@ def test_chat_and_doctor() -> None:
     [
         ("--max-num-seqs 0", "--max-num-seqs is 0: it must lie between 1 and"),
         ("--port 70000", "--port is 70000: it must lie between 0 and 65535"),
+        ("--served-model-name name folder/model", "--served-model-name takes name and folder/model, and no model is left: name"),
+        ("-c 4096", "there is no option -c: see --max-model-len"),
+        ("-ngl 99", "there is no option -ngl: a model is computed in one place, see --device"),
         ("--dtype fp8", "--dtype is 'fp8': it must be one of 'auto', 'float32'"),
         ("--kv-cache-memory 12Q", "'12Q' is no amount of memory"),
         ("--max-model-len x", "--max-model-len"),

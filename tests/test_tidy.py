@@ -35,11 +35,11 @@ ARROWS = {
 }
 # Doors that a room may use, with the reason.
 DOORS = {
-    "runtime": {"version"},  # the log's header and the server's answers name the version
-    "server": {"version", "sampling_params"},  # sampling_params is what a client may ask for, shared with `LLM`
-    "bench": {"version", "sampling_params", "llm", "machine", "options"},  # a bench drives vnext as its users do
+    "runtime": {"version", "exits"},  # the log's header and the server's answers name the version; its processes end
+    "server": {"version", "exits", "sampling_params"},  # sampling_params is what a client may ask for, shared with `LLM`
+    "bench": {"version", "exits", "sampling_params", "llm", "machine", "options"},  # a bench drives vnext as its users do
     "replay": {"version"},
-    "chat": {"options", "llm", "sampling_params"},  # a talk drives vnext as its users do
+    "chat": {"exits", "options", "llm", "sampling_params"},  # a talk drives vnext as its users do
 }
 # Files that may read the environment, with the reason.
 ENVIRONMENT_READERS = {

@@ -9,12 +9,20 @@ import sys
 from collections.abc import Sequence
 from typing import assert_never
 
-from vnext.options import ChatCommand, DoctorCommand, ServeCommand, command_line, parse
+from vnext.exits import INTERRUPTED
+from vnext.options import ChatCommand, Command, DoctorCommand, ServeCommand, command_line, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `argv` is without the program's name, None for the process's own."""
-    command = parse(command_line() if argv is None else argv)
+    try:
+        return run(parse(command_line() if argv is None else argv))
+    except KeyboardInterrupt:  # before a program was there that says what it means
+        return INTERRUPTED
+
+
+def run(command: Command) -> int:
+    """The program of a command, imported now."""
     match command:
         case ServeCommand():
             from vnext.serve import serve

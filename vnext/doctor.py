@@ -13,8 +13,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from vnext.exits import DONE
 from vnext.kernels.cpu import native
-from vnext.kernels.table import rows
+from vnext.kernels.cuda.operations import SUMMARY as CUDA_KERNELS
+from vnext.kernels.table import DEVICE_TYPES, rows
 from vnext.machine import Machine, compilers, machine
 from vnext.models.config import DTYPES
 from vnext.options import DoctorCommand
@@ -24,6 +26,7 @@ from vnext.runtime.determinism import cpu_flags, has_strict_path, invariance, mk
 from vnext.runtime.device_choice import describe as describe_device_collectives
 from vnext.runtime.device_loading import describe as describe_cuda
 from vnext.runtime.ring_memory import implementation as ring_implementation
+from vnext.runtime.sampling import choose, choose_by_kernel, choose_compiled, chooser
 from vnext.sched import stride
 from vnext.state import columns, log_forms, names, tails
 from vnext.version import __version__
@@ -34,13 +37,13 @@ GIB = 2**30
 
 
 def doctor(command: DoctorCommand) -> int:
-    """Print the report; returns 0."""
+    """Print the report; returns the exit status."""
     report = examine()
     if command.json:
         print(json.dumps(report, indent=2))
     else:
         show(report, Console())
-    return 0
+    return DONE
 
 
 def examine() -> dict[str, Any]:
@@ -62,6 +65,7 @@ def examine() -> dict[str, Any]:
         "cuda": describe_cuda(),
         "gpu_collectives": describe_device_collectives(),
         "cpu_kernels": cpu_kernels(),
+        "sampling": sampling(),
         "cores": cores.describe(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
@@ -85,6 +89,12 @@ def cpu_kernels() -> str:
     if not native.is_built():
         return "plain torch: no C++ compiler was found when vnext was installed"
     return f"compiled, {native.level().name}"
+
+
+def sampling() -> dict[str, str]:
+    """What takes the tokens from the logits, by kind of device: greedy, or drawn after top-k, top-p and min-p."""
+    forms = {choose_compiled: cpu_kernels(), choose_by_kernel: CUDA_KERNELS, choose: "plain torch"}
+    return {device_type: forms[chooser(device_type)] for device_type in DEVICE_TYPES}
 
 
 def batch_invariant() -> dict[str, str]:
@@ -151,6 +161,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("torch", f"CPU capability {built['cpu_capability']}, CUDA {built['cuda_build'] or 'not in this build'}"),
         ("one rank", f"{built['threads_of_one_rank']} threads, MKL_CBWR={built['mkl_cbwr']}"),
         ("CPU kernels", report["cpu_kernels"]),
+        ("CPU sampling", report["sampling"]["cpu"]),
         *report["cores"].items(),
         *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),

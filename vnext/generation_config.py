@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vnext.models.errors import ModelError
 from vnext.models.json_keys import read_optional_json
-from vnext.runtime.launch import StartFailed
+from vnext.runtime.launch import StartRefused
 from vnext.runtime.settings import GenerationConfig
 from vnext.sampling_params import InvalidRequest, SamplingDefaults, SamplingParams, validate
 
@@ -28,7 +28,7 @@ FIELDS = {
 
 
 def sampling_defaults(folder: Path, choice: GenerationConfig) -> SamplingDefaults:
-    """What the file in `folder` says; nothing where there is none or `choice` is "none". Raises StartFailed."""
+    """What the file in `folder` says; nothing where there is none or `choice` is "none". Raises StartRefused."""
     if choice == "none":
         return SamplingDefaults()
     try:
@@ -36,10 +36,10 @@ def sampling_defaults(folder: Path, choice: GenerationConfig) -> SamplingDefault
         given = {name: said[theirs] for theirs, name in FIELDS.items() if said.get(theirs) is not None}
         validate(SamplingParams(**given), vocab_size=0)
     except ModelError as error:
-        raise StartFailed(f"{error}, or leave it alone with --generation-config none") from error
+        raise StartRefused(f"{error}, or leave it alone with --generation-config none") from error
     except InvalidRequest as error:
         said = error.message.rstrip(".")
-        raise StartFailed(
+        raise StartRefused(
             f"{folder / FILE_NAME}: {said}; correct it, or leave it alone with --generation-config none"
         ) from error
     return SamplingDefaults(**given)

@@ -22,9 +22,41 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "--enable-lora": "adapters are not served: merge this one into the weights",
         "--load-format": "weights are read from safetensors",
         "--tokenizer": "the tokenizer is the model folder's own",
+        "--tokenizer-mode": "the tokenizer is the model folder's own",
+        "--revision": "give the folder of the revision that you mean",
+        "--download-dir": "the hub's cache is used, HF_HOME says where it is",
+        "--hf-token": "the hub's own login is used, or HF_TOKEN",
+        "--distributed-executor-backend": "see --executor",
+        "--uvicorn-log-level": "see --log-level",
+        "--disable-log-stats": "nothing is printed about them, /metrics has them",
+        "--enable-log-requests": "requests are written from --log-level info on",
+        "--max-logprobs": "a request may ask for 20",
+        "--override-generation-config": "write it into the model folder's generation_config.json",
+        "--chat-template-content-format": "texts and lists of parts are both understood",
+        "--speculative-config": "no smaller model drafts answers",
+        "--structured-outputs-config": "there is no structured output",
+        "--ssl-keyfile": "let a proxy in front of the server speak TLS",
+        "--ssl-certfile": "let a proxy in front of the server speak TLS",
+        "--root-path": "let a proxy in front of the server change paths",
+        "--allowed-origins": "let a proxy in front of the server answer pages from elsewhere",
+        "-m": "name the model without it, as in `vnext serve MODEL`",
+        "-hf": "name the model without it, as in `vnext serve MODEL`",
+        "-pp": "ranks share layers, see --tensor-parallel-size",
+        "-dp": "start several servers, each on its own port",
+        "-q": "see --quantization",
+        "-c": "see --max-model-len",
+        "--ctx-size": "see --max-model-len",
+        "-b": "see --max-num-batched-tokens",
+        "--base-url": "see --url",
+        "-np": "see --max-num-seqs",
+        "--parallel": "see --max-num-seqs",
+        "-ngl": "a model is computed in one place, see --device",
+        "--n-gpu-layers": "a model is computed in one place, see --device",
+        "--flash-attn": "attention is chosen by the machine, `vnext doctor` says which",
+        "--jinja": "the model's chat template is always used",
     }
 )
-"""Options that vLLM's users know, and what is instead of each."""
+"""Options that users of vLLM and llama.cpp know, and what is instead of each."""
 
 
 def unknown_option(given: str, known: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ SERVER_HELP = {
     "host": "address to listen on; 0.0.0.0 for every interface",
     "port": "0 lets the system choose",
     "api_key": f"clients must send it as a bearer token; better given as {API_KEY_VARIABLE}, which `ps` does not show",
-    "served_model_names": "names that requests may use for the model (default: the folder's name)",
+    "served_model_names": "names that requests may use for the model (default: the folder's name and MODEL as it was given)",
     "chat_template_path": "a Jinja file in place of the checkpoint's chat template",
     "show_log": "viewers may read the log as it grows (vnext-replay ui --live URL): with --api-key, or on this machine",
     "drain_s": "seconds that running requests get when the server stops",
@@ -80,6 +80,7 @@ FLAGS = {
     "log_durable": ("--log-durable", "--durable"),
     "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
     "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
+    "threads": ("--threads", "-t"),
     "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
 }
 
@@ -120,32 +121,52 @@ def command_line() -> list[str]:
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
     """What `argv`, without the program's name, asks for. A bad one ends the program with one sentence and status 2."""
     parser = _parser()
-    found, unknown = parser.parse_known_args(argv)
-    given = vars(found)
+    given = parser.given(argv)
     command = given.pop("command")
-    if unknown:
-        known = [flag for name in (*ENGINE_HELP, *SERVER_HELP) for flag in _flags_of(name)]
-        parser.fail(command, f"{unknown_option(unknown[0], known)}\nSee vnext {command} --help.")
     try:
         return _COMMANDS[command](given, environment)
     except SettingsError as error:
         parser.fail(command, str(error))
 
 
+def api_key(given: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The key that was given, else the environment's."""
+    return given or environment.get(API_KEY_VARIABLE, "")
+
+
+def server_url(given: str) -> str:
+    """A server's address, however it was written: with the path of its API as OpenAI's clients want it, or without http."""
+    url = given.rstrip("/").removesuffix("/v1")
+    return url if not url or "://" in url else f"http://{url}"
+
+
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence; the page of usage only when asked for."""
+    """A program of several commands. Says what is wrong in one sentence; the page of usage only when asked for."""
+
+    def add_commands(self, metavar: str) -> argparse._SubParsersAction:
+        """Where commands are added."""
+        self._commands = self.add_subparsers(dest="command", required=True, metavar=metavar)
+        return self._commands
+
+    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+        """What was given, `command` too. Ends the program with a hint for what the command does not take."""
+        found, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = re.findall(r"--[a-z-]+", self._commands.choices[found.command].format_usage())
+            self.fail(found.command, f"{unknown_option(unknown[0], known)}\nSee {self.prog} {found.command} --help.")
+        return vars(found)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
 
     def fail(self, command: str, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog} {command}: {_as_flags(message)}\n")
+        self.exit(2, f"{self.prog} {command}: {as_flags(message)}\n")
 
 
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="An LLM engine built as one replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | chat | doctor")
+    commands = parser.add_commands("serve | chat | doctor")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP, as OpenAI's API", allow_abbrev=False))
     _add_chat(commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False))
     doctor = commands.add_parser("doctor", help="what this machine has and what vnext makes of it", allow_abbrev=False)
@@ -216,7 +237,7 @@ def _defaults(struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.name: field.default for field in msgspec.structs.fields(struct)}
 
 
-def _as_flags(message: str) -> str:
+def as_flags(message: str) -> str:
     """The sentence with options in place of field names: any at its beginning, those with an underscore anywhere."""
     names = (*ENGINE_HELP, *SERVER_HELP)
     pattern = rf"^(?:{'|'.join(names)})\b|\b(?:{'|'.join(name for name in names if '_' in name)})\b"
@@ -231,8 +252,13 @@ def engine_of(given: Mapping[str, Any]) -> EngineSettings:
 def _serve_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeCommand:
     hints = _hints(ServerSettings)
     values = {name: checked(name, value, hints) for name, value in given.items() if name in SERVER_HELP}
-    values.setdefault("api_key", environment.get(API_KEY_VARIABLE, ""))
+    values["api_key"] = api_key(values.get("api_key", ""), environment)
     engine, server = engine_of(given), ServerSettings(**values)
+    if len(server.served_model_names) > 1 and "model" not in given:
+        raise SettingsError(
+            f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
+            "in `vnext serve MODEL --served-model-name NAME`."
+        )
     if server.show_log and engine.log == "off":
         raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
     return ServeCommand(engine=engine, server=server)
@@ -242,8 +268,8 @@ def _chat_command(given: Mapping[str, Any], environment: Mapping[str, str]) -> C
     if given["url"] and (useless := [name for name in given if name in ENGINE_HELP]):
         raise SettingsError(f"{useless[0]} is for an engine, and with --url none is started: leave one of the two out.")
     return ChatCommand(
-        url=given["url"].rstrip("/"),
-        api_key=given["api_key"] or environment.get(API_KEY_VARIABLE, ""),
+        url=server_url(given["url"]),
+        api_key=api_key(given["api_key"], environment),
         engine=engine_of(given),
         system=given["system"],
         temperature=given["temperature"],

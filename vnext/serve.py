@@ -6,25 +6,27 @@ finishes what it has within its drain time; the second: at once. Then the engine
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
 import select
 import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.generation_config import sampling_defaults
 from vnext.options import API_KEY_VARIABLE, ServeCommand
 from vnext.runtime.children import Child, ChildDied, start_child
-from vnext.runtime.launch import RunningEngine, StartFailed, find_model, start_engine
+from vnext.runtime.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
+from vnext.server.address import AddressUnusable, bind
+from vnext.server.say import say
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
@@ -38,20 +40,21 @@ EXAMPLE_WORDS = "What is Python?"
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until a signal comes; returns the exit status: 0 after a signal, else 1 with one sentence on stderr."""
-    print(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...", flush=True)
+    """Serve until a signal comes; returns the exit status (exits.py): all but 0 with one sentence on stderr."""
+    say(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():
             engine, edge, settings = _start(command)
     except (StartFailed, ChildDied) as error:
         return _fail(error)
     except KeyboardInterrupt:
-        return 0
+        say("vnext: stopped")
+        return DONE
     try:
         return _serve_engine(engine, edge, settings)
     finally:
         engine.stop()
-        print("vnext: stopped", flush=True)
+        say("vnext: stopped")
 
 
 def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
@@ -61,16 +64,19 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
     """
     port = _usable_port(command.server)
     model_path = find_model(command.engine)
+    defaults = sampling_defaults(model_path, command.engine.generation_config)
     starting = start_engine(command.engine, model_path)
-    edge = start_child("API server", "vnext.server")
+    edge = None
     try:
+        edge = start_child("API server", "vnext.server")
         settings = msgspec.structs.replace(
             command.server,
             port=port,
+            served_model_names=command.server.served_model_names or usual_names(command.engine.model, model_path),
             engine_address=starting.address,
             model_path=str(model_path),
             log_dir=starting.log_dir if command.server.show_log else "",
-            sampling_defaults=sampling_defaults(model_path, command.engine.generation_config),
+            sampling_defaults=defaults,
             connect_timeout_s=None,
         )
         edge.send_config(msgspec.json.encode(settings))
@@ -78,8 +84,17 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
         return starting.wait(beside=edge), edge, settings
     except BaseException:
         starting.abandon()
-        edge.terminate(EDGE_GRACE_S)
+        if edge is not None:
+            edge.terminate(EDGE_GRACE_S)
         raise
+
+
+def usual_names(model: str, folder: Path) -> tuple[str, ...]:
+    """What requests may call `model`, found in `folder`: the folder's name, or as it was given, which goes first for a hub id."""
+    name = os.path.basename(os.path.abspath(folder))
+    if not model or Path(model).expanduser() == folder:
+        return (name, model) if model not in ("", name) else (name,)
+    return (model,)  # its folder in the hub's cache has a name that nobody knows
 
 
 def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:
@@ -88,7 +103,7 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
             if _wait_until_healthy(engine, edge, settings, wake):
                 _print_ready(engine, settings)
                 _wait(engine, edge, wake, None)
-            return 0
+            return DONE
         except ChildDied as error:
             return _fail(error, engine.log_dir)
         finally:
@@ -122,7 +137,7 @@ def _end_edge(edge: Child, wake: int, grace_s: float) -> None:
     """Let the edge drain; a further signal ends it at once."""
     edge.process.terminate()
     if edge.wait(POLL_S) is None:
-        print("vnext: finishing running requests; once more stops at once", flush=True)
+        say("vnext: finishing running requests; once more stops at once")
         deadline_s = time.monotonic() + grace_s
         while edge.wait(0) is None and time.monotonic() < deadline_s:
             watched = [fd for fd in (wake, edge.exit_fd) if fd is not None]
@@ -167,15 +182,14 @@ def _wake_on_signals() -> Iterator[int]:
 
 def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
     config = engine.ready.config
-    print(
+    say(
         f"vnext: model    {engine.ready.model}: {engine.ready.environment['dtype']}, {config.model_len_max} tokens a request, "
         f"{config.block_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"{_live_line(settings)}"
         f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
-        "vnext: Ctrl-C stops",
-        flush=True,
+        "vnext: Ctrl-C stops"
     )
 
 
@@ -207,28 +221,26 @@ def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
 
 
 def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
-    """One sentence. What a dead child wrote has passed through to stderr already."""
+    """One sentence and the exit status. What a child wrote has passed through to stderr already: one that refused what it
+    was given has said all there is to say."""
+    if isinstance(error, ChildDied) and error.returncode == REFUSED:
+        return REFUSED
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
     where = f" The log is in {log_dir}." if log_dir else ""
     print(f"vnext serve: {sentence}.{where}", file=sys.stderr, flush=True)
-    return 1
+    return REFUSED if isinstance(error, StartRefused) else FAILED
 
 
 # ---- the edge's address ------------------------------------------------------------------------------------------
 
 
 def _usable_port(settings: ServerSettings) -> int:
-    """The port to serve on: the wanted one, or a free one for 0. StartFailed at once, before a model is loaded for nothing."""
-    host, port = settings.host, settings.port
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartFailed(f"port {port} of {host} is in use: end its program or choose another with --port") from error
-            return port  # the API server, which binds it for good, says what is wrong with this address
-        return probe.getsockname()[1]
+    """The port to serve on: the wanted one, or a free one for 0. StartRefused at once, before a model is loaded for nothing."""
+    try:
+        with bind(settings.host, settings.port) as probe:
+            return probe.getsockname()[1]
+    except AddressUnusable as error:
+        raise StartRefused(str(error)) from error
 
 
 def _url(settings: ServerSettings) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from vnext.bench.cli import main
-from vnext.bench.server_runs import Load, ServerUnusable, measure_server
+from vnext.bench.server_runs import Load, MeasurementFailed, ServerUnusable, measure_server
 from vnext.bench.workload import Workload
 
 SMALL_ENGINE = ["--executor", "inproc", "--threads", "1", "--log", "off"]
@@ -64,15 +64,24 @@ def test_a_server_is_measured() -> None:
 
 
 def test_a_server_that_fails_every_request_is_no_measurement() -> None:
-    with pytest.raises(ServerUnusable, match="All 4 requests .* HTTP status 500: no"):
+    with pytest.raises(MeasurementFailed, match="All 4 requests .* HTTP status 500: no"):
         asyncio.run(measured(Backend(status=500)))
+
+
+def test_a_server_that_wants_a_key_says_so() -> None:
+    class Locked(Backend):
+        async def models(self, request: web.Request) -> web.Response:
+            return web.Response(status=401, text="The API key is missing.")
+
+    with pytest.raises(ServerUnusable, match="does not say what it serves: HTTP status 401: The API key is missing."):
+        asyncio.run(measured(Locked()))
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["throughput", "--url", "http://127.0.0.1:1"], "is it running?"),
-        (["throughput", "--url", "http://127.0.0.1:1", "--block-size", "3"], "block_size is for an engine"),
+        (["throughput", "--url", "http://127.0.0.1:1", "--block-size", "3"], "--block-size is for an engine"),
         (["throughput", "--num-prompts", "0"], "number of prompts is 0"),
         (["latency", "--repeats", "0"], "repeats is 0"),
         (["latency", "--shared-len", "9", "--input-len", "8"], "--shared-len is 9"),
@@ -83,7 +92,7 @@ def test_a_server_that_fails_every_request_is_no_measurement() -> None:
 def test_what_cannot_be_measured_is_one_sentence(
     capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
-    assert main(argv) == 1
+    assert main(argv) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1
 

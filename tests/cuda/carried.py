@@ -17,7 +17,6 @@ import torch
 from vnext.kernels.cuda.arguments import Argument
 from vnext.kernels.cuda.face import Backend, Defines, Kernel
 
-
 ALIGNMENT = 256
 """Of an allocation, in bytes, here and on a GPU."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_steps import Options, Range, Shape, Sequences, check, make_sequences
+from attention_steps import Options, Range, Sequences, Shape, check, make_sequences
 from device_twin import TwinDevice
 from msgspec.structs import replace
 from rank_drive import device_rank, drive, runner_of, some_arrivals, started_with, tiny_checkpoint

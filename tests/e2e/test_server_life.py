@@ -88,8 +88,9 @@ def test_a_signal_ends_a_start(tmp_path: Path) -> None:
         assert server.poll() is None
         family = psutil.Process(server.pid).children(recursive=True)
     server.send_signal(signal.SIGTERM)
+    server.wait(END_TIMEOUT_S)
+    alive = [process for process in family if process.is_running()]  # at once: a rank that still imports torch is ended too
     said, complaints = server.communicate(timeout=END_TIMEOUT_S)
-    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert (server.returncode, complaints, alive) == (0, "", []) and "try" not in said
 
 
@@ -98,7 +99,7 @@ def start_and_fail(*arguments: str) -> str:
     command = [sys.executable, "-m", "vnext.cli", "serve", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     return done.stderr
 

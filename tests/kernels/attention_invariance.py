@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attention_cases import attend as attend_paged
-from attention_cases import make_sequences
+from attention_cases import attend as attend_paged, make_sequences
 
 from vnext.kernels import references
 from vnext.kernels.table import choose
@@ -35,7 +34,7 @@ def check_attention(heads: int, kv_heads: int, head_dim: int, block_size: int, w
             assert torch.equal(found[1], together[0][start:stop]), f"chunk of {size} at {start}"
             assert torch.equal(found[2], together[3][127:]), "decode"
     last = attend([(index, length - 1, length) for index, length in enumerate(LENGTHS)])
-    for index, length in enumerate(LENGTHS):
+    for index in range(len(LENGTHS)):
         assert torch.equal(last[index], together[index][-1:]), "a step of decodes"
 
 

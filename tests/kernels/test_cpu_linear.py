@@ -6,8 +6,7 @@ import pytest
 import torch
 from cpu_levels import LEVELS, ROUNDING, draw, needs_native, using, within
 
-from vnext.kernels.cpu import linear as products
-from vnext.kernels.cpu import rows
+from vnext.kernels.cpu import linear as products, rows
 from vnext.kernels.cpu.native import Level
 
 pytestmark = needs_native

@@ -10,8 +10,7 @@ import pytest
 import torch
 from cpu_levels import draw, needs_native, using
 
-from vnext.kernels.cpu import linear as products
-from vnext.kernels.cpu import native
+from vnext.kernels.cpu import linear as products, native
 
 pytestmark = needs_native
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -24,7 +25,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert hub.resolve(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["", "/no/such/folder", "./none", "~/none-such", "a/b/c"])
+@pytest.mark.parametrize("name", ["", "/no/such/folder", "./none", "~/none-such", "a/b/c", "none/"])
 def test_a_path_that_is_not_there(name: str) -> None:
     with pytest.raises(ModelError, match=f"there is no folder '{name}'; give an existing folder or a hub id"):
         hub.resolve(name)
@@ -43,7 +44,7 @@ def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch:
         asked.append((model, allow_patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert hub.resolve("owner/name") == tmp_path
     assert asked[0][0] == "owner/name" and "*.safetensors" in asked[0][1]
 
@@ -54,7 +55,7 @@ def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch:
         (HFValidationError("bad"), "'owner/name' is neither a folder nor a valid hub id"),
         (GatedRepoError("gated", response=RESPONSE), "'owner/name' is gated; accept its terms"),
         (RepositoryNotFoundError("none", response=RESPONSE), "neither a folder nor a hub model 'owner/name'"),
-        (LocalEntryNotFoundError("offline"), "'owner/name' is not on this machine and the hub cannot be reached"),
+        (LocalEntryNotFoundError("offline"), "no folder 'owner/name', no hub model of this name on this machine, and the hub cannot be reached"),
         (HfHubHTTPError("500", response=RESPONSE), "'owner/name' could not be downloaded"),
         (RuntimeError("the transport's own error"), "'owner/name' could not be downloaded"),
         (ConnectionError("reset"), "'owner/name' could not be downloaded"),
@@ -64,6 +65,6 @@ def test_each_failure_is_one_sentence(error: Exception, message: str, monkeypatc
     def fail(*arguments: object, **options: object) -> str:
         raise error
 
-    monkeypatch.setattr(hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelError, match=message):
         hub.resolve("owner/name")

@@ -35,7 +35,7 @@ def randomise(model: torch.nn.Module) -> None:
     """Give biases and norms values too, which are constants in a fresh model."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
 

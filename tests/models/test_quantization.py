@@ -11,8 +11,8 @@ from model_helpers import Chunk, Model, ThreadGroup, load_model
 
 from vnext.kernels.cpu import native
 from vnext.kernels.forms import Int8Weight, quantize
-from vnext.models.errors import ModelError
 from vnext.models.config import load_config
+from vnext.models.errors import ModelError
 from vnext.models.sharding import Parallel, alone
 from vnext.models.weights import choose_dtype, load_params
 

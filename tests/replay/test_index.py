@@ -143,7 +143,7 @@ def test_a_cache_is_bounded(tmp_path, monkeypatch):
     due = states(log_dir)
     monkeypatch.setattr(cachefile, "bytes_max", lambda size: 20_000)
     index = Index(open_log(log_dir))
-    index.last
+    assert index.last
     assert cache_path(log_dir / "segment-000000.vnextlog").stat().st_size < 30_000
     assert 2 < len(index.segments[0].directory.entries) < len(due) // 4
     assert all(repr(parts(state_at(index, step)[0])).encode() == due[step] for step in sorted(due)[::20])

@@ -324,3 +324,14 @@ def test_each_command_is_declared_by_the_module_that_the_table_names():
 
     assert declared() == [name for names in MODULES.values() for name in names]
     assert all(declared(name) == list(names) for names in MODULES.values() for name in names)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_went_away_is_no_difference(tmp_path, root, options):
+    log_dir = record(tmp_path / "log", "full", CONFIG, 1, size=3000)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "vnext.replay", "info", str(log_dir), *options]
+    ran = subprocess.run(command, cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ran.returncode, ran.stderr) == (141, "")

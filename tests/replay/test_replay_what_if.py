@@ -16,9 +16,10 @@ from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_noise import Noise, misfit, noise
 from vnext.replay.step_times import features_of, fit, recorded
 from vnext.replay.verify import verify
-from vnext.replay.what_if import Objective, candidates, objective_of, timed, what_if
+from vnext.replay.what_if import OPTIONS, Objective, candidates, objective_of, timed, what_if
 from vnext.replay.what_if_run import as_recorded, rerun, retrace
 from vnext.runtime.recorder import Recorder
+from vnext.runtime.settings import EngineSettings
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.chance import Chance
 from vnext.state.config import SchedulerConfig
@@ -238,6 +239,13 @@ def test_candidates_are_all_with_all():
     found = candidates(["policy=priority"], ["running_max=1,2", "prefix_caching=true,false"])
     assert len(found) == 4 and found[1] == (("policy", "priority"), ("running_max", 1), ("prefix_caching", False))
     assert objective_of("ttft=0.2s,itl=50ms") == Objective(ttft_us=200_000.0, itl_us=50_000.0)
+
+
+def test_settings_may_have_the_names_that_the_server_knows():
+    assert set(OPTIONS) <= set(EngineSettings.__struct_fields__)
+    assert candidates(["max_num_seqs=4", "policy=fcfs"], ["--max-model-len=64"]) == candidates(
+        ["running_max=4", "scheduling-policy=fcfs"], ["model_len_max=64"]
+    )
 
 
 @pytest.mark.parametrize(

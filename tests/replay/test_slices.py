@@ -19,9 +19,9 @@ from vnext.replay.convert import answers_of, arrivals_of
 from vnext.replay.folding import Folded, fold
 from vnext.replay.index import Index
 from vnext.replay.show import state_at
-from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.slices import cut, decisions_of, merge, redact
 from vnext.replay.slow import slow
+from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.verify import verify
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens

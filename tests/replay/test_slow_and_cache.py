@@ -49,7 +49,7 @@ def test_slow_has_every_first_token_and_every_wait(crowded):
     assert firsts == {(id_, each[0] - arrived[id_][0], each[0], arrived[id_][1]) for id_, each in steps.items()}
     waits = [(step - last, id_, last, step) for id_, each in steps.items() for last, step in zip(each, each[1:])]
     longest = defaultdict(list)
-    for ms, id_, last, step in waits:
+    for ms, _, _, step in waits:
         longest[step].append(ms)
     assert {(each.step, each.ms, each.requests) for each in answer.gaps} == {
         (step, max(each), len(each)) for step, each in longest.items()

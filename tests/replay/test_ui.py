@@ -20,8 +20,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from log_drive import record, small_config
 
-from vnext.replay.folding import Folded, fold
 from vnext.replay.cachefile import Directory
+from vnext.replay.folding import Folded, fold
 from vnext.replay.index import Index, Segment
 from vnext.replay.show import show
 from vnext.replay.source import UnusableLog, open_log

@@ -65,7 +65,7 @@ def test_every_step_is_the_one_of_the_finished_log(growing, whole, monkeypatch):
         for part in (0.11, 0.2, 0.35, 0.351, 0.6, 0.9, 1.0):
             end = Tail(growing(part), whole=True)
             events = sum(len(item.events) for item in end.news() if hasattr(item, "events"))
-            eventually(lambda: followed.walk.events == events + 1)
+            eventually(lambda events=events: followed.walk.events == events + 1)
             last = followed.walk.last_step
             for step in {followed.walk.first_step, last // 2, last - 20, last - 1, last}:
                 if step >= followed.walk.first_step:

@@ -15,8 +15,15 @@ from vnext.runtime.segments import Bounds
 from vnext.runtime.settings import RankSettings
 from vnext.state import log as logs
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted
-from vnext.state.events import pack_tokens, unpack_tokens
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    pack_tokens,
+    unpack_tokens,
+)
 from vnext.state.log import SegmentHeader
 from vnext.state.log_read import read
 from vnext.state.params import Sampling

@@ -178,7 +178,7 @@ def stepped(form: str) -> Iterator[Account]:
         group, victim = SharedGroup(mine, 0), SharedGroup(theirs, 1)
         mine.memory.enter(1, 1, 1, tensors[0].data_ptr(), tensors[0].nbytes)
         own, size = bytes(mine._mapping), len(mine._mapping)
-        account = Stepper().kill_at(change, victim, lambda: victim.all_reduce(tensors[1].clone()), mine._mapping)
+        account = Stepper().kill_at(change, victim, lambda victim=victim: victim.all_reduce(tensors[1].clone()), mine._mapping)
         now = mine._mapping[:]
         touched = [at for at in range(size) if now[at] != own[at]]
         theirs.close()

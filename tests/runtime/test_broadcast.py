@@ -7,8 +7,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from core_drive import Engine, config_of, started_with
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from vnext.runtime.broadcast import decode_events, encode_events
 from vnext.runtime.ring import RingWriter

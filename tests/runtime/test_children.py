@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from vnext.runtime.children import (
     Child,
     ChildDied,
     check_alive,
+    signals_held,
     start_child,
     terminate_all,
 )
@@ -192,3 +194,23 @@ def test_child_started_by_hand_says_so(stdin: bytes, words: str) -> None:
     result = subprocess.run(command, cwd=ROOT, input=stdin, stderr=subprocess.PIPE, timeout=GRACE_S, check=False)
     assert result.returncode == 1
     assert re.search(words, result.stderr.decode())
+
+
+def test_signals_come_when_what_was_begun_is_whole() -> None:
+    """Also where another thread takes the signal, as one does that passes on what a child says."""
+    done, over = [], threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background may have it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with signals_held():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("begun")
+                done.append("whole")
+            done.append("later")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        other.join()
+    assert done == ["begun", "whole"]

@@ -7,7 +7,13 @@ import os
 import pytest
 
 from vnext.runtime.determinism import (
-    COMPILED_DTYPES, INTEL, gpu_invariance, has_strict_path, invariance, mkl_branch, prepare_process,
+    COMPILED_DTYPES,
+    INTEL,
+    gpu_invariance,
+    has_strict_path,
+    invariance,
+    mkl_branch,
+    prepare_process,
 )  # fmt: skip
 from vnext.runtime.settings import SettingsError
 

@@ -102,7 +102,7 @@ def test_off_writes_nothing(tmp_path):
 
 def test_a_directory_that_cannot_be_used_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LogUnwritable, match="choose another one or switch the log off"):
+    with pytest.raises(LogUnwritable, match="choose another one with --log-dir, or switch"):
         Recorder.open(tmp_path / "file" / "log", started(CONFIG), "full")
     Recorder.open(tmp_path / "log", started(CONFIG), "full").close()
     with pytest.raises(LogUnwritable, match="holds a log already"):
@@ -127,7 +127,7 @@ class FailingDisk:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("segment_bytes", [700, 2**20])
-def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, half, segment_bytes):
+def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, caplog, half, segment_bytes):
     recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=segment_bytes))
     disk = FailingDisk(monkeypatch, range(5, 8), half)
     events = record(recorder)
@@ -137,6 +137,9 @@ def test_a_full_disk_leaves_a_gap_that_the_log_admits(tmp_path, monkeypatch, hal
     assert [frame.lost for frame in frames if frame.lost] == [3] and disk.calls > 20
     last = frames[-1]
     assert last.first_event + len(last.events) == len(events) + 1
+    recorder.close()
+    begun, ended = caplog.messages  # one word for all three frames, and one at the end
+    assert begun.startswith("the log is not written at present, frames are lost: ") and "the log lacks 3 frames: " in ended
 
 
 def test_what_cannot_be_cut_off_is_never_written_behind(tmp_path, monkeypatch):
@@ -202,7 +205,7 @@ def test_a_durable_log_is_on_the_device_before_append_returns(tmp_path, monkeypa
     monkeypatch.setattr(os, "fdatasync", lambda fd: (told.append(("data", os.fstat(fd).st_size)), sync_data(fd)))
     monkeypatch.setattr(os, "fsync", lambda fd: (told.append(("folder", stat.S_ISDIR(os.fstat(fd).st_mode))), sync(fd)))
     recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=3000, durable=True))
-    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):
+    for count, (events, befores, after, ranks) in enumerate(engine(CONFIG, 2, 60)):  # noqa: B007  told below
         recorder.append(events, befores, digest(after), ranks)
         newest = max(tmp_path.glob("*.vnextlog"))
         assert told[-1] == ("data", newest.stat().st_size)

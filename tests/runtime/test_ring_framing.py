@@ -10,8 +10,7 @@ import tracemalloc
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vnext.runtime import futex, ring_plain
 from vnext.runtime.ring import RingClosed, RingCorrupt, RingReader, RingWriter

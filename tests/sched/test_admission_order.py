@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from core_drive import Engine
 
 
@@ -115,6 +114,7 @@ def test_an_idle_engine_decides_nothing() -> None:
 def test_the_largest_request_that_fits_is_served_and_the_next_is_refused(prompt: int, max_tokens: int, fits: bool) -> None:
     """4 blocks of 4: the last token needs no place, because nothing is sampled after it."""
     from core_drive import arrival_of
+
     from vnext.state.refusal import refusal
 
     engine = Engine(block_count=4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
 from core_drive import Engine
+
 from vnext.state.events import AnyEvent, StepPlanned
 from vnext.state.reduce import reduce
 

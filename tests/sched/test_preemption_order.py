@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from core_drive import Engine
 
 
@@ -64,7 +63,7 @@ def test_a_preempted_request_returns_to_the_head_and_keeps_its_tokens() -> None:
 
 def test_preempted_requests_come_back_in_their_order() -> None:
     engine = Engine(block_size=1, block_count=4, batch_tokens_max=16, prefix_caching=False)
-    for id_ in range(4):
+    for _ in range(4):
         engine.arrive([1], max_tokens=4)
     assert engine.step() == {0: 1, 1: 1, 2: 1, 3: 1}
     assert engine.decide().preempted == (3, 2)

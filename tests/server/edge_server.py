@@ -22,7 +22,7 @@ from toy_tokenizers import byte_level
 from vnext.runtime.client import EngineClient
 from vnext.runtime.messages import SubmitRequest
 from vnext.server.app import make_app, make_runner
-from vnext.server.edge import EDGE, Edge
+from vnext.server.edge import EDGE, Edge, template_of
 from vnext.server.settings import ServerSettings
 from vnext.server.text.tokenizer import Tokenizer
 from vnext.state.events import unpack_tokens
@@ -96,7 +96,7 @@ class EdgeServer:
 
     async def _serve(self) -> None:
         client = await EngineClient.connect(self.engine.address, 5.0)
-        self.app = make_app(client, self._tokenizer, self.settings)
+        self.app = make_app(client, self._tokenizer, template_of(self._tokenizer, self.settings), self.settings)
         runner = make_runner(self.app)
         await runner.setup()
         self.site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import RequestOutput, TokenLogprobs

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from toy_tokenizers import FAMILIES, byte_fallback, byte_level
 
 from vnext.server.text.detokenizer import BYTE_RUN_MAX

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from core_drive import arrival_of, config_of, started_with
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core_drive import arrival_of, config_of, started_with
 from vnext.sched.sim.chance import Chance
 from vnext.sched.sim.contents import contents
 from vnext.sched.sim.core import Core

@@ -13,9 +13,9 @@ from vnext.sched.sim.laws import check_decision
 from vnext.sched.sim.rank import Rank, Story, rebuilt
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.setting import NEVER, Faults, Scenario
-from vnext.sched.sim.toy import Answer, answer, next_token
 from vnext.sched.sim.simulator import Outcome, simulate
 from vnext.sched.sim.snapshot import Snapshot
+from vnext.sched.sim.toy import Answer, answer, next_token
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken

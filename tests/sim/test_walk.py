@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from walking import FIRST_SEED, PARTS, WALKED, walk_part
 
 from vnext.sched.sim import core
 from vnext.sched.sim.seeds import Form, run_seed
 from vnext.sched.sim.snapshot import Snapshot
 from vnext.state import admitting, columns, columns_numpy, reduce as reducer
 from vnext.state.errors import LawBroken
-from walking import FIRST_SEED, PARTS, WALKED, walk_part
 
 PART_S_MAX = 1200
 EVENTS_TO_MEET_ALL = 5_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from core_drive import Engine
+
 from vnext.state.outputs import Output
 
 

@@ -6,16 +6,16 @@ import json
 
 import numpy as np
 import pytest
+from core_drive import Engine
 from msgspec.structs import replace
 
-from core_drive import Engine
 from vnext.state import extents
 from vnext.state.digest import digest, parts
 from vnext.state.order import dequeue, enqueue
 from vnext.state.rows import FIELD_NAMES, TABLE_SUM, Rows
 from vnext.state.state import State
-from vnext.state.view import view
 from vnext.state.versions import VersionedArray
+from vnext.state.view import view
 
 
 def busy(token: int = 1, answer: int = 9, salt: str = "", name: str = "a") -> Engine:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from core_drive import Engine, arrival_of, config_of, started_with
 from msgspec.structs import replace
 
-from core_drive import Engine, arrival_of, config_of, started_with
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, StepPlanned, pack_tokens

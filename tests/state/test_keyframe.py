@@ -7,8 +7,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from log_drive import drawn_config, engine, small_config, started
 
 from vnext.sched.schedule import schedule

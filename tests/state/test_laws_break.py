@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from core_drive import Engine
 from msgspec.structs import replace
 
-from core_drive import Engine
 from vnext.state import columns as column_forms, columns_numpy, extents, laws, rows as columns
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.names import Names
 from vnext.state.pool import named_blocks
 from vnext.state.rows import Rows
-from vnext.state.versions import VersionedArray
 from vnext.state.state import State
+from vnext.state.versions import VersionedArray
 
 
 def busy() -> State:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from core_drive import Engine
+
 from vnext.state.errors import IllegalEvent
 from vnext.state.lifecycle import LIFECYCLE, Change, Status, after
 from vnext.state.state import status_of

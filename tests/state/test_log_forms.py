@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from log_drive import drawn_config, record, small_config, started
 
 from vnext.state import log, log_forms, log_plain, log_skim

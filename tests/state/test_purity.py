@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-
 from core_drive import arrival_of
+
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.scenario import scenario
 from vnext.sched.sim.simulator import simulate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from core_drive import Engine, arrival_of, config_of
+
 from vnext.state.errors import IllegalEvent
 from vnext.state.refusal import refusal
 

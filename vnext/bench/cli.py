@@ -13,33 +13,52 @@ from typing import Any
 import msgspec
 
 from vnext.bench.report import make_report, text, write_report
-from vnext.bench.server_runs import Load, ServerUnusable, measure_server
+from vnext.bench.server_runs import Load, MeasurementFailed, ServerUnusable, measure_server
 from vnext.bench.workload import Workload, prompts
+from vnext.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.machine import machine
-from vnext.options import ENGINE_HELP, Parser, add_engine_options, add_model, command_line, engine_of
+from vnext.options import (
+    API_KEY_VARIABLE,
+    ENGINE_HELP,
+    Parser,
+    add_engine_options,
+    add_model,
+    api_key,
+    as_flags,
+    command_line,
+    engine_of,
+    server_url,
+)
 from vnext.runtime.children import ChildDied
+from vnext.runtime.launch import StartFailed, StartRefused
 from vnext.runtime.output_stream import EngineDead, Refused
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
 from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.tokenizer import Tokenizer
+from vnext.version import __version__
 
 Figures = dict[str, float]
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
-FAILURES = (SettingsError, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused, EngineDead, ChildDied)
+REFUSALS = (SettingsError, StartRefused, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused)
+FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure once; returns the exit status. `argv` is without the program's name, None for the process's own."""
+    """Measure once; returns the exit status (exits.py). `argv` is without the program's name, None for the process's own."""
     argv = command_line() if argv is None else list(argv)
-    given = vars(make_parser().parse_args(argv))
+    given = make_parser().given(argv)
     before = machine()
     try:
+        require_writable(given["json"])
         workload = workload_of(given)
         figures = MEASURES[given["command"]](given, workload)
-    except FAILURES as error:
-        print(f"vnext-bench: {error}", file=sys.stderr)
-        return 1
+    except (*REFUSALS, *FAILURES) as error:
+        print(f"vnext-bench: {as_flags(str(error))}", file=sys.stderr)
+        return REFUSED if isinstance(error, REFUSALS) else FAILED
+    except KeyboardInterrupt:
+        print("vnext-bench: interrupted, nothing was measured", file=sys.stderr)
+        return INTERRUPTED
     report = make_report(
         name=given["command"],
         command=shlex.join(["vnext-bench", *argv]),
@@ -51,7 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text(report))
     if given["json"]:
         write_report(report, Path(given["json"]))
-    return 0
+    return DONE
+
+
+def require_writable(path: str) -> None:
+    """Raise SettingsError for a report that could not be written: before the measurement, not after it."""
+    try:
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).open("ab").close()
+    except OSError as error:
+        raise SettingsError(f"--json {path} cannot be written ({error.strerror}): choose another file") from error
 
 
 def throughput(given: Mapping[str, Any], workload: Workload) -> Figures:
@@ -63,8 +92,8 @@ def throughput(given: Mapping[str, Any], workload: Workload) -> Figures:
     if useless := [name for name in given if name in ENGINE_HELP]:
         raise SettingsError(f"{useless[0]} is for an engine, and with --url none is started: leave one of the two out.")
     load = Load(
-        url=given["url"].rstrip("/"),
-        api_key=given["api_key"],
+        url=server_url(given["url"]),
+        api_key=api_key(given["api_key"]),
         concurrency=at_least(1, "concurrency", given["concurrency"]),
         rate=at_least(0, "request-rate", given["request_rate"]),
     )
@@ -81,15 +110,10 @@ def latency(given: Mapping[str, Any], workload: Workload) -> Figures:
 
 
 def with_engine(given: Mapping[str, Any], measure: Callable[[Any], Figures]) -> Figures:
-    """Measure with an engine that lives as long as that takes. A start that fails is a SettingsError here."""
+    """Measure with an engine that lives as long as that takes. Raises StartFailed too."""
     from vnext.llm import LLM
-    from vnext.runtime.launch import StartFailed
 
-    try:
-        llm = LLM(**msgspec.structs.asdict(engine_of(given)))
-    except StartFailed as error:
-        raise SettingsError(str(error)) from error
-    with llm:
+    with LLM(**msgspec.structs.asdict(engine_of(given))) as llm:
         return measure(llm)
 
 
@@ -120,11 +144,12 @@ def at_least(lowest: int, name: str, value: Any) -> Any:
 
 def make_parser() -> Parser:
     parser = Parser(prog="vnext-bench", description="Measures an engine or a server.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="throughput | latency")
+    parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
+    commands = parser.add_commands("throughput | latency")
     fast = commands.add_parser("throughput", help="many requests: how much a second", allow_abbrev=False)
     add_workload(fast, "--num-prompts", 64)
     fast.add_argument("--url", default="", help="a running server; MODEL is then where the tokenizer is")
-    fast.add_argument("--api-key", default="", help="the server's key")
+    fast.add_argument("--api-key", default="", help=f"the server's key, better given as {API_KEY_VARIABLE}")
     fast.add_argument("--concurrency", type=int, default=32, help="requests at once, with --url (default: %(default)s)")
     fast.add_argument("--request-rate", type=float, default=0.0, help="requests a second, with --url; 0: at once")
     add_engine_options(fast.add_argument_group("the engine, without --url"))

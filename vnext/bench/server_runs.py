@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import aiohttp
 import msgspec
+from tqdm import tqdm
 
 from vnext.bench.figures import Timeline, server_figures
 from vnext.bench.workload import Workload
@@ -26,6 +27,10 @@ class ServerUnusable(Exception):
     """There is nothing to measure: one sentence with the URL and the remedy."""
 
 
+class MeasurementFailed(Exception):
+    """It began, and no request was answered: one sentence with the first reason."""
+
+
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """How the workload is sent. `rate` is in requests a second, 0 for all as soon as `concurrency` lets them."""
 
@@ -36,7 +41,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_server(load: Load, workload: Workload, batch: Sequence[list[int]]) -> dict[str, float]:
-    """Send the batch and measure. Raises ServerUnusable when the server cannot be reached or every request failed."""
+    """Send the batch and measure. Raises ServerUnusable when the server cannot be reached, MeasurementFailed when every
+    request failed."""
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -49,7 +55,7 @@ async def measure_server(load: Load, workload: Workload, batch: Sequence[list[in
         elapsed_s = time.perf_counter() - begin_s
     if all(timeline.error for timeline in timelines):
         why = timelines[0].error
-        raise ServerUnusable(f"All {len(timelines)} requests to {load.url} failed, the first with: {why}")
+        raise MeasurementFailed(f"All {len(timelines)} requests to {load.url} failed, the first with: {why}")
     return server_figures(timelines, elapsed_s)
 
 
@@ -57,6 +63,8 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
     """The name of the model that is served. Raises ServerUnusable."""
     try:
         async with session.get(f"{url}/v1/models") as response:
+            if said := await refusal(response):
+                raise ServerUnusable(f"{url} does not say what it serves: {said}")
             return msgspec.json.decode(await response.read())["data"][0]["id"]
     except (aiohttp.ClientError, msgspec.DecodeError, LookupError, TypeError) as error:
         raise ServerUnusable(f"{url} does not answer as an OpenAI server does ({error}): is it running?") from error
@@ -65,15 +73,17 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
 async def send_all(
     session: aiohttp.ClientSession, load: Load, workload: Workload, batch: Sequence[list[int]], model: str
 ) -> list[Timeline]:
-    """All requests, each in its turn."""
+    """All requests, each in its turn; a terminal shows how many are done."""
     gate = asyncio.Semaphore(load.concurrency)
     chance = random.Random(workload.seed)
     sending = []
-    for prompt in batch:
-        sending.append(asyncio.create_task(send_one(session, gate, load, workload, prompt, model)))
-        if load.rate:
-            await asyncio.sleep(chance.expovariate(load.rate))
-    return await asyncio.gather(*sending)
+    with tqdm(total=len(batch), desc="requests", disable=None, leave=False, dynamic_ncols=True) as bar:
+        for prompt in batch:
+            sending.append(asyncio.create_task(send_one(session, gate, load, workload, prompt, model)))
+            sending[-1].add_done_callback(lambda _: bar.update())
+            if load.rate:
+                await asyncio.sleep(chance.expovariate(load.rate))
+        return await asyncio.gather(*sending)
 
 
 async def send_one(

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from vnext.chat.talker import Messages, TalkFailed, sampling_options
+from vnext.chat.talker import Messages, TalkFailed, TalkRefused, sampling_options
 from vnext.llm import LLM
 from vnext.options import ChatCommand
 from vnext.runtime.children import ChildDied
-from vnext.runtime.launch import StartFailed
+from vnext.runtime.launch import StartFailed, StartRefused
 from vnext.runtime.output_stream import EngineDead, Refused
 from vnext.sampling_params import InvalidRequest, SamplingParams
 from vnext.server.text.files import CheckpointUnreadable
@@ -34,11 +34,13 @@ class EngineTalker:
 
 @contextmanager
 def start_engine_talker(command: ChatCommand) -> Iterator[EngineTalker]:
-    """Start an engine for this talk. Raises TalkFailed."""
+    """Start an engine for this talk. Raises TalkFailed, TalkRefused."""
     options = {"max_tokens": None} | sampling_options(command)
     try:
         llm = LLM(**msgspec.structs.asdict(command.engine))
-    except (StartFailed, ChildDied, EngineDead, CheckpointUnreadable) as error:
+    except (StartRefused, CheckpointUnreadable) as error:
+        raise TalkRefused(str(error)) from error
+    except (StartFailed, ChildDied, EngineDead) as error:
         raise TalkFailed(str(error)) from error
     with llm:
         yield EngineTalker(llm, command.engine.model or "the demo model", SamplingParams(**options))

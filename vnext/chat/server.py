@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.chat.talker import Messages, TalkFailed, sampling_options
+from vnext.chat.talker import Messages, TalkFailed, TalkRefused, sampling_options
 from vnext.options import ChatCommand
 
 ANSWER_TIMEOUT_S = 600.0
@@ -37,11 +37,14 @@ class ServerTalker:
                     yield piece_of(msgspec.json.decode(line[len(DATA_PREFIX) :]))
 
     def _first_model(self) -> str:
-        with self._open("/v1/models") as response:
-            try:
+        """The name to ask for. Raises TalkRefused: no talk has begun yet."""
+        try:
+            with self._open("/v1/models") as response:
                 return msgspec.json.decode(response.read())["data"][0]["id"]
-            except (msgspec.DecodeError, LookupError, TypeError) as error:
-                raise TalkFailed(f"{self._url} does not answer as an OpenAI server: is the URL right?") from error
+        except TalkFailed as error:
+            raise TalkRefused(str(error)) from error
+        except (msgspec.DecodeError, LookupError, TypeError) as error:
+            raise TalkRefused(f"{self._url} does not answer as an OpenAI server: is the URL right?") from error
 
     def _open(self, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
         try:

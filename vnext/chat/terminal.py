@@ -12,32 +12,33 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from rich.console import Console
 
 from vnext.chat.server import ServerTalker
-from vnext.chat.talker import Messages, Talker, TalkFailed
+from vnext.chat.talker import Messages, Talker, TalkFailed, TalkRefused, require_sampling
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.options import ChatCommand
 
 GREETING = "[bold]{title}[/bold]: an empty line ends the talk, Ctrl-C an answer, /new begins anew"
 
+
 def chat(command: ChatCommand) -> int:
-    """Talk until the user ends it; returns the exit status."""
+    """Talk until the user ends it; returns the exit status (exits.py)."""
     console = Console(highlight=False)
     try:
         with talker(command) as other:
             talk(other, command.system, console)
     except TalkFailed as error:
         print(f"vnext chat: {error}", file=sys.stderr)
-        return 1
+        return REFUSED if isinstance(error, TalkRefused) else FAILED
     except KeyboardInterrupt:
         console.print()
-    return 0
+    return DONE
 
 
 def talker(command: ChatCommand) -> AbstractContextManager[Talker]:
     """The server at the URL, or an engine that is started now. Raises TalkFailed."""
+    require_sampling(command)
     if command.url:
         return nullcontext(ServerTalker(command))
-    from vnext.chat.engine import (
-        start_engine_talker,  # torch and an engine only where no server is asked
-    )
+    from vnext.chat.engine import start_engine_talker  # torch and an engine only where no server is asked
 
     return start_engine_talker(command)
 

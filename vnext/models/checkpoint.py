@@ -1,8 +1,8 @@
 """A checkpoint on disk: which safetensors file holds which tensor, and the reading of parts of tensors.
 
-Owns the files' memory maps while open and every error that a broken checkpoint can cause. Reads only the parts asked
-for, and lets go of their pages when it is told that they were copied, so that a model is never in memory twice. Knows no
-model: names, shapes and ranges come from the caller.
+Owns the files' memory maps while open and the errors of broken tensors; which files there must be is folder.py's. Reads
+only the parts asked for, and lets go of their pages when it is told that they were copied, so that a model is never in
+memory twice. Knows no model: names, shapes and ranges come from the caller.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from vnext.models.errors import ModelError
-from vnext.models.json_keys import read_json
+from vnext.models.folder import CONFIG_NAME, read_header, weight_files
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-HEADER_SIZE_MAX = 100_000_000
 DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 """The files' names of what can be read."""
-OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
@@ -123,50 +119,6 @@ def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) ->
     return Stored(file, mapping, entry["dtype"], shape, begin + start, begin + stop)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted: those that an index names, else the single one. Raises ModelError."""
-    if (path / INDEX_NAME).is_file():
-        names = read_json(path / INDEX_NAME).get("weight_map")
-        if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
-            raise ModelError(f"{path / INDEX_NAME} does not map tensors to files; download the model again")
-        files = [path / name for name in sorted(set(names.values()))]
-    else:
-        files = [path / SINGLE_NAME]
-    for file in files:
-        if not file.is_file():
-            raise ModelError(f"{file} is missing; {_instead(path)}")
-    return files
-
-
-def _instead(path: Path) -> str:
-    """What to do in a folder that lacks a weight file: it may hold the weights in a form that is not read."""
-    others = sorted(file.name for pattern in OTHER_FORMS for file in path.glob(pattern))
-    if not others or any(path.glob("*.safetensors")):
-        return "vnext reads safetensors weights, download the whole model"
-    return (
-        f"vnext reads safetensors weights only, and here is {others[0]}: take a revision of this model that has them, or "
-        "convert it with transformers (from_pretrained(...).save_pretrained(...))"
-    )
-
-
-def read_header(file: Path) -> bytes:
-    """The JSON header of a safetensors file, checked against the file's size. Raises ModelError."""
-    broken = ModelError(f"{file} is truncated or corrupt; download the model again")
-    try:
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if not 2 <= size <= min(HEADER_SIZE_MAX, file.stat().st_size - 8):
-                raise broken
-            header = stream.read(size)
-        entries = json.loads(header)
-        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise broken from error
-    if 8 + size + max(ends, default=0) != file.stat().st_size:
-        raise broken
-    return header
-
-
 def fingerprint(path: Path | str) -> str:
     """A digest of a checkpoint, 32 hexadecimal digits, the same wherever and whenever its files are the same.
 
@@ -176,7 +128,7 @@ def fingerprint(path: Path | str) -> str:
     """
     path = Path(path)
     digest = blake2b(digest_size=16)
-    for name in ("config.json", "generation_config.json"):
+    for name in (CONFIG_NAME, "generation_config.json"):
         content = (path / name).read_bytes() if (path / name).is_file() else b""
         digest.update(len(content).to_bytes(8, "little") + content)
     for file in weight_files(path):

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.models.json_keys import flag, number, positive, read_json, read_optional_json, token_ids
+from vnext.models.folder import architecture, read_config, refuse_quantised
+from vnext.models.json_keys import flag, number, positive, read_optional_json, token_ids
 from vnext.models.registry import family
 from vnext.models.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
 
@@ -77,18 +78,13 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
 
     `asked_length`: tokens of one request that the user asks for; some models turn otherwise for longer ones.
     """
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json; give a folder with a Hugging Face checkpoint")
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
-    return parse_config(read_json(path / "config.json") | {ASKED_LENGTH: asked_length or 0}, generation)
+    return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0}, generation)
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
-    names = raw.get("architectures")
-    if not isinstance(names, list) or not names:
-        raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
-    config = family(names[0]).parse(raw, generation)
+    config = family(architecture(raw)).parse(raw, generation)
     check_heads(config)
     return config
 
@@ -124,17 +120,6 @@ def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -
     if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
         windows = ()
     return ModelConfig(**{**fields, **own, "windows": windows})
-
-
-def refuse_quantised(raw: dict[str, Any]) -> None:
-    """Raise ModelError for a checkpoint whose weights were quantised before."""
-    for key in ("quantization_config", "compression_config"):
-        if (said := raw.get(key)) is not None:
-            method = said.get("quant_method", "unnamed") if isinstance(said, dict) else said
-            raise ModelError(
-                f"quantised weights ({method}) are not supported; use the float checkpoint of this model, with "
-                "--quantization int8 if memory is short"
-            )
 
 
 def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:

@@ -16,8 +16,18 @@ from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig
 from vnext.models.decoder_params import LayerParams, Params
 from vnext.models.kv_cache import KvCache
-from vnext.models.layers import Attention, GatedMlp, LayerCache, SparseMlp, Step
-from vnext.models.layers import attention, embed, layer_steps, mlp, output_logits
+from vnext.models.layers import (
+    Attention,
+    GatedMlp,
+    LayerCache,
+    SparseMlp,
+    Step,
+    attention,
+    embed,
+    layer_steps,
+    mlp,
+    output_logits,
+)
 from vnext.models.rope import inverse_frequencies
 from vnext.models.sharding import Parallel
 

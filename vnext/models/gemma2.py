@@ -16,12 +16,19 @@ from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig, common_config, layer_windows
 from vnext.models.json_keys import number, positive, refuse
 from vnext.models.kv_cache import KvCache
-from vnext.models.layers import Attention, GatedMlp, LayerCache, Step
-from vnext.models.layers import attention as attention_layer
-from vnext.models.layers import embed, layer_steps, mlp, output_logits
+from vnext.models.layers import (
+    Attention,
+    GatedMlp,
+    LayerCache,
+    Step,
+    attention as attention_layer,
+    embed,
+    layer_steps,
+    mlp,
+    output_logits,
+)
 from vnext.models.rope import inverse_frequencies
-from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES
-from vnext.models.sharding import Axis, Layout, Parallel
+from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from vnext.models.assembly import Source
 from vnext.models.config import ModelConfig, layer_windows
-from vnext.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
-from vnext.models.gemma2 import WEIGHT_AXES, Params, assemble_gemma, forward, gemma_config, logits
+from vnext.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS, WEIGHT_AXES, Params, assemble_gemma, forward, gemma_config, logits
 from vnext.models.json_keys import positive, required
 from vnext.models.rope_config import Rope, parse_rope, scaling_of
 

@@ -17,9 +17,17 @@ from vnext.models.config import ModelConfig, activation, common_config
 from vnext.models.errors import ModelError
 from vnext.models.json_keys import positive, refuse
 from vnext.models.kv_cache import KvCache
-from vnext.models.layers import Attention, LayerCache, Linear, Step
-from vnext.models.layers import attention as attention_layer
-from vnext.models.layers import embed, layer_steps, output_logits, row
+from vnext.models.layers import (
+    Attention,
+    LayerCache,
+    Linear,
+    Step,
+    attention as attention_layer,
+    embed,
+    layer_steps,
+    output_logits,
+    row,
+)
 from vnext.models.sharding import Axis, Layout, Parallel, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]

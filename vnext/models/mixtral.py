@@ -9,8 +9,7 @@ from vnext.models.assembly import Source, attention, sparse_mlp
 from vnext.models.config import Experts, ModelConfig, common_config, same_window
 from vnext.models.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.json_keys import positive
-from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES
-from vnext.models.sharding import Axis, matrix
+from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

@@ -14,11 +14,9 @@ from vnext.models.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.batch import ForwardBatch
 from vnext.models.config import ModelConfig, common_config
 from vnext.models.kv_cache import KvCache
-from vnext.models.layers import Attention, GatedMlp, LayerCache, Step, attend
-from vnext.models.layers import embed, layer_steps, mlp, output_logits
+from vnext.models.layers import Attention, GatedMlp, LayerCache, Step, attend, embed, layer_steps, mlp, output_logits
 from vnext.models.rope import inverse_frequencies
-from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES
-from vnext.models.sharding import Axis, Layout, Parallel
+from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

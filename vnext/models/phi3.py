@@ -11,8 +11,7 @@ from vnext.models.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.json_keys import positive
 from vnext.models.layers import Attention, GatedMlp
 from vnext.models.rope_config import Rope, parse_rope, scaling_of
-from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES
-from vnext.models.sharding import Axis, matrix
+from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

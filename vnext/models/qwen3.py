@@ -8,8 +8,7 @@ from typing import Any
 from vnext.models.assembly import Source, attention, gated_mlp
 from vnext.models.config import ModelConfig, common_config
 from vnext.models.decoder import Params, assemble_decoder, forward, logits
-from vnext.models.qwen2 import DEFAULTS as QWEN2_DEFAULTS
-from vnext.models.qwen2 import upper_windows
+from vnext.models.qwen2 import DEFAULTS as QWEN2_DEFAULTS, upper_windows
 from vnext.models.sharding import WEIGHT_AXES
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]

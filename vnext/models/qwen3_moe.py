@@ -11,8 +11,7 @@ from vnext.models.decoder import Params, assemble_decoder, forward, logits
 from vnext.models.errors import ModelError
 from vnext.models.json_keys import flag, positive
 from vnext.models.layers import GatedMlp, SparseMlp
-from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES
-from vnext.models.sharding import Axis, matrix
+from vnext.models.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 

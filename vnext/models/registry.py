@@ -34,8 +34,13 @@ FAMILIES = MappingProxyType(
 )
 
 
-def family(architecture: str) -> ModuleType:
-    """The module of an architecture. Raises ModelError for one that is unknown."""
+def require_family(architecture: str) -> None:
+    """Raise ModelError for an architecture that is unknown."""
     if architecture not in FAMILIES:
         raise ModelError(f"architecture {architecture!r} is not supported; supported are {', '.join(FAMILIES)}")
+
+
+def family(architecture: str) -> ModuleType:
+    """The module of an architecture. Raises ModelError for one that is unknown."""
+    require_family(architecture)
     return import_module(f"vnext.models.{FAMILIES[architecture]}")

@@ -73,6 +73,8 @@ def _followed(arguments: argparse.Namespace) -> Iterator:
 
     if arguments.other is not None:
         raise UnusableLog("--live shows one log: leave the second one out")
+    if ":" in arguments.log and "://" not in arguments.log and not Path(arguments.log).exists():
+        raise UnusableLog(f"{arguments.log} is no folder: an address begins with http://")
     with contextlib.ExitStack() as stack:
         mirror, folder = None, Path(arguments.log)
         if "://" in arguments.log:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -14,12 +15,23 @@ from vnext.replay.index import Index
 from vnext.replay.source import open_log
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+INTERRUPTED, CUT_SHORT = 130, 141  # as shells have it: Ctrl-C, and a reader that went away; no answer is no good answer
 Run = Callable[[argparse.Namespace, Console], int]
+
+
+class Terminal(Console):
+    """A console whose reader may go away: `vnext-replay show LOG | head` has found no difference."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        try:
+            super().on_broken_pipe()
+        except SystemExit as ended:
+            raise SystemExit(CUT_SHORT) from ended
 
 
 def terminal(stderr: bool = False) -> Console:
     """A console that prints text as it is: values from a log are no markup."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return Terminal(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def command(

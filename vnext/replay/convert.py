@@ -87,7 +87,7 @@ def _write_lines(lines: Iterable[bytes], out: Path) -> int:
     count = 0
     try:
         with out.open("xb") as file:
-            for count, line in enumerate(lines, start=1):
+            for count, line in enumerate(lines, start=1):  # noqa: B007  told below
                 file.write(line + b"\n")
     except FileExistsError as error:
         raise UnusableLog(f"{out} is there already: name a new file") from error

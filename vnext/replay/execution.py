@@ -130,7 +130,7 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
 def _run_alone(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
     from vnext.rerun.alone import Alone
 
-    for step in walk.steps():
+    for _ in walk.steps():
         comparing.steps += 1
     alone = Alone(machine, walk.first.config)
     for told in walk.told.values():

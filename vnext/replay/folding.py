@@ -21,7 +21,6 @@ from vnext.state.log_read import Item
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
-
 BLOCK_COUNT_MAX = 1 << 24
 IMPOSSIBLE = (IllegalEvent, ArithmeticError, ValueError, TypeError, LookupError, MemoryError, struct.error)
 """What folding an event may raise that no engine has ever folded: numbers of a file that nobody has checked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -106,7 +106,7 @@ def moment(time_ns: int) -> str:
     """A wall-clock time in UTC."""
     if not 0 <= time_ns < TIME_NS_MAX:
         return f"{time_ns} ns, no time of ours"
-    return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(time_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _beginning(answer: Info) -> str:

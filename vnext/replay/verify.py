@@ -19,8 +19,8 @@ from vnext.state import log as logs
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
-from vnext.state.laws import check, check_cheap
 from vnext.state.keyframe import BadKeyframe, decode, keyframe
+from vnext.state.laws import check, check_cheap
 from vnext.state.log import LogEnd, RankDetail, RankDigest
 from vnext.state.state import State
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -278,6 +279,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return int(bool(answer.recommended))
 
 
+OPTIONS = MappingProxyType(
+    {
+        "max_num_seqs": "running_max",
+        "max_num_batched_tokens": "batch_tokens_max",
+        "max_model_len": "model_len_max",
+        "long_prefill_token_threshold": "prefill_threshold",
+        "num_blocks_override": "block_count",
+        "enable_prefix_caching": "prefix_caching",
+        "enable_chunked_prefill": "chunked_prefill",
+        "scheduling_policy": "policy",
+    }
+)
+"""Settings as `vnext serve` calls them, and as a log does."""
+
+
 def candidates(sets: Sequence[str], sweeps: Sequence[str]) -> list[Changes]:
     """Every configuration to try. UnusableLog for what no configuration has."""
     fixed = [(name, [value_of(name, text)]) for name, text in map(_pair, sets)]
@@ -294,7 +310,8 @@ def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not value:
         raise UnusableLog(f"{text!r} is no setting: write name=value")
-    return name, value
+    plain = name.lstrip("-").replace("-", "_")
+    return OPTIONS.get(plain, plain), value
 
 
 def value_of(name: str, text: str) -> object:

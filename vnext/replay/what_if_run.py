@@ -125,7 +125,7 @@ class _Engine:
                 return
 
     def retrace(self) -> None:
-        for event, self._now_us in zip(self._log.events, self._log.times_us):
+        for event, self._now_us in zip(self._log.events, self._log.times_us):  # noqa: B020  one field of it
             match event:
                 case StepPlanned():
                     plan = schedule(self.state)

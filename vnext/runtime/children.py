@@ -17,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 CONFIG_BYTES_MAX = 64 * 2**20
 LAST_LINE_COUNT = 20
@@ -144,6 +145,27 @@ def start_child(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     return Child(name, process)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come when this is through: nothing is left half made. Handlers run in the main thread alone.
+
+    No mask of this thread would do: another thread, which has none, would take the signal and the handler would run all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def check_alive(children: Iterable[Child]) -> None:

@@ -2,24 +2,27 @@
 
 Owns start-up and end: cache size, log, socket, signals. What it must know of the model the ranks tell it, so that
 this process needs no torch. Waits in the kernel while nothing happens. A start that
-fails tells its one sentence to whoever says hello and ends with status 2; a broken engine says where its log is.
+fails tells its one sentence to whoever says hello; a broken engine says where its log is. Statuses are those of exits.py.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import zmq
 
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.models.errors import ModelError
 from vnext.runtime.children import Child, ChildDied
 from vnext.runtime.clients import Clients
@@ -36,7 +39,8 @@ from vnext.runtime.sizing import require_policy, scheduler_config
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
 
-START_ERRORS = (ModelError, SettingsError, RankStartFailed, LogUnwritable, ChildDied, OSError)
+REFUSALS = (ModelError, SettingsError, RankStartFailed, LogUnwritable)
+START_ERRORS = (*REFUSALS, ChildDied, OSError)
 DEATHS = (ChildDied, LawBroken, IllegalEvent, RingClosed, RuntimeError)
 FAREWELL_MS = 1500
 
@@ -45,7 +49,7 @@ def run(settings: CoreSettings, ranks: Sequence[Child]) -> int:
     """Start the engine with its ranks' processes, serve until a signal comes; returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with wake_on_signals() as wake:
-        return run_until(wake, settings, ranks, leave_on_sigterm)
+        return run_until(wake, settings, ranks, partial(leave_on_sigterm, wake))
 
 
 def run_until(
@@ -67,9 +71,10 @@ def run_until(
             executor.stop()
             raise
         except START_ERRORS as error:
+            refused = isinstance(error, REFUSALS)
+            say_died(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
             executor.stop()
-            say_died(front, wake.fileno(), sentence_of(error))
-            return 2
+            return REFUSED if refused else FAILED
         try:
             serve(core, executor, front, wake.fileno())
         except DEATHS as error:
@@ -77,10 +82,10 @@ def run_until(
             where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
             clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
             logging.exception("the engine stopped.%s", where)
-            return 1
+            return FAILED
         finally:
             executor.stop()
-    return 0
+    return DONE
 
 
 @contextmanager
@@ -102,14 +107,16 @@ def wake_on_signals() -> Iterator[socket.socket]:
 
 
 @contextmanager
-def leave_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit: there is nothing yet that must be ended in order."""
+def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
+    """SIGTERM raises SystemExit, and so does one that has made `wake` readable before: nothing yet must be ended in order."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(0)
+        raise SystemExit(DONE)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
+        if select.select((wake,), (), (), 0)[0]:
+            raise SystemExit(DONE)
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -208,14 +215,14 @@ def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) ->
     core.shut_down()
 
 
-def say_died(front: zmq.Socket, wake: int, sentence: str) -> None:
+def say_died(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:
     """Tell those who wait for an answer to their hello why there is no engine; the launcher, once told, sends a signal."""
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
     while (ready := dict(poller.poll(FAREWELL_MS))) and wake not in ready:
         peer, _ = front.recv_multipart()
-        front.send_multipart((peer, encoder.encode(EngineDied(message=sentence))))
+        front.send_multipart((peer, encoder.encode(farewell)))
 
 
 def sentence_of(error: BaseException) -> str:

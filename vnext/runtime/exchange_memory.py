@@ -12,7 +12,6 @@ import os
 import secrets
 import stat
 import struct
-from typing import Self
 
 from vnext.runtime import shared_file
 from vnext.runtime.exchange_plain import CAPACITY_MULTIPLE_BYTES, RANKS_MAX, PlainExchange, size_bytes

@@ -7,6 +7,7 @@ has been started: the start does not wait for that.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vnext.models.errors import ModelError
-from vnext.runtime.children import Child, check_alive, start_child
+from vnext.models.folder import require_checkpoint
+from vnext.models.hub import resolve
+from vnext.runtime.children import Child, check_alive, signals_held, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
 
 if TYPE_CHECKING:
@@ -32,6 +35,10 @@ GOODBYE_LINGER_MS = 200
 
 class StartFailed(Exception):
     """The engine could not start: one sentence with the value and the remedy."""
+
+
+class StartRefused(StartFailed):
+    """It could not because of what it was given: a model, a setting, a folder. Nothing has failed."""
 
 
 class RunningEngine:
@@ -93,14 +100,18 @@ def launch_engine(settings: EngineSettings) -> RunningEngine:
 
 
 def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
-    """Start an engine of the model that `find_model` found; returns at once, for work that can be done meanwhile."""
+    """Start an engine of the model that `find_model` found; returns at once, for work that can be done meanwhile.
+
+    Raises StartRefused where no log can be written.
+    """
+    log_dir = "" if settings.log == "off" else str(log_directory(settings))
     run_dir = Path(tempfile.mkdtemp(prefix="vnext-"))
     core = CoreSettings(
         engine=settings,
         model_path=str(model_path),
         address=f"ipc://{run_dir}/engine",
         run_dir=str(run_dir),
-        log_dir="" if settings.log == "off" else str(log_directory(settings)),
+        log_dir=log_dir,
     )
     starting = StartingEngine(start_child("engine core", "vnext.runtime.core_main"), core)
     try:
@@ -112,27 +123,40 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
 
 
 def find_model(settings: EngineSettings) -> Path:
-    """The folder of the settings' model, downloaded where that is needed. Raises StartFailed."""
+    """The folder of the settings' model, downloaded where that is needed, which a rank will look at no less strictly.
+
+    Raises StartRefused for one that holds no model, before any process is started for it.
+    """
     try:
-        return model_folder(settings.model)
+        folder = model_folder(settings.model)
+        require_checkpoint(folder)
     except ModelError as error:
-        raise StartFailed(str(error)) from error
+        raise StartRefused(str(error)) from error
+    return folder
 
 
 def model_folder(model: str) -> Path:
-    """The folder of what a user calls a model. The hub's client is imported only when it is needed. Raises ModelError."""
-    if not model:
-        return DEMO_MODEL
-    if (folder := Path(model).expanduser()).is_dir():
-        return folder
-    from vnext.models.hub import resolve
-
-    return resolve(model)
+    """The folder of what a user calls a model, "" for the demo model. Raises ModelError."""
+    return resolve(model) if model else DEMO_MODEL
 
 
 def log_directory(settings: EngineSettings) -> Path:
-    """This start's own folder below the parent that the settings name."""
-    parent = Path(settings.log_dir).expanduser() if settings.log_dir else Path.home() / ".local/state/vnext/logs"
+    """This start's own folder, for the engine core to make, below the parent that the settings name, which is made now.
+
+    Raises StartRefused where that is impossible: a model would be loaded for nothing.
+    """
+    parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
+    try:
+        parent = parent.expanduser()
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartRefused(
+            f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
+            "off with --log off"
+        ) from error
     return (parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute()
 
 
@@ -142,15 +166,17 @@ def await_ready(children: Sequence[Child], address: str) -> EngineReady:
 
     from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
 
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
-        socket.connect(address)
-        socket.send(encoder.encode(Hello()))
+    with zmq.Context() as context:  # which closes its sockets, and waits for ever for one that is half made
+        with signals_held():
+            socket = context.socket(zmq.DEALER)
+            socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
+            socket.connect(address)
+            socket.send(encoder.encode(Hello()))
         while not socket.poll(POLL_MS):
             check_alive(children)
         message = engine_decoder.decode(socket.recv())
         socket.send(encoder.encode(Goodbye()))
     if isinstance(message, EngineDied):
-        raise StartFailed(message.message)
+        raise (StartRefused if message.refused else StartFailed)(message.message)
     assert isinstance(message, EngineReady), "an engine core answers a hello with one of two"
     return message

@@ -118,7 +118,10 @@ class EngineStats(Message, tag=13):
 
 
 class EngineDied(Message, tag=14):
+    """`refused`: it did not start, because of what it was given."""
+
     message: str
+    refused: bool = False
 
 
 EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDied

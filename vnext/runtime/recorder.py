@@ -9,7 +9,9 @@ mapped into memory would save that one, and let a full or failing disk kill the 
 
 from __future__ import annotations
 
+import logging
 import secrets
+import time
 from collections.abc import Sequence
 from itertools import repeat
 from pathlib import Path
@@ -26,6 +28,10 @@ from vnext.state.state import State
 from vnext.version import __version__
 
 RecordPrivacy = Literal["full", "shape", "off"]
+COMPLAINT_S = 60.0
+"""Between two words about a failing disk."""
+
+logger = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -38,6 +44,7 @@ class Recorder:
         self._next_event = log.FIRST_FRAME_EVENT
         self._lost_now = 0
         self._frame = bytearray()
+        self._quiet_until_s = 0.0
         self.frames_lost = 0
 
     @classmethod
@@ -101,6 +108,7 @@ class Recorder:
         except OSError:
             self._lost_now += 1
             self.frames_lost += 1
+            self._complain()
         else:
             if self._lost_now:
                 files.renew()
@@ -130,8 +138,16 @@ class Recorder:
     def _keyframe(self, state: State) -> Keyframe:
         return keyframe(state) if self._shaper is None else self._shaper.keyframe(state)
 
+    def _complain(self) -> None:
+        """Nobody looks into metrics for this; serving goes on."""
+        if (now_s := time.monotonic()) >= self._quiet_until_s:
+            self._quiet_until_s = now_s + COMPLAINT_S
+            logger.warning("the log is not written at present, frames are lost: %s", self.failure)
+
     def close(self) -> None:
         """Let go of the file. What was written stays; nothing can be appended any more."""
         if self._files is not None:
+            if self.frames_lost:
+                logger.warning("the log lacks %d frames: %s", self.frames_lost, self.failure)
             self._files.close()
             self._files = None

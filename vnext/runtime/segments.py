@@ -80,7 +80,8 @@ def open_segments(log_dir: Path, header: SegmentHeader, bounds: Bounds) -> Segme
         raise LogUnwritable(f"{log_dir} holds a log already: give every engine start a directory of its own") from error
     except OSError as error:
         raise LogUnwritable(
-            f"the log directory {log_dir} cannot be written ({error}): choose another one or switch the log off"
+            f"the log directory {log_dir} cannot be written ({error.strerror}): choose another one with --log-dir, or switch "
+            "the log off with --log off"
         ) from error
 
 

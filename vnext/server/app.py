@@ -15,15 +15,18 @@ from vnext.server.log_view import READERS, Readers, list_segments, read_segment
 from vnext.server.middleware import authorise, observe, translate
 from vnext.server.operations import get_health, get_metrics, get_model, get_version, list_models
 from vnext.server.settings import ServerSettings
+from vnext.server.text.template import ChatTemplate
 from vnext.server.text.tokenizer import Tokenizer
 
 CLEANUP_TIMEOUT_S = 2.0  # after the drain only what has been aborted is left
 
 
-def make_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> web.Application:
-    """The application over a connected client. Raises TemplateUnreadable. Serve it with `make_runner`."""
+def make_app(
+    client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
+) -> web.Application:
+    """The application over a connected client. Serve it with `make_runner`."""
     app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[observe, translate, authorise])
-    app[EDGE] = Edge(client, tokenizer, settings)
+    app[EDGE] = Edge(client, tokenizer, template, settings)
     app[READERS] = Readers()
     app.add_routes(
         [

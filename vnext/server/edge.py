@@ -26,17 +26,19 @@ ENCODE_INLINE_CHARACTERS_MAX = 2_000  # a longer text takes milliseconds, in whi
 
 
 class Edge:
-    """See the module. Raises TemplateUnreadable for a broken chat template."""
+    """See the module. `template` is what `template_of` gave, read before a client waits for an engine."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
+    ) -> None:
         config = client.ready.config
         self.client = client
         self.tokenizer = tokenizer
         self.settings = settings
-        self.template = _template(tokenizer, settings)
+        self.template = template
         self.gate = Gate(settings.live_requests_max)
         self.metrics = EdgeMetrics(lambda: client.stats, lambda: client.death is None)
-        self.model_names = settings.served_model_names or (_folder_name(settings, client.ready.model),)
+        self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.model_length = request_length_max(config)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size
         self.started_s = int(time.time())
@@ -65,10 +67,7 @@ class Edge:
 EDGE = web.AppKey("edge", Edge)
 
 
-def _template(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
+def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
+    """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable."""
     source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-
-
-def _folder_name(settings: ServerSettings, model: str) -> str:
-    return Path(settings.model_path or model).name or model

@@ -49,5 +49,5 @@ def _model(edge: Edge, name: str) -> dict[str, Any]:
         "object": "model",
         "created": edge.started_s,
         "owned_by": "vnext",
-        "max_model_len": edge.client.ready.config.model_len_max,
+        "max_model_len": edge.model_length,
     }

@@ -7,7 +7,6 @@ within `drain_s`; second: they are aborted at once. Both end with exit code 0.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -17,10 +16,13 @@ from types import FrameType
 import msgspec
 from aiohttp import web
 
+from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client import EngineClient
 from vnext.runtime.output_stream import EngineDead, EngineNotStarted
+from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
-from vnext.server.edge import EDGE
+from vnext.server.edge import EDGE, template_of
+from vnext.server.say import say
 from vnext.server.settings import ServerSettings
 from vnext.server.text.files import CheckpointUnreadable
 from vnext.server.text.template import TemplateUnreadable
@@ -28,10 +30,6 @@ from vnext.server.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 _BACKLOG = 1024
-
-
-class AddressUnusable(Exception):
-    """The server cannot listen there: one sentence with the port and the remedy."""
 
 
 def run_server(settings: ServerSettings, engine_address: str, model_path: str) -> int:
@@ -42,19 +40,20 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     try:
         asyncio.run(_serve(settings))
     except EngineNotStarted:
-        return 1  # the launcher says why
+        return FAILED  # the launcher says why
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
-        print(f"vnext: {error}", file=sys.stderr, flush=True)
-        return 1
-    return 0
+        print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
+        return FAILED if isinstance(error, EngineDead) else REFUSED
+    return DONE
 
 
 async def _serve(settings: ServerSettings) -> None:
-    with _bind(settings.host, settings.port) as listener:
+    with bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
+        template = template_of(tokenizer, settings)  # what is wrong with it is said before a model is loaded for nothing
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:
-            app = make_app(client, tokenizer, settings)
+            app = make_app(client, tokenizer, template, settings)
             await _serve_until_signal(app, client, listener, settings)
         finally:
             await client.close()
@@ -70,7 +69,7 @@ async def _serve_until_signal(
     try:
         await _listen(site, settings)
         host, port = listener.getsockname()[:2]
-        print(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}", flush=True)
+        say(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
@@ -89,7 +88,7 @@ async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> Non
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """SIGTERM before anything is served: there is nothing to drain."""
-    raise SystemExit(0)
+    raise SystemExit(DONE)
 
 
 def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
@@ -104,36 +103,11 @@ def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
     return stop
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port before anything slow begins; it does not listen yet: early clients are refused."""
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise AddressUnusable(f"The host {host!r} is unknown: choose another with --host.") from error
-    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _unusable(error, host, port) from error
-    return listener
-
-
 async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
     try:
         await site.start()
     except OSError as error:  # another program bound the port as we did, and listened first
-        raise _unusable(error, settings.host, settings.port) from error
-
-
-def _unusable(error: OSError, host: str, port: int) -> AddressUnusable:
-    if error.errno == errno.EADDRINUSE:
-        return AddressUnusable(f"Port {port} of {host} is in use: end its program or choose another with --port.")
-    if error.errno == errno.EACCES:
-        return AddressUnusable(f"Port {port} needs more rights than this user has: choose one above 1023 with --port.")
-    return AddressUnusable(f"The server cannot listen on {host} port {port}: {error.strerror}.")
+        raise unusable(error, settings.host, settings.port) from error
 
 
 def _url(host: str, port: int) -> str:

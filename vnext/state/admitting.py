@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
+from vnext.state.columns_numpy import group_key
 from vnext.state.config import SchedulerConfig
 from vnext.state.extents import Extents
 from vnext.state.pool import Pool
-from vnext.state.columns_numpy import group_key
 from vnext.state.state import Request, Waiting, blocks_for
 from vnext.state.windows import NULL, longest_hit
 

@@ -17,12 +17,12 @@ from vnext.state.errors import LawBroken
 from vnext.state.extents import Extents
 from vnext.state.laws import check
 from vnext.state.log_plain import WIDTH_MAX
+from vnext.state.names import names_of
 from vnext.state.order import sum_of
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool, free_blocks
 from vnext.state.rows import Rows
 from vnext.state.state import Counters, Flight, Request, State, Waiting
-from vnext.state.names import names_of
 from vnext.state.versions import VersionedArray, VersionedMap
 from vnext.state.windows import NULL, held_entries
 

@@ -12,8 +12,15 @@ from typing import assert_never
 import msgspec
 
 from vnext.state import log_forms
-from vnext.state.events import AnyEvent, EngineStarted, PrefixCacheReset, RequestAborted, RequestArrived
-from vnext.state.events import StepCommitted, StepPlanned
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+)
 from vnext.state.log_plain import WIDTH_MAX, WIDTH_MIN
 
 

@@ -56,7 +56,7 @@ def read(segments: Iterable[bytes | memoryview], skim: bool = False) -> Iterator
     buffers = tuple(np.empty(SKIM_MAX if skim else 0, dtype=dtype) for dtype in (np.int32, np.int32, np.int64))
     rest = iter(segments)
     try:
-        for place, data in enumerate(rest):
+        for place, data in enumerate(rest):  # noqa: B007  told below
             offset, size = 0, len(data)
             reading = _Reading(data)
             yield reading.open(before)

@@ -11,8 +11,17 @@ import msgspec
 import numpy as np
 
 from vnext.state import columns as column_forms, extents, pool as pools, rows as columns
-from vnext.state.admitting import claim, fits, hit_tokens_of, new_row, prefix_hits, table_size, tokens_size
-from vnext.state.admitting import write_history, write_table
+from vnext.state.admitting import (
+    claim,
+    fits,
+    hit_tokens_of,
+    new_row,
+    prefix_hits,
+    table_size,
+    tokens_size,
+    write_history,
+    write_table,
+)
 from vnext.state.chain import chain_keys
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned

@@ -16,6 +16,7 @@ from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, module
 from vnext.kernels.cpu.rows import address
 
+
 class Caches(NamedTuple):
     """Addresses int64 [2 * layers] of each layer's keys and values [block_count, kv_heads, block_size, head_dim], their blocks
     dense and `block_stride` elements apart."""

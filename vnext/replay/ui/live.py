@@ -21,8 +21,8 @@ from vnext.replay.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
 from vnext.replay.source import Log, UnusableLog, open_log
 from vnext.replay.tail import Damaged, Tail
 from vnext.replay.ui.opened import about_log
-from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.overview import COLUMNS, GROWTH, Overview
+from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
 from vnext.state.errors import LawBroken
 from vnext.state.log import Frame, SegmentStart

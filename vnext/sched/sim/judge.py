@@ -55,7 +55,7 @@ def judge(events: Sequence[AnyEvent], toy: bool = True) -> Finding | None:
     court = (_ToyCourt if toy else _Court)(events[0], PAST_EVENTS if len(events) > SHORT else PAST_EVENTS_SHORT)
     length = 1
     try:
-        for length, event in enumerate(events[1:], start=2):
+        for length, event in enumerate(events[1:], start=2):  # noqa: B007  told below
             court.hear(event)
         court.close()
     except Exception as error:  # any failure of any kind is a finding
