@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from host_shim import HostBackend, HostKernel
 
-from vnext.kernels.cuda.face import Defines
 from vnext.kernels.cuda.exchange import SIGNALS_BYTES, SUMMED, WATCH_WORDS
+from vnext.kernels.cuda.face import Defines
 from vnext.runtime import shared_file
 from vnext.runtime.collectives import choose_group
 from vnext.runtime.device_choice import MakeMemory, choose_device_group

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
-from vnext.kernels.cuda.face import Defines, sources
 from vnext.kernels.cuda.compiled import Launcher, address_of
+from vnext.kernels.cuda.face import Defines, sources
 
 SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
 from vnext.models.batch import ForwardBatch
 from vnext.runtime.batch import PersistentBatch
-from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_device import DeviceRows
 from vnext.runtime.batch_rebuild import rebuild
+from vnext.runtime.step_inputs import StepInputs
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens

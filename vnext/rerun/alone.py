@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from vnext.rerun.machine import Caches, Machine, refusing
-from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_rebuild import rebuild
 from vnext.runtime.sampling import sample
+from vnext.runtime.step_inputs import StepInputs
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens

@@ -12,9 +12,9 @@ import torch
 
 from vnext.rerun.alone import Alone
 from vnext.rerun.machine import Machine, refusing
-from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_rebuild import Sampled, history_of, rebuild
 from vnext.runtime.sampling import sample
+from vnext.runtime.step_inputs import StepInputs
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import first_kept, row_table
 

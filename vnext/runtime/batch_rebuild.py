@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.batch_sampling import TokenCounts, banned, is_penalised, logit_bias, penalties
 from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.step_inputs import StepInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.planning import row_tokens
 from vnext.state.state import Flight, State, blocks_for

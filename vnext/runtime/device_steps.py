@@ -26,9 +26,9 @@ from vnext.runtime.device import Device, Mark
 from vnext.runtime.device_model import DeviceModel
 from vnext.runtime.graph_decode import DecodeGraphs
 from vnext.runtime.graph_pieces import PieceGraphs
-from vnext.runtime.runner import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.logits import adjust_rows
 from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.runner import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.sampling import Adjust, Choose, report_in_parts
 from vnext.runtime.sampling_inputs import Sampled
 from vnext.runtime.staging import Staging

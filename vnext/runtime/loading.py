@@ -18,9 +18,9 @@ from vnext.models.checkpoint import fingerprint
 from vnext.models.config import load_config
 from vnext.models.kv_cache import kv_groups
 from vnext.models.sharding import Parallel
-from vnext.runtime.group import join_group
 from vnext.runtime.cores import TEAM_SPIN_US
 from vnext.runtime.determinism import describe_process
+from vnext.runtime.group import join_group
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.rank import Rank
 from vnext.runtime.runner import ModelRunner

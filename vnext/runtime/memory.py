@@ -12,10 +12,10 @@ import torch
 from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.kv_cache import kv_groups
 from vnext.runtime.device import Device, Memory
+from vnext.runtime.row_parameters import parameter_bytes
 from vnext.runtime.runner import ModelRunner
 from vnext.runtime.sampling import Choose, report_in_parts
 from vnext.runtime.sampling_inputs import SamplingInputs
-from vnext.runtime.row_parameters import parameter_bytes
 from vnext.runtime.settings import SettingsError
 from vnext.state.params import LOGPROBS_MAX
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from vnext.runtime.group import require_whole_group
 from vnext.runtime.device_steps import DeviceSteps, Flying
+from vnext.runtime.group import require_whole_group
 from vnext.runtime.messages import StepResult
 from vnext.runtime.rank import Rank
 from vnext.state.events import EngineStarted, pack_tokens

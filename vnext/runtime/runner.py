@@ -18,13 +18,13 @@ from vnext.models.registry import family
 from vnext.models.sharding import Parallel
 from vnext.models.weights import Progress, choose_dtype, load_params
 from vnext.models.whole_step import WholeStep, whole_step
-from vnext.runtime.step_inputs import StepInputs
 from vnext.runtime.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.runtime.device import Device
 from vnext.runtime.device_model import DeviceModel
 from vnext.runtime.messages import TokenLogprobs
 from vnext.runtime.sampling import sample
 from vnext.runtime.sampling_inputs import Sampled, is_plain
+from vnext.runtime.step_inputs import StepInputs
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
