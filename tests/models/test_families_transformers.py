@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,12 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
         pieces = PieceGraphs(device, model, 4, plain.paged_attention)
         static = pieces._static(8)
 
-        def step() -> None:
-            model.logits(pieces._body(static, lambda query, *others: torch.zeros_like(query)))
-
+        step = partial(pieces._body, static, lambda query, *others: torch.zeros_like(query))
         with watch.watching():
-            step()
+            model.logits(step())
             graph = device.graph()
             graph.begin()
-            step()
+            model.logits(step())
             graph.end()
         assert watch.looks > 100
 

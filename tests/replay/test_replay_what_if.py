@@ -184,6 +184,19 @@ def test_a_few_strange_steps_do_not_bend_the_model(tmp_path):
     assert total_us == pytest.approx(strange.sum() + 2.0 * len(strange)), "a run meets the hiccups that the model left out"
 
 
+def test_a_pause_is_as_long_for_a_large_step_as_for_a_small_one(tmp_path):
+    """A step that took 300 times as long as usual did not compute 300 times as much: another in its place takes that longer."""
+    taken = recorded(open_log(machine_log(tmp_path / "log", arrivals=200)))
+    model = fit(taken.features, taken.step_us)
+    usual_us = model.predict(taken.features)
+    small, large = int(usual_us.argmin()), int(usual_us.argmax())
+    assert usual_us[large] > 1.5 * usual_us[small]
+    paused = replace(taken, features=taken.features[[small]], step_us=300 * usual_us[[small]], overhead_us=0.0)
+    entries = taken.entries[large]
+    flight = Flight(0, entries, np.ones(entries.shape[1], dtype=bool), int(entries[3].sum()))
+    assert timed(model, paused)(flight, 0.0) == pytest.approx(2 * usual_us[large] + 298 * usual_us[small])
+
+
 def test_equal_steps_tell_how_good_a_model_can_be():
     """Forty kinds of steps, fifty of each, up to 10 % around what they take; one of a kind of its own says nothing."""
     chance = np.random.default_rng(1)

@@ -11,7 +11,7 @@ import argparse
 import itertools
 import multiprocessing
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -27,12 +27,13 @@ from vnext.replay.source import UnusableLog, open_log
 from vnext.replay.step_noise import Noise, misfit, noise
 from vnext.replay.step_times import Model, Recorded, fit, held_out, recorded
 from vnext.replay.verify import why_not_decided
-from vnext.replay.what_if_run import Ran, Served, rerun, retrace
+from vnext.replay.what_if_run import Ran, Served, StepTime, rerun, retrace
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import EngineStarted
 from vnext.state.reduce import start
+from vnext.state.state import Flight
 
 BAR_WIDTH = 30
 UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -40,8 +41,8 @@ FIXED = {"eos_token_ids", "vocab_size"}
 """What belongs to the model, not to the configuration."""
 ERROR_P50_MAX, ERROR_P99_MAX = 0.05, 0.10
 """Up to these the model is as good as it should be."""
-
-
+HICCUP_FROM = 2.0
+"""From so many times the usual on, what a step took is not its own slowness but a pause of the machine."""
 GAIN, MET_GAIN = 0.05, 0.005
 """Smaller gains in a time or a rate, or in the share of requests that meet the objective, are within the model's error."""
 
@@ -125,15 +126,23 @@ def what_if(
     )  # fmt: skip
 
 
-def timed(model: Model, taken: Recorded) -> Callable:
+def timed(model: Model, taken: Recorded) -> StepTime:
     """The clock of one run: the model, with what a turn of this log cost beside its step.
 
     A model knows usual times only, and a machine has hiccups. So the n-th step takes as much more or less than the model says as
-    the n-th recorded one did: every run meets the same hiccups, and what is felt at 99 % has them too.
+    the n-th recorded one did: every run meets the same hiccups, and what is felt at 99 % has them too. Up to HICCUP_FROM times
+    the usual it is slower or faster by a factor; what a step took beyond that was a pause, which is as long for any other step.
     """
     usual_us = model.predict(taken.features)
-    uneven = itertools.cycle(np.where(taken.step_us > 0, taken.step_us / usual_us, 1.0).tolist())
-    return lambda flight, begin_us: begin_us + model.step_us(flight) * next(uneven) + taken.overhead_us
+    factor = np.where(taken.step_us > 0, np.minimum(taken.step_us / usual_us, HICCUP_FROM), 1.0)
+    pause_us = np.maximum(taken.step_us - HICCUP_FROM * usual_us, 0.0)
+    uneven = itertools.cycle(zip(factor.tolist(), pause_us.tolist()))
+
+    def end_us(flight: Flight, begin_us: float) -> float:
+        factor, pause_us = next(uneven)
+        return begin_us + model.step_us(flight) * factor + pause_us + taken.overhead_us
+
+    return end_us
 
 
 def reproduced(taken: Recorded, again: Ran) -> int:
