@@ -11,7 +11,7 @@ import argparse
 import itertools
 import multiprocessing
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
