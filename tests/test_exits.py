@@ -71,7 +71,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "start_child", start)
 
 
-@pytest.mark.parametrize(("main", "argv", "words"), WRONG_BY_COMMAND, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("main", "argv", "words"), WRONG_BY_COMMAND, ids=lambda value: None if callable(value) else str(value)[:40])
 def test_what_was_given_and_cannot_be_used(
     no_engine: None, capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int], argv: list[str], words: str
 ) -> None:
@@ -124,7 +124,7 @@ def half(folder: Path) -> None:
         (rewrite(quantization_config={"quant_method": "awq"}), "quantised weights (awq) are not supported"),
         (lambda folder: (folder / "generation_config.json").write_text('{"temperature": -1}'), "temperature is -1"),
     ],
-    ids=str,
+    ids=lambda value: None if callable(value) else value,
 )
 def test_a_folder_that_holds_no_whole_model(
     no_engine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object], words: str
