@@ -46,7 +46,7 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """One answer. `finish_reason` is "stop" or "length" ("abort": the engine ended it); `stop_reason` the stop
-    string or token.
+    string or the token of `stop_token_ids` that ended it, None where the model ended it itself.
 
     `logprobs` has one dict a token, from token id to Logprob: the sampled one and the alternatives asked for.
     `cumulative_logprob` is the sum over the sampled tokens. Both are None unless `SamplingParams.logprobs` was set.

@@ -31,9 +31,16 @@ def test_a_stop_token_is_counted_and_not_shown() -> None:
         params = SamplingParams(include_stop_str_in_output=show, skip_special_tokens=False)
         answer = Answer(TOKENIZER, [], params)
         delta = answer.push(output([*encode("hi"), EOS], "stop", EOS, scored=True))
-        assert (delta.text, delta.finish, delta.stop_reason) == (text, "stop", EOS)
+        assert (delta.text, delta.finish, delta.stop_reason) == (text, "stop", None)
         assert delta.token_count == 3 and len(delta.tokens) == len(delta.logprobs) == 2 + show
         assert answer.cached_token_count == 2
+
+
+def test_a_stop_token_that_was_asked_for_is_the_reason() -> None:
+    (end,) = encode("i")
+    for asked, reason in (([end], end), ([end + 1], None)):
+        delta = Answer(TOKENIZER, [], SamplingParams(stop_token_ids=asked)).push(output(encode("hi"), "stop", end))
+        assert (delta.text, delta.finish, delta.stop_reason) == ("h", "stop", reason)
 
 
 def test_a_stop_string_drops_what_came_after_it() -> None:

@@ -23,8 +23,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens` are those whose text is part of the answer, `offsets` the characters that the answer had before each (a
     character of several tokens counts from the last one on), `logprobs` one entry for each if they were asked for.
-    `token_count` is the whole answer's so far, a stop token included. `stop_reason` is the stop string or token that
-    ended the answer.
+    `token_count` is the whole answer's so far, a stop token included. `stop_reason` is what the request
+    asked to be stopped by and was: a string, or a token of `stop_token_ids`; the model's own end tokens are none.
     """
 
     text: str
@@ -43,6 +43,7 @@ class Answer:
         self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
         self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
         self._show_stop_token = params.include_stop_str_in_output
+        self._stop_token_ids = params.stop_token_ids
         self._min_tokens = params.min_tokens
         self._length = 0
         self.token_count = 0
@@ -70,7 +71,7 @@ class Answer:
             logprobs=output.logprobs[: len(offsets)],
             token_count=self.token_count,
             finish=output.finish if found is None else "stop",
-            stop_reason=_stop_token(output) if found is None else found,
+            stop_reason=self._stop_token(output) if found is None else found,
         )
 
     def _take(self, token: int) -> str:
@@ -84,6 +85,5 @@ class Answer:
     def _end(self) -> str:
         return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
 
-
-def _stop_token(output: RequestOutput) -> int | None:
-    return output.stop_token if output.stop_token >= 0 else None
+    def _stop_token(self, output: RequestOutput) -> int | None:
+        return output.stop_token if output.stop_token in self._stop_token_ids else None
