@@ -17,6 +17,7 @@ from vnext.server.operations import get_health, get_metrics, get_model, get_vers
 from vnext.server.settings import ServerSettings
 from vnext.server.text.template import ChatTemplate
 from vnext.server.text.tokenizer import Tokenizer
+from vnext.server.tokens import detokenize, tokenize
 
 CLEANUP_TIMEOUT_S = 2.0  # after the drain only what has been aborted is left
 
@@ -34,7 +35,11 @@ def make_app(
             web.get("/v1/models/{model:.+}", get_model),
             web.post("/v1/completions", create_completion),
             web.post("/v1/chat/completions", create_chat_completion),
+            web.post("/tokenize", tokenize),
+            web.post("/detokenize", detokenize),
             web.get("/health", get_health),
+            web.get("/ping", get_health),
+            web.post("/ping", get_health),
             web.get("/version", get_version),
             web.get("/metrics", get_metrics),
             web.get("/log", list_segments),

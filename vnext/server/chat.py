@@ -47,7 +47,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     params = _params(body, edge, tools is not None and _tool_form(edge) == "tagged")
     with_usage = include_usage(body)
     with edge.gate.enter(max(params.n, 1)):
-        prompt = await _prompt(edge, body, tools)
+        prompt = await prompt_tokens(edge, body, tools)
         generation = _start(edge, body, prompt, params, started_s)
         views = [_View(edge, choice, params, _calls(edge, body, tools)) for choice in generation.choices]
         if body.stream:
@@ -190,8 +190,8 @@ def _params(body: ChatBody, edge: Edge, marked_calls: bool) -> SamplingParams:
     return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted, skip_special_tokens=skip)
 
 
-async def _prompt(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
-    """The conversation as tokens. The template writes special tokens itself."""
+async def prompt_tokens(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
+    """The conversation as tokens. The template writes special tokens itself. Raises InvalidRequest."""
     edge.model_name(body.model)
     messages = shown_messages(body, _tool_form(edge))
     if edge.template is None:

@@ -2,7 +2,7 @@
 
     observe    counts the answer and writes the access line, so it must see what the others made of an error
     translate  turns errors into error objects
-    authorise  refuses /v1 and the log without the key; inside `translate`, because it refuses by raising
+    authorise  refuses /v1, tokens and the log without the key; inside `translate`, because it refuses by raising
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from vnext.server.edge import EDGE
 from vnext.server.errors import DOMAIN_ERRORS, KeyRejected, failure_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/log")
 
 log = logging.getLogger("vnext.server")
 
@@ -52,7 +54,7 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Compares in constant time, so that the key cannot be guessed byte by byte."""
     key = request.app[EDGE].settings.api_key
-    if key and request.path.startswith(("/v1", "/log")):
+    if key and request.path.startswith(GUARDED):
         given = request.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {key}".encode()):
             raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")

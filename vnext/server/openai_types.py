@@ -173,7 +173,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     include_reasoning: Ignored = _UNSET
 
 
-Body = TypeVar("Body", CompletionBody, ChatBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _SHARED_FIELDS = tuple(set(GenerationBody.__struct_fields__) & set(SamplingParams.__struct_fields__))
 _completion_decoder = msgspec.json.Decoder(CompletionBody)
@@ -182,12 +182,12 @@ _chat_decoder = msgspec.json.Decoder(ChatBody)
 
 def decode_completion(data: bytes) -> CompletionBody:
     """Raises InvalidRequest with the field's path."""
-    return _decode(_completion_decoder, data, CompletionBody)
+    return decode_body(_completion_decoder, data, CompletionBody)
 
 
 def decode_chat(data: bytes) -> ChatBody:
     """Raises InvalidRequest with the field's path."""
-    return _decode(_chat_decoder, data, ChatBody)
+    return decode_body(_chat_decoder, data, ChatBody)
 
 
 def sampling_params(body: GenerationBody, **defaults: Any) -> SamplingParams:
@@ -213,7 +213,8 @@ def refuse_unsupported(body: msgspec.Struct, names: tuple[str, ...], path: str =
             raise InvalidRequest(f"{path}{name} is not supported by this server: leave it out.", f"{path}{name}")
 
 
-def _decode(decoder: msgspec.json.Decoder[Body], data: bytes, kind: type[Body]) -> Body:
+def decode_body(decoder: msgspec.json.Decoder[Body], data: bytes, kind: type[Body]) -> Body:
+    """A body of that kind. Raises InvalidRequest with the field's path."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -24,7 +24,7 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def get_health(request: web.Request) -> web.Response:
-    """GET /health: 200 while requests are taken and the engine core lives, else 503."""
+    """GET /health, and /ping for who asks by that name: 200 while requests are taken and the engine core lives, else 503."""
     edge = request.app[EDGE]
     edge.gate.check_open()
     if edge.client.death is not None:
