@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,29 @@ def test_sigterm_before_the_engine_is_ready(tmp_path: Path) -> None:
         engine.wait_for(lambda: len(engine.of_kind(Hello)) == 1)
         child.process.terminate()
         assert child.wait(10) == 0
+
+
+def test_sigterm_reaches_a_server_that_has_begun_to_wait(tmp_path: Path) -> None:
+    """It interrupts another thread here, so nothing but the loop's own descriptor wakes the main one: as when it comes between
+    a look at the signals and the wait."""
+    code = (
+        "import signal, sys, threading, msgspec; from vnext.server.run import run_server, ServerSettings;"
+        "settings = msgspec.json.decode(sys.argv[1], type=ServerSettings);"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start();"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM});"
+        "sys.exit(run_server(settings, settings.engine_address, settings.model_path))"
+    )
+    with FakeEngine(echo_answer, silent=True) as engine:
+        settings = ServerSettings(port=free_port(), model_path=checkpoint(tmp_path), engine_address=engine.address)
+        process = subprocess.Popen([sys.executable, "-c", code, msgspec.json.encode(settings).decode()], cwd=ROOT)
+        try:
+            engine.wait_for(lambda: len(engine.of_kind(Hello)) == 1)
+            time.sleep(0.2)  # until it waits for the answer
+            process.terminate()
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 def refused(port: int) -> bool:

@@ -39,6 +39,8 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
     try:
         asyncio.run(_serve(settings))
+    except asyncio.CancelledError:
+        return DONE  # SIGTERM, see _leave_waiting
     except EngineNotStarted:
         return FAILED  # the launcher says why
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
@@ -51,6 +53,7 @@ async def _serve(settings: ServerSettings) -> None:
     with bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
         template = template_of(tokenizer, settings)  # what is wrong with it is said before a model is loaded for nothing
+        _leave_waiting()
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:
             app = make_app(client, tokenizer, template, settings)
@@ -87,8 +90,14 @@ async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> Non
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before anything is served: there is nothing to drain."""
+    """SIGTERM before the engine core is asked for: there is nothing to close."""
     raise SystemExit(DONE)
+
+
+def _leave_waiting() -> None:
+    """From now on SIGTERM cancels what this task waits for. A plain handler runs when the interpreter does: one that came right
+    before the loop began to wait would not, and its exception might leave a socket half made, for which ZMQ waits for ever."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
 
 
 def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
