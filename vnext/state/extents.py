@@ -35,8 +35,13 @@ class Extents(msgspec.Struct, frozen=True):
         return len(self.arena.data)
 
 
+def new_places(count: int) -> np.ndarray:
+    """Room for an arena, int32[count]; what stands in it before it is written is nobody's."""
+    return np.empty(count, dtype=np.int32)
+
+
 def empty(capacity: int) -> Extents:
-    return Extents(Arena(np.empty(capacity, dtype=np.int32)), 0, 0)
+    return Extents(Arena(new_places(capacity)), 0, 0)
 
 
 def read(extents: Extents, at: int, count: int) -> np.ndarray:
@@ -95,7 +100,7 @@ def compact(extents: Extents, at: np.ndarray, counts: np.ndarray, sizes: np.ndar
     """
     starts = np.cumsum(sizes) - sizes
     used = int(sizes.sum())
-    data = np.empty(max(extents.capacity, 2 * (used + extra)), dtype=np.int32)
+    data = new_places(max(extents.capacity, 2 * (used + extra)))
     _copy(extents.arena.data, at, data, starts, counts)
     return Extents(Arena(data), used, 0), starts
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from planted_sched_bugs import SCHED_BUGS
 from planted_state_bugs import ONE_RANK, STATE_BUGS
-from planting import Bug, plain_columns, planted, small_arenas
+from planting import blank_arenas, Bug, plain_columns, planted, small_arenas
 from seen_before import SeenBefore
 from test_planted import CLIENTS, EVENTS_MAX
 
@@ -106,7 +106,7 @@ def outcome(text: str) -> str:
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_becomes_a_test(bug: Bug, seen: SeenBefore) -> None:
-    with plain_columns(), small_arenas(), planted(bug):
+    with plain_columns(), small_arenas(), blank_arenas(), planted(bug):
         events_max = LONG_STORIES.get(bug.name, STORY_EVENTS_MAX)
         small = small_story(events_max, bug, seen)
         if not small:
