@@ -27,7 +27,7 @@ from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, St
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.refusal import refusal
-from vnext.state.state import blocks_for
+from vnext.state.state import Flight, blocks_for
 
 VOCABULARY = 23
 
@@ -146,6 +146,15 @@ def test_rows_kept_on_a_device_by_numba_equal_the_rebuilt_batch() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def take_drawn(batch: PersistentBatch, flight: Flight, rng: random.Random, sampled: dict[tuple[int, int, int], int]) -> np.ndarray:
+    """Random tokens for what a step samples, int64[S], which the batch takes and `sampled` keeps by step and owner."""
+    tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
+    batch.take_sampled(flight, tokens)
+    owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
+    sampled |= {(flight.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+    return tokens
+
+
 def walk(
     seed: int, step_count: int, operations: BatchOperations | None, make: Callable[[SchedulerConfig], Any] | None = None
 ) -> None:
@@ -177,10 +186,7 @@ def walk(
             flight, steps = state.flights[-1], steps + 1
             fast = without_unread_entries(batch.step_inputs(state), started.config)
             assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY))
-            tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
-            batch.take_sampled(flight, tokens)
-            owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
-            sampled |= {(flight.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+            tokens = take_drawn(batch, flight, rng, sampled)
             results.append((flight.step, tokens))
         elif results:
             step, tokens = results.pop(0)
@@ -212,10 +218,7 @@ def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> No
             flight, before, newest = state.flights[-1], newest, batch.step_inputs(state)
             again += [turn] if before is newest else []
             assert_equal_steps(newest, rebuild(state, sampled, VOCABULARY))
-            tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(flight.samples.sum()))], dtype=np.int64)
-            batch.take_sampled(flight, tokens)
-            owners = zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist())
-            sampled |= {(flight.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+            tokens = take_drawn(batch, flight, rng, sampled)
             flying.append((flight.step, tokens))
         if flying:
             step, tokens = flying.pop(0)

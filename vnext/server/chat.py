@@ -28,7 +28,6 @@ from vnext.server.openai_types import (
 )
 from vnext.server.streaming import respond
 from vnext.server.text.answer import Delta
-from vnext.server.text.tool_calls import Form
 from vnext.server.tools import ToolCalls
 
 _UNSUPPORTED = (
@@ -43,8 +42,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     data = await request.read()
     started_s = time.monotonic()
     body = decode_chat(data)
-    tools = shown_tools(body, _tool_form(edge))
-    params = _params(body, edge, tools is not None and _tool_form(edge) == "tagged")
+    tools = shown_tools(body, edge.tool_form)
+    params = _params(body, edge, tools is not None and edge.tool_form == "tagged")
     with_usage = include_usage(body)
     with edge.gate.enter(max(params.n, 1)):
         prompt = await prompt_tokens(edge, body, tools)
@@ -161,13 +160,9 @@ def _start(
         raise InvalidRequest(message.replace(f"{error.param} is ", f"{name} is "), name) from error
 
 
-def _tool_form(edge: Edge) -> Form | None:
-    return None if edge.template is None else edge.template.tool_form
-
-
 def _calls(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> ToolCalls | None:
     """One answer's calls, where the model was told of tools."""
-    form = _tool_form(edge)
+    form = edge.tool_form
     return None if tools is None or form is None else ToolCalls(form, one=body.parallel_tool_calls is False)
 
 
@@ -193,7 +188,7 @@ def _params(body: ChatBody, edge: Edge, marked_calls: bool) -> SamplingParams:
 async def prompt_tokens(edge: Edge, body: ChatBody, tools: list[dict[str, Any]] | None) -> list[int]:
     """The conversation as tokens. The template writes special tokens itself. Raises InvalidRequest."""
     edge.model_name(body.model)
-    messages = shown_messages(body, _tool_form(edge))
+    messages = shown_messages(body, edge.tool_form)
     if edge.template is None:
         raise InvalidRequest(
             "This model has no chat template: use /v1/completions, or start the server with --chat-template.",

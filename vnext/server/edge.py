@@ -26,7 +26,8 @@ ENCODE_INLINE_CHARACTERS_MAX = 2_000  # a longer text takes milliseconds, in whi
 
 
 class Edge:
-    """See the module. `template` is what `template_of` gave, read before a client waits for an engine."""
+    """See the module. `template` is what `template_of` gave, read before a client waits for an engine; `tool_form`: how its model
+    writes tool calls, None where it knows none."""
 
     def __init__(
         self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
@@ -36,6 +37,7 @@ class Edge:
         self.tokenizer = tokenizer
         self.settings = settings
         self.template = template
+        self.tool_form = None if template is None else template.tool_form
         self.gate = Gate(settings.live_requests_max)
         self.metrics = EdgeMetrics(lambda: client.stats, lambda: client.death is None)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)

@@ -76,5 +76,4 @@ async def _tokens(edge: Edge, body: TokenizeBody) -> list[int]:
         messages=body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
     )  # fmt: skip
-    form = None if edge.template is None else edge.template.tool_form
-    return await prompt_tokens(edge, chat, shown_tools(chat, form))
+    return await prompt_tokens(edge, chat, shown_tools(chat, edge.tool_form))
