@@ -1,12 +1,19 @@
-"""The one build file: what vnext consists of, what it needs and which commands it installs.
+"""The only build file: the packages of vnext, its dependencies and the commands that it installs.
 
-Exact versions are not here but in constraints.txt. `cuda/` holds CUDA sources and no Python; it is shipped as data inside
-the package, because its own name belongs to NVIDIA's namespace package.
+constraints.txt holds exact versions. `cuda/` holds CUDA sources and no Python; it ships as data inside the package, because
+the name `cuda` belongs to NVIDIA's namespace package.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import runpy
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,11 +21,12 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+FINGERPRINT = runpy.run_path(str(ROOT / "vnext" / "compiled.py"))["fingerprint"]
 CUDA_SOURCES = "vnext.kernels.cuda.sources"
 
 CORE = ["msgspec>=0.20", "numpy>=2.0", "xxhash>=3.5"]
 RUNTIME = ["torch>=2.11", "pyzmq>=26", "safetensors>=0.5", "huggingface_hub>=1.0", "tqdm>=4.66"]
-EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "prometheus_client>=0.21", "rich>=13", "tokenizers>=0.22"]
+EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "prometheus_client>=0.21", "pyyaml>=6", "rich>=13", "tokenizers>=0.22"]
 CUDA = [
     "cupy-cuda13x>=14",
     "numba-cuda>=0.30",
@@ -26,7 +34,7 @@ CUDA = [
     "nvidia-cuda-nvrtc==13.0.*",
     "nvidia-cuda-runtime==13.0.*",
 ]
-# Compiles the sources without a GPU: 163 MB to load, 410 MB installed; nothing of it asks for torch.
+# Compiles the sources without a GPU: a download of 163 MB, 410 MB installed; none of it depends on torch.
 CUDA_TEST = [
     "cupy-cuda13x>=14",
     "nvidia-cuda-nvrtc==13.0.88",
@@ -35,6 +43,7 @@ CUDA_TEST = [
 ]
 DEV = [
     "hypothesis>=6.100",
+    "mypy>=2.4",
     "numba>=0.61",  # its simulator runs the CUDA index kernels in tests
     "openai>=2.0",
     "psutil>=6",
@@ -42,6 +51,7 @@ DEV = [
     "pytest-benchmark>=5",
     "pytest-timeout>=2.3",
     "pytest-xdist>=3.8",
+    "ruff>=0.17",
     "selenium>=4.20",
     "transformers>=5.0",
 ]
@@ -49,33 +59,44 @@ CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.cli:main",
     "vnext-bench = vnext.bench.cli:main",
-    "vnext-replay = vnext.replay.cli:process",
+    "vnext-replay = vnext.replay.cli.main:process",
 ]
+
+
+STORE = "vnext/state/store"
+WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]  # CPython passes each function a module or a type, which few use
 
 
 def compiled(name: str, source: str, *headers: str) -> Extension:
-    return Extension(name, [source], depends=list(headers), extra_compile_args=["-O3"], optional=True)
+    """A C module with the state's store among its headers: the log hashes as it does."""
+    return Extension(
+        name, [source], depends=["vnext/compiled.h", *headers], include_dirs=["vnext", STORE, "vnext/runtime"],
+        extra_compile_args=["-O3", "-g0", *WARNINGS], optional=True,
+    )  # fmt: skip
 
 
-COLUMNS = ["vnext/state/columns.h", "vnext/state/blake2b.h", "vnext/state/blake2b_words.h"]
-# Where there is no compiler the plain forms serve; `vnext doctor` says which.
+COLUMNS = [f"{STORE}/columns.h", f"{STORE}/blake2b.h", f"{STORE}/blake2b_words.h"]
+# Without a compiler, the plain implementations run; `vnext doctor` reports which.
 COMPILED = [
-    compiled("vnext.state._columns", "vnext/state/_columns.c", *COLUMNS),
-    compiled("vnext.state._names", "vnext/state/_names.c", "vnext/state/names.h"),
-    compiled("vnext.sched._stride", "vnext/sched/_stride.c", "vnext/state/names.h", *COLUMNS),
-    compiled("vnext.state._log", "vnext/state/_log.c", "vnext/state/crc32.h", "vnext/state/steady_frame.h"),
+    compiled("vnext.state.store._columns", "vnext/state/store/_columns.c", "vnext/state/store/turn.h", *COLUMNS),
+    compiled("vnext.state.store._prefix_index", "vnext/state/store/_prefix_index.c", "vnext/state/store/prefix_index.h"),
+    compiled("vnext.log._log", "vnext/log/_log.c", "vnext/log/crc32.h", "vnext/log/steady_frame.h"),
     compiled(
-        "vnext.state._tails", "vnext/state/_tails.c", "vnext/state/blake2b_keyed.h", "vnext/state/blake2b_words.h",
-        "vnext/state/steady_frame.h",
+        "vnext.log._open_blocks", "vnext/log/_open_blocks.c", "vnext/log/blake2b_keyed.h", "vnext/state/store/blake2b_words.h",
+        "vnext/log/steady_frame.h",
     ),
-    compiled("vnext.runtime._ring", "vnext/runtime/_ring.c"),  # Linux only
-    compiled("vnext.runtime._exchange", "vnext/runtime/_exchange.c", "vnext/runtime/rank_sum.h"),  # Linux only
+    compiled("vnext.runtime.ring._ring", "vnext/runtime/ring/_ring.c", "vnext/runtime/waiting.h"),  # Linux only
+    compiled(
+        "vnext.runtime.collectives._exchange", "vnext/runtime/collectives/_exchange.c", "vnext/runtime/collectives/rank_sum.h",
+        "vnext/runtime/waiting.h",
+    ),  # Linux only
 ]
 
-# One instruction set a file, chosen when the program runs; a machine of another kind has the portable one.
-CPU_FOLDER = Path("vnext") / "kernels" / "cpu"
-CPU_WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # intrinsics begin undefined
-CPU_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", *CPU_WARNINGS]
+# One file per instruction set, chosen at run time; other machines use the portable one.
+CPU_KERNELS = "vnext.kernels.cpu._native"
+CPU_FOLDER = Path("vnext") / "kernels" / "cpu" / "src"
+CPU_WARNINGS = [*WARNINGS, "-Wshadow", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # intrinsics start from undefined values
+CPU_FLAGS = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", *CPU_WARNINGS]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]
@@ -88,15 +109,16 @@ LEVEL_FLAGS = {
 
 
 def cpu_kernels() -> Extension:
-    """The CPU's kernels. Where there is no compiler the plain torch forms serve; `vnext doctor` says which."""
+    """The CPU kernels. Without a compiler, the plain torch implementations run; `vnext doctor` reports which."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
-    names = sorted(path.name for path in (ROOT / CPU_FOLDER).glob("*.cpp"))
-    sources = [(CPU_FOLDER / name).as_posix() for name in names if is_x86 or name not in LEVEL_FLAGS]
-    headers = [path.relative_to(ROOT).as_posix() for path in (ROOT / CPU_FOLDER).glob("*.h")]
+    found = sorted((ROOT / CPU_FOLDER).rglob("*.cpp"))
+    sources = [path.relative_to(ROOT).as_posix() for path in found if is_x86 or path.name not in LEVEL_FLAGS]
+    headers = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / CPU_FOLDER).rglob("*.h"))
     return Extension(
-        "vnext.kernels.cpu._native",
+        CPU_KERNELS,
         sources,
-        depends=headers,
+        depends=["vnext/compiled.h", *headers],
+        include_dirs=["vnext", CPU_FOLDER.as_posix()],
         extra_compile_args=CPU_FLAGS,
         extra_link_args=["-pthread"],
         language="c++",
@@ -104,14 +126,14 @@ def cpu_kernels() -> Extension:
     )
 
 
-# Against torch's stable interface of 2.11: what is built with a later torch serves 2.11 as well. Where torch is not there (pip
-# builds in isolation unless told otherwise) the form in Python serves; `vnext doctor` says so.
+# Built against torch's stable interface of 2.11: a module built with a later torch works with 2.11 too. Without torch (pip
+# builds in isolation by default) the Python implementation runs; `vnext doctor` reports it.
 LAUNCH_FOLDER = Path("vnext") / "kernels" / "cuda"
 LAUNCH_FLAGS = ["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
 
 
 def launches() -> list[Extension]:
-    """Launches of the GPU's kernels, if torch is installed where this is built. It is looked for, not imported."""
+    """The launches of the GPU kernels, if torch is installed in the build environment. Finds torch without importing it."""
     torch = find_spec("torch")
     if torch is None or not torch.submodule_search_locations:
         return []
@@ -122,8 +144,8 @@ def launches() -> list[Extension]:
         Extension(
             "vnext.kernels.cuda._native",
             [(LAUNCH_FOLDER / name).as_posix() for name in ("launch.cpp", "operations.cpp")],
-            depends=[(LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h")],
-            include_dirs=[str(folder / "include")],
+            depends=["vnext/compiled.h", *((LAUNCH_FOLDER / name).as_posix() for name in ("launch.h", "tensors.h"))],
+            include_dirs=["vnext", str(folder / "include")],
             library_dirs=[str(folder / "lib")],
             libraries=["torch_cpu"],
             extra_compile_args=LAUNCH_FLAGS,
@@ -133,25 +155,53 @@ def launches() -> list[Extension]:
     ]
 
 
-class BuildEachFile(build_ext):
-    """Compiles a file of the CPU's kernels with the flags of its instruction set."""
+class Build(build_ext):
+    """Embeds in each module the hash of its sources; compiles files with special flags separately.
+
+    Skips unchanged files, comparing contents and not times, so that `vnext/compiled.py` never refuses a module that this build
+    skipped. Keeps objects in build/, even under `pip install -e .`, which deletes its own build folder.
+    """
+
+    objects = f"build/objects-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extension(self, ext: Extension) -> None:
-        compile_one = self.compiler._compile
+        made, sources, path = copy(ext), [*ext.sources, *ext.depends], Path(self.get_ext_fullpath(ext.name))
+        said = FINGERPRINT(ROOT, sources)
+        if path.is_file() and said.encode() not in path.read_bytes():
+            path.unlink()
+        made.define_macros = [*ext.define_macros, ("VNEXT_BUILT_FROM", json.dumps(" ".join([said, *sources])))]
+        if ext.name == CPU_KERNELS and not path.is_file():
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made.extra_objects = [*pool.map(lambda source: self.compiled_object(made, source), ext.sources)]
+            made.sources = []
+        super().build_extension(made)
 
-        def with_flags(object_path, source, suffix, flags, extra, options):
-            more = LEVEL_FLAGS.get(Path(source).name, [])
-            return compile_one(object_path, source, suffix, flags, [*extra, *more], options)
+    def compiled_object(self, ext: Extension, source: str) -> str:
+        """The object of one source. Compiles it unless an object of the same files and flags exists."""
+        (path,) = self.compiler.object_filenames([source], output_dir=self.objects)
+        listed, noted = Path(path).with_suffix(".d"), Path(path).with_suffix(".made-from")
+        flags = [*ext.extra_compile_args, *LEVEL_FLAGS.get(Path(source).name, []), "-MMD", "-MF", str(listed)]
+        macros = ext.define_macros if source.endswith("module.cpp") else []
+        if self.force or not noted.is_file() or noted.read_text() != made_from(listed, flags, macros):
+            self.compiler.compile(
+                [source], output_dir=self.objects, macros=macros, include_dirs=ext.include_dirs, extra_postargs=flags
+            )
+            noted.write_text(made_from(listed, flags, macros))
+        return path
 
-        self.compiler._compile = with_flags
-        try:
-            super().build_extension(ext)
-        finally:
-            self.compiler._compile = compile_one
+
+def made_from(listed: Path, *settings: list) -> str:
+    """The settings and file contents that an object depends on; `listed` is the compiler's list of the files it has read."""
+    files = listed.read_text().replace("\\\n", " ").split()[1:]
+    return f"{settings} {FINGERPRINT(ROOT, files)}"
 
 
 def version() -> str:
-    """The version as vnext/version.py has it, without importing what may not be installed yet."""
+    """The version in vnext/version.py, without an import, because the dependencies may not be installed yet."""
     scope: dict[str, str] = {}
     exec((ROOT / "vnext" / "version.py").read_text(), scope)
     return scope["__version__"]
@@ -170,11 +220,15 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["vnext", "vnext.*"]) + ([CUDA_SOURCES] if has_cuda_sources() else []),
     package_dir={CUDA_SOURCES: "cuda"} if has_cuda_sources() else {},
-    package_data={"vnext": ["demo_model/*"], "vnext.replay.ui": ["page/*"], CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"]},
+    package_data={
+        "vnext": ["py.typed", "demo_model/*"],
+        "vnext.replay.ui": ["page/*"],
+        CUDA_SOURCES: ["*.cu", "*.cuh", "*.cpp", "*.h"],
+    },
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
-    cmdclass={"build_ext": BuildEachFile},
+    cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"cuda": CUDA, "cuda-test": CUDA_TEST, "ray": ["ray>=2.50"], "dev": DEV},
+    extras_require={"cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

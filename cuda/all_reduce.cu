@@ -1,19 +1,19 @@
-/* Sums and joins over ranks, one GPU each, through memory that all of them map.
+/* Sums and joins over ranks, one GPU each, through memory mapped by all ranks.
 
-   A launch is an operation; all ranks launch the same ones in the same order, each on one stream. A block copies its span
-   of the rank's part into the rank's slot, tells the same block of every rank, and waits until those have told it. Then
-       one-shot   it adds the span of all ranks
-       two-shot   it adds its rank's share of the span, tells and waits once more, and takes the shares of the others
-       joining    it takes the span of every rank
-   An element is summed in rank order in float32 and rounded once: the same bits on every rank, in every form.
+   A launch is one operation; all ranks launch the same operations in the same order, each on one stream. A block copies its
+   span of the rank's part into the rank's slot, signals the same block on every rank, and waits for their signals. Then it
+       one-shot   adds the span of all ranks
+       two-shot   adds its rank's share of the span, signals and waits once more, and reads the shares of the others
+       joining    reads the span of every rank
+   Each element is summed in rank order in float32 and rounded once: the same bits on every rank in every variant.
 
-   Slots come in two sets, used in turn. Who writes a set again has come through the operation between, where every rank
-   had told it; and who tells of an operation has finished the launch before it, and with that its reading.
-   The number of an operation is counted in memory: a graph that is launched again counts on. The same counter numbers the
-   blocks as they start, so that each rank's least unfinished block runs and is waited for by its likes only: whatever
-   order blocks start in, ranks do not wait in a circle.
-   Who waits in vain, for `patience_ns` or until the host calls it off, names the rank in `Watch`; nothing is computed by
-   this rank from then on, and what it gives means nothing: the host looks before it uses a result.
+   Slots come in two sets, used alternately. A rank that rewrites a set has completed the operation in between, for which
+   every rank signalled; and a rank signals an operation only after the previous launch, and so its reads, finished.
+   A counter in memory numbers the operations, so a relaunched graph continues the count. The same counter numbers the blocks
+   in the order they start. The lowest unfinished block of each rank is therefore running, and only blocks of the same number
+   wait for it: ranks cannot deadlock, whatever the start order.
+   A wait that lasts `patience_ns`, or that the host cancels, names the missing rank in `Watch`. From then on this rank
+   computes nothing and its results are invalid: the host checks `Watch` before it uses a result.
 
    Macros: SCALAR, WORLD (ranks). */
 #include "instructions.cuh"

@@ -1,7 +1,7 @@
-/* A step of attention as the host describes it, and its keys and values on their way to shared memory.
+/* The host's description of an attention step, and the loads of keys and values into shared memory.
 
    Owns the macros of paged_attention.cu (SCALAR: query and output, CACHE: SCALAR or fp8, HEAD_DIM: a multiple of 16, at most
-   256), what a block needs of shared memory, and the walk through the block table. */
+   256), a block's layout of shared memory, and the walk through the block table. */
 #pragma once
 
 #include "attention_tiles.cuh"

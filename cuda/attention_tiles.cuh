@@ -1,8 +1,8 @@
 /* Products of attention: a warp's 16 queries with 32 keys, and their weights with 32 values, all in shared memory.
 
-   Owns who holds what: the fragments of mma.m16n8k16. Lane l holds rows l / 4 and l / 4 + 8 of each 16 x 8 tile, there the
-   columns l % 4 * 2 and the next one: element i of a tile is row l / 4 + i / 2 * 8, column l % 4 * 2 + i % 2. bfloat16 and
-   half go through the tensor cores, their weights rounded to the values' type; float is multiplied as it is, in order. */
+   Owns the layout of the fragments of mma.m16n8k16. Lane l holds rows l / 4 and l / 4 + 8 of each 16 x 8 tile, columns
+   l % 4 * 2 and the next one: element i of a tile is row l / 4 + i / 2 * 8, column l % 4 * 2 + i % 2. bfloat16 and half use
+   the tensor cores, with weights rounded to the values' type; float is multiplied unrounded, in order. */
 #pragma once
 
 #include "instructions.cuh"

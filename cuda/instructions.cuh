@@ -1,7 +1,7 @@
-/* Instructions by name: tensor cores, tiles out of shared memory, copies that go on in the background, words between GPUs
+/* Wrappers of PTX instructions: tensor cores, tile loads from shared memory, asynchronous copies, signals between GPUs
    (sm_80 and later).
 
-   The tests' host shim has the same functions in tests/cuda/shim/instructions.h. */
+   The tests' host shim implements the same functions in tests/cuda/shim/instructions.h. */
 #pragma once
 
 #include "platform.cuh"

@@ -1,9 +1,9 @@
-/* Paged attention: decodes, prompts, chunks behind a cached prefix and rows with a shared one, all by one kernel.
+/* Paged attention: one kernel for decodes, prompts, chunks after a cached prefix, and rows that share a prefix.
 
-   A warp takes a tile: 16 rows, each one head of one query. It walks the keys of its unit in steps of 32, which lie at
-   multiples of 32 whatever the unit, by the online softmax (Milakov and Gimelshein, arXiv 1805.02867); after each split of
-   256 keys it closes its sums. Closed sums are joined in order, here in shared memory or by `merge_splits`, with the same
-   operations. So a query's bits depend neither on its batch, nor on how its prompt was cut, nor on who shares its keys.
+   A warp processes a tile: 16 rows, each one head of one query. It walks the keys of its unit in steps of 32, aligned to
+   multiples of 32 in every unit, with the online softmax (Milakov and Gimelshein, arXiv 1805.02867), and closes its sums
+   after each split of 256 keys. Closed sums are joined in order, in shared memory or by `merge_splits`, with the same
+   operations. So the bits of a query's result do not depend on its batch, on prompt chunking or on prefix sharing.
 
    The macros are in attention_keys.cuh. The step is described in vnext/kernels/cuda/plan.py, shared memory in vnext/kernels/cuda/attention.py. */
 #include "attention_keys.cuh"

@@ -1,6 +1,6 @@
-/* What a kernel may rely on, on a GPU and in the tests' host shim alike. No host headers: NVRTC has none.
+/* The functions available to kernels, both on a GPU and in the tests' host shim. No host headers: NVRTC has none.
 
-   Kernels use dynamic shared memory only, so that the shim can poison it and AddressSanitizer can see its ends. */
+   Kernels use only dynamic shared memory, so that the shim can poison it and AddressSanitizer can detect overruns. */
 #pragma once
 
 #include <cuda_bf16.h>

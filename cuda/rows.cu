@@ -1,8 +1,8 @@
-/* Row-wise operations: norm with residual, gates, rotary embedding with the write to the caches, rows of a table.
+/* Row-wise operations: norm with residual, gates, rotary embedding with the write to the caches, table look-up.
 
-   Each rounds where its plain form in vnext/kernels/references.py rounds. A row's bits depend on that row alone: sums
-   go in an order that neither the number of rows nor the alignment changes. One block a row (256 threads), except for
-   the gates (256 elements a block) and rotary (128 threads a token, a warp a head).
+   Each rounds where its reference in vnext/kernels/references.py rounds. A row's bits depend on that row alone: neither the
+   number of rows nor the alignment changes the order of a sum. One block per row (256 threads), except for the gates
+   (256 elements per block) and rotary embedding (128 threads per token, one warp per head).
 
    Macros: SCALAR (activations), WEIGHT (of norms), CACHE (keys and values). */
 #include "platform.cuh"

@@ -1,8 +1,8 @@
-/* Sampling: a token for each row of logits, and what changes the logits before: bias, bans, penalties.
+/* Sampling: one token per row of logits, and the adjustments of logits before it: bias, bans, penalties.
 
-   One block a row. The logits are read twice: for the likeliest token, and for what is weighed or sorted out; a third time
-   only where a filter keeps more than CANDIDATES tokens. Between the two, the heaviest tokens of the threads say from
-   which weight on the filters need to look: at least as many tokens as threads, whose heaviest weigh so much, are above.
+   One block per row. The logits are read twice: to find the likeliest token, and to weigh or filter the tokens; a third time
+   only if a filter keeps more than CANDIDATES tokens. Between the two reads, each thread's heaviest token gives a lower bound
+   of the weight that the filters need: if n threads reach a weight, at least n tokens do.
    shared: SHARED_BYTES of vnext/kernels/cuda/sampling.py. */
 #include "sampling_search.cuh"
 
@@ -103,14 +103,41 @@ __device__ __forceinline__ int choose(const Row &row, float likeliest, float flo
     return kept.mass > 0 ? draw_of_all(row, floor, draw_target(seed, position, kept.mass), space) : otherwise;
 }
 
+/* The logit that lies `top_n_sigma` standard deviations below the peak: see deviation in vnext/sampling/weights.py. */
+__device__ __forceinline__ float sigma_edge(const Row &row, float top_n_sigma, Workspace &space) {
+    constexpr int STEP_BITS = 20;
+    const double peak = row.peak;
+    Likeliest lowest{-row.peak, row.vocabulary};  // with the sign turned round
+    each_logit(row, [&](int token, float logit) {
+        if (-logit > lowest.logit && logit > minus_infinity()) lowest = {-logit, token};
+    });
+    __syncthreads();  // those who still read the likeliest tokens
+    int exponent;
+    frexp(peak + double(likeliest_of_block(lowest, space.spare).logit), &exponent);
+    const double scale = ldexp(1.0, STEP_BITS - exponent);
+    Part own{0, 0};
+    Mass squares = 0;
+    each_logit(row, [&](int, float logit) {
+        if (!(logit > minus_infinity())) return;
+        const Mass steps = Mass(__dmul_rn(peak - double(logit), scale));
+        own.mass += steps;
+        ++own.count;
+        squares += steps * steps;
+    });
+    const Part all = sum_parts(own, space.parts);
+    const double count = double(all.count), mean = double(all.mass) / count;
+    const double variance = double(sum_parts({squares, 0}, space.parts).mass) / count - __dmul_rn(mean, mean);
+    return float(peak - __dmul_rn(double(top_n_sigma), sqrt(fmax(variance, 0.0)) / scale));
+}
+
 /* ---- the kernels ---- */
 
-/* logits [rows, vocabulary] with a stride in elements, everything else [rows]; temperature 0: greedy, top_k 0, top_p 1 and
-   min_p 0: off. `aligned`: every row to 16 bytes. */
+/* logits [rows, vocabulary] with a stride in elements, everything else [rows]; temperature 0: greedy, top_k 0, top_p 1,
+   min_p 0 and top_n_sigma 0: off. `aligned`: every row to 16 bytes. */
 extern "C" __global__ void __launch_bounds__(1024)
 sample_rows(long long *tokens, const float *logits, const float *temperature, const long long *top_k, const float *top_p,
-            const float *min_p, const long long *seed, const long long *position, long long stride, int vocabulary,
-            int aligned) {
+            const float *min_p, const float *top_n_sigma, const long long *seed, const long long *position, long long stride,
+            int vocabulary, int aligned) {
     DYNAMIC_SHARED(Workspace, memory);
     Workspace &space = *memory;
     const int at = blockIdx.x;
@@ -120,7 +147,8 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
     if (temperature[at] > 0.0f && fabsf(best.logit) <= -NOTHING) {  // without a finite peak no token is possible
         row.peak = best.logit;
         row.scale = float(fmin(1.4426950408889634 / double(temperature[at]), 3.4028234663852886e38));
-        const float floor = fmaxf(1.0f, truncf(__fmul_rn(min_p[at], 1099511627776.0f)));
+        float floor = fmaxf(1.0f, truncf(__fmul_rn(min_p[at], 1099511627776.0f)));
+        if (top_n_sigma[at] > 0.0f) floor = fmaxf(floor, weight_of(row, sigma_edge(row, top_n_sigma[at], space)));
         const Filters filters{top_k[at] > 0 && top_k[at] < vocabulary ? Mass(top_k[at]) : 0, top_p[at]};
         token = choose(row, own.logit, floor, filters, seed[at], position[at], token, space);
     }
@@ -128,7 +156,7 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
 }
 
 /* In place, for each row of logits what its batch row `places` [rows] asks for, by the tables of row_count batch rows (see
-   vnext/runtime/sampling_inputs.py): bias; no stop token at a position before `marks[0]`; then penalties: repetition divides
+   vnext/sampling/inputs.py): bias; no stop token at a position before `marks[0]`; then penalties: repetition divides
    positive and multiplies other logits of tokens in prompt or output, frequency and presence take off for tokens of the output.
    rates [3, row_count], marks [2, row_count], history [row_count, vocabulary]. Grid (slices of SLICE tokens, rows). */
 constexpr int SLICE = 4096, IN_PROMPT = 1 << 30;

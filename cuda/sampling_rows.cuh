@@ -1,8 +1,8 @@
-/* What sampling knows of a row: its random words, its tokens by the threads that read them, its weights, its likeliest one.
+/* A row during sampling: its random words, the tokens of each thread, the weights, and the likeliest token.
 
-   What a token is, and why it is exact, stands in vnext/runtime/sampling_weights.py: weights are whole numbers made of
-   single rounded operations, so every sum over the vocabulary is the same in any order, and so is the token on any
-   device. */
+   vnext/sampling/weights.py defines the sampled token and explains why it is exact: weights are whole numbers computed by
+   individually rounded operations, so a sum over the vocabulary has the same value in any order, and the token is the same on
+   any device. */
 #pragma once
 
 #include "platform.cuh"

@@ -1,6 +1,6 @@
-/* Searches among the weights of a row, or of a few of its tokens: where the heaviest reach a count or a mass, and the draw.
+/* Searches in the weights of a row or of some of its tokens: where the heaviest reach a count or a mass, and the draw.
 
-   Histograms count whole numbers by atomics, which therefore show in no bit. */
+   Histograms count whole numbers with atomics, so the order of the additions does not affect the result. */
 #pragma once
 
 #include "sampling_rows.cuh"

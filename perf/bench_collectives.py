@@ -1,8 +1,8 @@
-"""The ranks' collectives, every form in one run: `python -m pytest perf/bench_collectives.py`
+"""Benchmark of the ranks' collectives, every implementation in one run: `python -m pytest perf/bench_collectives.py`
 
-Times are of one operation among many back to back, as rank 0 sees it; the other ranks are processes that do the same.
-"gloo-sum" is the sum as torch has it over loopback sockets, "gloo" the one that vnext falls back to, "plain" the shared
-memory without the compiled operations, "chosen" what vnext takes. Four ranks on two cores sleep instead of spinning.
+A time is that of one operation within a long back-to-back series on rank 0; the other ranks are processes that do the same.
+"gloo-sum" is torch's sum over loopback sockets, "gloo" is vnext's fallback, "plain" is shared memory without the compiled
+operations, "chosen" is vnext's own choice. Four ranks on two cores sleep instead of spinning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perf.collective_ranks import join
 ROOT = Path(__file__).resolve().parent.parent
 END_TIMEOUT_S = 60
 ROUNDS, WARMUP_ROUNDS, SPARE_ROUNDS = 30, 3, 1
-BUDGET_BYTES = 48 * 2**20  # of one case, in all: small tensors go round more often
+BUDGET_BYTES = 48 * 2**20  # in total per case: small tensors repeat more often
 KIB = 1024
 PAIR = [(2, size, form) for size in (2, 16, 64, 512, 8192) for form in ("gloo-sum", "gloo", "one-shot", "two-shot")]
 FOUR = [(4, size, form) for size in (2, 64, 512, 8192) for form in ("gloo", "one-shot", "two-shot")]
@@ -32,7 +32,7 @@ Operation = Callable[[], Any]
 
 @pytest.fixture(scope="module")
 def others() -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks 1 to 3: each takes part in the cases that it is told."""
+    """Start ranks 1 to 3; each takes part in the cases it receives."""
     command = [sys.executable, "-m", "perf.collective_ranks"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     ranks = [subprocess.Popen([*command, str(rank)], **pipes) for rank in (1, 2, 3)]
@@ -64,7 +64,7 @@ def measure(benchmark, others, folder: Path, form: str, world_size: int, operati
 
 @pytest.mark.parametrize(("world_size", "size_kib", "form"), CASES)
 def test_all_reduce(benchmark, others, tmp_path: Path, world_size: int, size_kib: int, form: str) -> None:
-    """bfloat16; 64 KiB are 16 rows of 2,048."""
+    """bfloat16; 64 KiB hold 16 rows of 2,048."""
     tensor = torch.zeros(size_kib * KIB // 2, dtype=torch.bfloat16)
     measure(benchmark, others, tmp_path, form, world_size, "all_reduce", tensor)
 

@@ -1,7 +1,7 @@
-"""The CPU's kernels on the shapes of two models, and sampling. `python -m pytest perf/bench_cpu_kernels.py`
+"""Benchmark of the CPU kernels on the shapes of two models, and of sampling. `python -m pytest perf/bench_cpu_kernels.py`
 
-Weights of all layers are passed in turn, as a step does, so that they come from memory and not from a cache. Bandwidth counts
-each weight or cached key and value once; products count two operations a weight and row.
+Each round reads the weights of all layers, as a step does, so that they come from memory and not from a cache. Bandwidth counts
+each weight and each cached key and value once; products count two operations per weight and row.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 from vnext.kernels.cpu import attention, linear as products, native, stack
 from vnext.kernels.cpu.memory import Arena
-from vnext.models.kv_cache import KvPairs
-from vnext.runtime.cores import TEAM_SPIN_US
-from vnext.runtime.sampling import sample
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.models.layers.kv_cache import KvPairs
+from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.sampling import sample
 
 THREADS = len(os.sched_getaffinity(0))
 BLOCK_SIZE = 16
@@ -26,7 +26,7 @@ ROUNDS = 20
 
 
 class Shape(NamedTuple):
-    """A decoder's sizes; layers bounded so that its weights fill memory, not caches, in little time."""
+    """The sizes of a decoder, with enough layers to exceed the caches and few enough to stay fast."""
 
     hidden: int
     layers: int
@@ -51,7 +51,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def layer_weights(shape: Shape, int8: bool) -> list[products.PackedLinear]:
-    """The four products of every layer."""
+    """Return the four products of every layer."""
     arena, query = Arena(), shape.heads * shape.head_dim
     sizes = (
         (query + 2 * shape.kv_heads * shape.head_dim, shape.hidden, ""),
@@ -89,9 +89,9 @@ def test_products_of_all_layers(benchmark, name: str, int8: bool, rows: int) -> 
 @pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 1024), (32, 1, 1024), (1, 1024, 1024)])
 def test_attention(benchmark, name: str, rows: int, queries: int, context: int, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
-    block_count = rows * context // BLOCK_SIZE
-    caches = torch.randn(2, block_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim).to(dtype)
-    table = torch.randperm(block_count).to(torch.int32).view(rows, -1)
+    page_count = rows * context // BLOCK_SIZE
+    caches = torch.randn(2, page_count, shape.kv_heads, BLOCK_SIZE, shape.head_dim).to(dtype)
+    table = torch.randperm(page_count).to(torch.int32).view(rows, -1)
     query = torch.randn(rows * queries, shape.heads, shape.head_dim).to(dtype)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
     step = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
@@ -108,7 +108,7 @@ def test_attention(benchmark, name: str, rows: int, queries: int, context: int, 
 
 @shapes
 def test_products_in_float32(benchmark, name: str) -> None:
-    """1,024 rows by three weights of a layer: what float32 attention is to be compared with."""
+    """1,024 rows by three weights of a layer: the baseline for float32 attention."""
     arena, shape = Arena(), SHAPES[name]
     sizes = ((shape.hidden, shape.hidden), (2 * shape.wide, shape.hidden), (shape.hidden, shape.wide))
     weights = [products.pack(torch.randn(size), arena=arena) for size in sizes]
@@ -126,7 +126,7 @@ def test_products_in_float32(benchmark, name: str) -> None:
 @shapes
 @pytest.mark.parametrize(("rows", "queries", "context"), [(1, 1, 128), (32, 1, 224), (1, 1024, 1024)])
 def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context: int) -> None:
-    """All layers in one call, as a step of a model has them, without embedding and output layer."""
+    """All layers in one call, as in a step of the model, without embedding and output layer."""
     shape = SHAPES[name]
     weights, norm = layer_weights(shape, int8=False), torch.ones(shape.hidden).bfloat16()
     layers = stack.describe(
@@ -135,11 +135,11 @@ def test_layers_of_a_step(benchmark, name: str, rows: int, queries: int, context
             for i in range(shape.layers)
         )
     )
-    block_count = rows * context // BLOCK_SIZE
-    pages = torch.randn(block_count, shape.layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
+    page_count = rows * context // BLOCK_SIZE
+    pages = torch.randn(page_count, shape.layers, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim).bfloat16()
     pairs = KvPairs((pages[:, layer, 0], pages[:, layer, 1]) for layer in range(shape.layers))
     caches = stack.Caches(pairs.places, pages.stride(0), shape.head_dim)
-    table = torch.arange(block_count, dtype=torch.int32).view(rows, -1)
+    table = torch.arange(page_count, dtype=torch.int32).view(rows, -1)
     starts, lengths = np.arange(rows + 1) * queries, np.full(rows, context)
     plan = attention.plan(starts, lengths, table, BLOCK_SIZE, shape.kv_heads, shape.heads)
     slots = (torch.arange(rows)[:, None] * context + torch.arange(context - queries, context)).flatten()
@@ -172,7 +172,7 @@ CHOICES = {
 @pytest.mark.parametrize("vocabulary", [32_000, 49_152, 151_936])
 @pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
 def test_sampling(benchmark, spread: float, vocabulary: int, rows: int, choice: str) -> None:
-    """Normal logits: with a standard deviation of 1 top-p has thousands of tokens to look at, with 3 a few hundred."""
+    """Normal logits: top-p examines thousands of tokens at a standard deviation of 1, a few hundred at 3."""
     temperature, top_k, top_p = CHOICES[choice]
     logits = torch.randn(rows, vocabulary) * spread
     inputs = SamplingInputs(

@@ -1,6 +1,6 @@
 """The whole engine, end to end, with the bundled model: tokens a second. `python -m pytest perf/bench_engine.py`
 
-Real processes, channel, scheduler, forward pass, sampling and log, through `LLM`. Each round has prompts of its own, since
+Real processes, channel, scheduler, forward pass, sampling and log, through `LLM`. Each round has new prompts, because
 repeated ones would come from the prefix cache.
 """
 

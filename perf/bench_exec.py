@@ -1,9 +1,9 @@
-"""What running a model again costs, and what it shows: `python -m pytest perf/bench_exec.py`.
+"""Benchmark and check of re-executing a log with its model: `python -m pytest perf/bench_exec.py`.
 
-The bundled model in an engine whose cache is small, its log then run again: all of it in its batches, two requests of five
-alone, some steps from the middle, and with every operation made again. On two cores that others use too (load 4.7) it took 259 s. A third of the requests are greedy, the others drawn; a fourth begin alike;
-prompts are cut into chunks, requests give way, prefixes are found, all of which the log must show. `extra_info` has the
-tokens compared and those that differ, which must be none.
+The bundled model serves requests in an engine with a small cache; then its log is re-executed: all of it in its batches, two
+requests of five alone, some steps from the middle, and every operation on its own. A third of the requests are greedy, the
+others are sampled; a quarter share a prefix. The log must show chunked prompts, preemptions and prefix hits. `extra_info` has
+the number of tokens compared and of those that differ, which must be zero. The run took 259 s on two busy cores (load 4.7).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import msgspec
 import pytest
 
 from vnext.llm import LLM
-from vnext.replay.bisection import bisect
-from vnext.replay.commands import index_of
-from vnext.replay.execution import Executed, ModelChoice, execute
-from vnext.replay.recorded import Asked
-from vnext.replay.stat import stat
+from vnext.replay.answers.stat import stat
+from vnext.replay.console.commands import index_of
+from vnext.replay.execution.bisection import bisect
+from vnext.replay.execution.execution import Executed, ModelChoice, execute
+from vnext.replay.execution.recorded import Asked
 from vnext.sampling_params import SamplingParams
 
 REQUESTS, TOKENS = 1040, 100
 SETTINGS = dict(executor="inproc", num_blocks_override=220, max_num_seqs=32, max_num_batched_tokens=96, log="full", seed=1)
 ALONE = frozenset(index for index in range(REQUESTS) if index % 5 < 2)
-"""Those that are run alone too: of each kind as many as of all, because no kind has to do with five."""
+"""Requests that also run alone: two of five of every kind, because no kind repeats with period five."""
 SAME = ModelChoice(changes={"threads": 2})
 
 
 def prompt(index: int) -> list[int]:
-    """3 to 120 tokens; every fourth begins as others do."""
+    """Return 3 to 120 tokens; every fourth prompt shares a prefix with others."""
     shared = [7 + 11 * place % 400 for place in range(40)] if index % 4 == 0 else []
     return shared + [5 + (13 * index + 7 * place + place * place // 3) % 500 for place in range(3 + index * 7 % 80)]
 
@@ -50,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(benchmark, path: Path, asked: Asked, alone: bool) -> None:
-    """One run, whose tokens all came out again."""
+    """Re-execute once and check that every token is reproduced."""
     found: list[Executed] = []
     benchmark.pedantic(lambda: found.append(execute(path, asked, SAME, alone)), rounds=1)
     (answer,) = found
@@ -73,7 +73,7 @@ def test_a_hundred_steps_in_the_middle(benchmark, log) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"kernels": "torch"}], ids=["alone", "torch"])
 def test_bisect_two_hundred_steps(benchmark, log, changes) -> None:
-    """Every operation of these steps again: each request alone, or by plain torch."""
+    """Repeat every operation of these steps: each request alone, or in plain torch."""
     chosen = msgspec.structs.replace(SAME, changes=SAME.changes | changes)
     found = []
     benchmark.pedantic(lambda: found.append(bisect(log, Asked(end=200), chosen, not changes)), rounds=1)

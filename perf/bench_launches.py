@@ -1,10 +1,10 @@
-"""What a kernel's launch costs the host: `python -m pytest perf/bench_launches.py`. No GPU, and no kernel: the host's part alone.
+"""Benchmark of the host's cost of a kernel launch: `python -m pytest perf/bench_launches.py`. Needs no GPU, runs no kernel.
 
-The product's own call sites on CPU tensors, of the GPU's backend: torch's dispatch, allocation, arguments, the launch through
-CuPy or from C++. In the place of the driver stands a library whose cuLaunchKernel returns at once. Two things of a GPU are
-not in it: torch's caching allocator (here: malloc), and for the form in Python torch.cuda.current_stream, for the compiled
-one aoti_torch_get_current_cuda_stream, which a torch without CUDA does not have. "door": as the models call it, by the table's
-function with its contract.
+Calls the GPU backend's own call sites with CPU tensors: torch's dispatch, allocation, arguments, and the launch through CuPy
+or from C++. A library whose cuLaunchKernel returns at once replaces the driver. Two costs of a real GPU are missing: torch's
+caching allocator (malloc here), and the lookup of the current stream (torch.cuda.current_stream in Python,
+aoti_torch_get_current_cuda_stream in C++), which a torch without CUDA lacks. "door" is the call as models make it, through the
+table's function with its contract check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.cuda import backends, compiled, face, operations
+from vnext.kernels.cuda import backends, compiled, interface, operations
 from vnext.kernels.table import cuda_door
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 8, 4096, 14336, 32, 8, 128, 16
@@ -33,7 +33,7 @@ NOTHING = "int cuLaunchKernel(void) { return 0; }"
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The driver that does nothing, under the driver's name, so that CuPy takes it too."""
+    """Build a driver that does nothing, under the real driver's file name, so that CuPy loads it too."""
     folder = tmp_path_factory.mktemp("driver")
     (folder / "nothing.c").write_text(NOTHING)
     library, compiler = folder / "libcuda.so.1", shutil.which("cc") or shutil.which("gcc")
@@ -44,14 +44,14 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="module", params=["python", "compiled"])
 def form(request: pytest.FixtureRequest, nothing: ctypes.CDLL) -> Iterator[str]:
-    """CPU tensors by the GPU's kernels, whose launches do nothing."""
+    """Run CPU tensors through the GPU's kernels, whose launches do nothing."""
     pytest.importorskip("cupy")
     from vnext.kernels.cuda import driver
 
     driver._bound.device = 0
     module = SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=1))
 
-    def kernel(source: str, name: str, defines: face.Defines) -> driver.CudaKernel:
+    def kernel(source: str, name: str, defines: interface.Defines) -> driver.CudaKernel:
         made = driver.CudaKernel(module, name, 0)
         made._shared_bytes = SHARED_BYTES  # as after the first launch that needed them
         return made
@@ -76,7 +76,7 @@ def caches() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention(lengths: list[int]) -> tuple[object, ...]:
-    """Rows with so many queries each, behind CONTEXT tokens."""
+    """Return attention arguments: row i has `lengths[i]` queries after CONTEXT tokens."""
     starts, contexts = np.cumsum([0, *lengths]), np.full(len(lengths), CONTEXT)
     table = torch.zeros(len(lengths), -(-CONTEXT // BLOCK_SIZE), dtype=torch.int32)
     metadata = operations.attention_metadata(starts, contexts, table, BLOCK_SIZE, KV_HEADS)
@@ -85,7 +85,7 @@ def attention(lengths: list[int]) -> tuple[object, ...]:
 
 
 def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
-    """By name: the table's function and its arguments."""
+    """Return the table's function and its arguments, by name."""
     x, weight = some(TOKENS, HIDDEN), some(HIDDEN)
     qkv, angles = some(TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM), torch.zeros(TOKENS, HEAD_DIM // 2)
     slots = torch.zeros(TOKENS, dtype=torch.int64)
@@ -99,7 +99,7 @@ def cases() -> dict[str, tuple[str, tuple[object, ...]]]:
 
 
 def operation(name: str, arguments: tuple[object, ...]) -> Callable[[], object]:
-    """The operation of torch alone, with the arguments that the table's function gives it."""
+    """Return torch's operation alone, with the arguments that the table's function passes."""
     if name != "paged_attention":
         bare = getattr(torch.ops.vnext_cuda, name).default
         return lambda: bare(*arguments)

@@ -1,9 +1,8 @@
-"""What the log costs: recording a steady iteration and its parts, a keyframe, and reading it back.
+"""Benchmark of the log: recording a steady iteration and its parts, taking a snapshot, and reading back.
 
-`python -m pytest perf/bench_log.py`. Recording is measured where it happens: between two frames the engine folds a step,
-which is not counted and leaves the processor's caches as an engine would. An iteration commits the older step and plans
-the next; the digest of the state is counted by bench_state.py. Requests have 512 to 527 tokens and more, so that one row
-in sixteen fills a block each step.
+`python -m pytest perf/bench_log.py`. Between two measured frames the engine folds a step, outside the clock, so the
+processor's caches are as in a running engine. An iteration commits the older step and plans the next; bench_state.py measures
+the digest of the state. Requests have at least 512 to 527 tokens, so that one row in sixteen fills a block each step.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import pytest
 import xxhash
 
 from perf.bench_state import VOCABULARY, arrivals, empty_engine
-from vnext.replay.info import info
-from vnext.replay.source import open_log
-from vnext.replay.verify import verify
-from vnext.runtime.recorder import Recorder
-from vnext.runtime.segments import Bounds
+from vnext.log import codec, log_bytes, snapshot as snapshots
+from vnext.log.redaction import Redactor
+from vnext.log.snapshot import snapshot
+from vnext.replay.reading.info import info
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.verify import verify
+from vnext.runtime.record.recorder import Recorder
+from vnext.runtime.record.segments import Bounds
 from vnext.sched.schedule import schedule
-from vnext.state import keyframe as keyframes, log, log_forms
-from vnext.state.committing import Settled, settle
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.keyframe import keyframe
+from vnext.state.fold_commit import MatchedSamples
 from vnext.state.params import Sampling
-from vnext.state.reduce import reduce
-from vnext.state.shape import Shaper
+from vnext.state.reduce import fold
 from vnext.state.state import State
 
 ROUNDS = 600
@@ -43,23 +42,23 @@ KEY = bytes(16)
 STEP_S = 0.005
 COLD_BYTES = 64 * 2**20
 
-Iteration = tuple[list[AnyEvent], list[State], int, tuple, list[Settled | None]]
+Iteration = tuple[list[AnyEvent], list[State], int, tuple, list[MatchedSamples | None]]
 running = pytest.mark.parametrize("request_count", RUNNING)
 privacies = pytest.mark.parametrize("privacy", ["full", "shape"])
 
 
 class Engine:
-    """An engine that decodes; `iteration` folds the next one and gives what a recorder is given of it."""
+    """A decoding engine; `iteration` folds the next iteration and returns the recorder's input."""
 
     def __init__(self, request_count: int) -> None:
         self.state = empty_engine(request_count)
         self.started = EngineStarted(
             config=self.state.config, model="none", model_digest="", world_size=1, environment={}, started_ns=0
         )
-        self._chance = np.random.default_rng(1)
+        self._rng = np.random.default_rng(1)
 
     def starting(self, request_count: int) -> list[Iteration]:
-        """Iterations until every prompt is computed and one step is in flight."""
+        """Return the iterations until every prompt is computed and one step is in flight."""
         found = [self._fold([event]) for event in arrivals(request_count)]
         found.append(self._fold([schedule(self.state)]))
         while self.state.waiting or int((self.state.rows.known - self.state.rows.computed).max()) > 0:
@@ -67,26 +66,26 @@ class Engine:
         return found
 
     def iteration(self) -> Iteration:
-        flight = self.state.flights[0]
-        sampled = self._chance.integers(3, VOCABULARY, int(flight.samples.sum()))
-        return self._fold([StepCommitted(step=flight.step, tokens=pack_tokens(sampled)), None])
+        scheduled = self.state.in_flight[0]
+        sampled = self._rng.integers(3, VOCABULARY, int(scheduled.samples.sum()))
+        return self._fold([StepCommitted(step=scheduled.step, tokens=pack_tokens(sampled)), None])
 
     def _fold(self, events: list[AnyEvent | None]) -> Iteration:
-        """None is the next plan."""
-        befores, done, settled = [], [], []
+        """Fold events; None stands for the next plan."""
+        befores, done, matched = [], [], []
         for event in events:
             event = event or schedule(self.state)
             befores.append(self.state)
             done.append(event)
-            settled.append(settle(self.state, event) if isinstance(event, StepCommitted) else None)
-            self.state = reduce(self.state, event, settled[-1])
-        return done, befores, digest(self.state), (), settled
+            self.state, effects = fold(self.state, event)
+            matched.append(effects)
+        return done, befores, digest(self.state), (), matched
 
 
 def recorded(log_dir: Path, privacy: str, request_count: int, durable: bool = False) -> tuple[Engine, Recorder]:
-    """An engine in its steady state, and its log so far, with stamps as a real engine's."""
+    """Return an engine in its steady state and its recorder, with timestamps like a real engine's."""
     engine = Engine(request_count)
-    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(stamped=True, durable=durable))
+    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(timestamped=True, durable=durable))
     for iteration in engine.starting(request_count):
         recorder.append(*iteration)
     return engine, recorder
@@ -112,7 +111,7 @@ def test_loop(benchmark) -> None:
 @running
 @privacies
 def test_append(benchmark, tmp_path, privacy: str, request_count: int) -> None:
-    """The whole of it, stamps included."""
+    """The whole recording, timestamps included."""
     engine, recorder = recorded(tmp_path / "log", privacy, request_count)
     measure(benchmark, engine.iteration, recording(recorder))
     assert recorder.frames_lost == 0 and len(engine.state.rows) == request_count
@@ -121,7 +120,7 @@ def test_append(benchmark, tmp_path, privacy: str, request_count: int) -> None:
 
 @privacies
 def test_append_cold(benchmark, tmp_path, privacy: str) -> None:
-    """The same for 64 requests where others had the processor's caches in between, as ranks have them."""
+    """The same for 64 requests with cold processor caches, as when ranks run in between."""
     engine, recorder = recorded(tmp_path / "log", privacy, 64)
     others = np.zeros(COLD_BYTES, dtype=np.uint8)
 
@@ -134,34 +133,34 @@ def test_append_cold(benchmark, tmp_path, privacy: str) -> None:
 
 
 def test_append_durable(benchmark, tmp_path) -> None:
-    """The same for 64 requests, up to the device."""
+    """The same for 64 requests, synced to the device."""
     engine, recorder = recorded(tmp_path / "log", "shape", 64, durable=True)
     measure(benchmark, engine.iteration, recording(recorder))
     assert recorder.frames_lost == 0
 
 
 def recording(recorder: Recorder) -> Callable[..., None]:
-    """What the engine core does for each iteration."""
+    """Return the engine core's recording call of an iteration."""
     took, append = recorder.took, recorder.append
 
-    def record(events, befores, state_digest, ranks, settled) -> None:
+    def record(events, befores, state_digest, ranks, matched) -> None:
         took(events[0].step, STEP_S)
-        append(events, befores, state_digest, ranks, settled)
+        append(events, befores, state_digest, ranks, matched)
 
     return record
 
 
 @running
 def test_shape(benchmark, request_count: int) -> None:
-    """The frame without texts: pseudonyms, packing, encoding."""
+    """A frame without texts: pseudonyms, packing, encoding."""
     engine, frame, number = Engine(request_count), bytearray(), itertools.count(10**6)
-    shaper = Shaper(engine.started, KEY)
-    for events, befores, _, _, settled in engine.starting(request_count):
-        list(map(shaper.shape, befores, events, settled))
+    redactor = Redactor(engine.started, KEY)
+    for events, befores, _, _, matched in engine.starting(request_count):
+        list(map(redactor.redact, befores, events, matched))
     made = []
 
-    def shape(events, befores, state_digest, ranks, settled) -> None:
-        made.append(shaper.put_steady(frame, next(number), befores[0], events, settled[0], 3))
+    def shape(events, befores, state_digest, ranks, matched) -> None:
+        made.append(redactor.put_steady(frame, next(number), befores[0], events, matched[0], 3))
 
     measure(benchmark, engine.iteration, shape)
     assert all(made), "a steady step takes the short way"
@@ -169,26 +168,26 @@ def test_shape(benchmark, request_count: int) -> None:
 
 @running
 def test_put(benchmark, request_count: int) -> None:
-    """The frame as it is: packing and encoding."""
+    """A frame with texts: packing and encoding."""
     engine, frame = Engine(request_count), bytearray()
     engine.starting(request_count)
 
     def put(events: list[AnyEvent], *rest: object) -> None:
         committed, planned = events
-        log_forms.kernels.put_steady(frame, 10**6, committed.step, committed.tokens, planned.step, 3)
+        log_bytes.impl.put_steady(frame, 10**6, committed.step, committed.tokens, planned.step, 3)
 
     measure(benchmark, engine.iteration, put)
 
 
 @running
 def test_seal(benchmark, request_count: int) -> None:
-    """Its chained digest and its checksum."""
+    """The frame's chained digest and checksum."""
     engine, frame = Engine(request_count), bytearray()
     engine.starting(request_count)
-    log.put_frame(frame, bytes(3 * request_count + 30))
+    codec.put_frame(frame, bytes(3 * request_count + 30))
 
     def seal(*iteration: object) -> None:
-        log_forms.kernels.seal_frame(frame, 1, 2, xxhash.xxh3_64_intdigest)
+        log_bytes.impl.seal_frame(frame, 1, 2, xxhash.xxh3_64_intdigest)
 
     measure(benchmark, engine.iteration, seal)
 
@@ -205,15 +204,15 @@ def test_write(benchmark, tmp_path, request_count: int) -> None:
 
 @running
 @privacies
-def test_keyframe(benchmark, privacy: str, request_count: int) -> None:
-    """What a new segment costs, once in 64 MiB."""
+def test_snapshot(benchmark, privacy: str, request_count: int) -> None:
+    """The cost of a new segment, once per 64 MiB."""
     engine = Engine(request_count)
-    shaper = Shaper(engine.started, KEY)
-    for events, befores, _, _, settled in engine.starting(request_count):
-        list(map(shaper.shape, befores, events, settled))
-    made = keyframe if privacy == "full" else shaper.keyframe
-    data = benchmark(lambda: keyframes.encode(made(engine.state), 3))
-    benchmark.extra_info["keyframe_bytes"] = len(data)
+    redactor = Redactor(engine.started, KEY)
+    for events, befores, _, _, matched in engine.starting(request_count):
+        list(map(redactor.redact, befores, events, matched))
+    made = snapshot if privacy == "full" else redactor.snapshot
+    data = benchmark(lambda: snapshots.encode(made(engine.state), 3))
+    benchmark.extra_info["snapshot_bytes"] = len(data)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
@@ -221,9 +220,9 @@ def test_keyframe(benchmark, privacy: str, request_count: int) -> None:
 
 @running
 def test_info(benchmark, tmp_path, request_count: int) -> None:
-    """Counting a log in which each request has a prompt of 512 tokens and an answer of 200."""
+    """Count a log whose requests have prompts of 512 tokens and answers of 200."""
     engine, number = Engine(request_count), itertools.count()
-    recorder = Recorder.open(tmp_path, engine.started, "full")
+    recorder = Recorder.open(tmp_path, engine.started, "full", Bounds(required=True))
     tokens = [pack_tokens(np.random.default_rng(seed).integers(0, VOCABULARY, 512)) for seed in range(64)]
     for step in itertools.count():
         events: list[AnyEvent] = [StepCommitted(step=step, tokens=tokens[step % 64][: 4 * request_count])]
@@ -234,7 +233,7 @@ def test_info(benchmark, tmp_path, request_count: int) -> None:
             break
     recorder.close()
     found = benchmark.pedantic(info, args=(open_log(tmp_path),), rounds=7)
-    assert found.frames == step + 1 and found.end.kind == "complete"
+    assert found.frames == step + 2 and found.end.kind == "complete"  # the last frame marks the end of the log
     benchmark.extra_info["mib_per_s_median"] = round(found.size_bytes / 2**20 / benchmark.stats["median"], 1)
     benchmark.extra_info["frames"] = found.frames
 
@@ -248,7 +247,7 @@ def arrival(id_: int, prompt: bytes) -> RequestArrived:
 @running
 @privacies
 def test_read(benchmark, tmp_path, privacy: str, request_count: int) -> None:
-    """Every frame decoded, as every command but info reads them."""
+    """Decode every frame, as every command except info does."""
     log_ = steady_log(tmp_path, privacy, request_count)
     frames = benchmark(lambda: sum(1 for _ in log_.items()))
     benchmark.extra_info["us_per_frame_median"] = round(benchmark.stats["median"] * 1e6 / frames, 2)
@@ -256,7 +255,7 @@ def test_read(benchmark, tmp_path, privacy: str, request_count: int) -> None:
 
 @running
 def test_verify(benchmark, tmp_path, request_count: int) -> None:
-    """Folded, decided and compared again."""
+    """Fold, re-decide and compare every step."""
     verdict = benchmark.pedantic(verify, args=(steady_log(tmp_path, "shape", request_count),), rounds=5)
     assert verdict.same
     benchmark.extra_info["steps_per_s_median"] = round(verdict.steps / benchmark.stats["median"])

@@ -1,11 +1,11 @@
-"""What the log's tool costs: any step, a request, a difference, percentiles of a log of a million steps; verifying.
+"""Benchmark of vnext-replay on a log of a million steps: any step, a request, a difference, percentiles; and verify.
 
     python scripts/make_log.py build/replay-1000000 --steps 1000000 --batch 8      once, about a minute
     python -m pytest perf/bench_replay.py
 
-The long log is made once, because it takes longer than all that is measured of it; its index is made by the first test.
-A command is measured in a process that has imported the tool, from opening the log on; `test_show_process` is the whole
-command, with the interpreter's start.
+The long log is written once, because that takes longer than all measurements; the first test builds its index. A command
+is measured from the opening of the log, in a process that has imported the tool. `test_show_process` measures the whole
+command, including the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 import pytest
 
 from scripts.make_log import make_log
-from vnext.replay.cachefile import CACHE_SUFFIX
-from vnext.replay.diff import diff
-from vnext.replay.index import Index
-from vnext.replay.info import info
-from vnext.replay.life import life
-from vnext.replay.show import show
-from vnext.replay.slices import redact
-from vnext.replay.source import open_log
-from vnext.replay.stat import stat
-from vnext.replay.verify import verify
-from vnext.state import log as logs
+from vnext.log import codec as logs
+from vnext.replay.answers.diff import diff
+from vnext.replay.answers.redacting import redact
+from vnext.replay.answers.request_life import life
+from vnext.replay.answers.stat import stat
+from vnext.replay.reading.cachefile import CACHE_SUFFIX
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.info import info
+from vnext.replay.reading.show import show
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 LONG_STEPS = 1_000_000
@@ -55,8 +55,8 @@ def short_logs(tmp_path_factory) -> dict[int, Path]:
     return {batch: folder / str(batch) for batch in STEPS}
 
 
-def tails(benchmark, rounds: int, target: Callable, arguments: Callable[[], tuple]) -> None:
-    """Many different calls; what the slowest took stands beside the median."""
+def open_blocks(benchmark, rounds: int, target: Callable, arguments: Callable[[], tuple]) -> None:
+    """Time many different calls, and note the slowest beside the median."""
     benchmark.pedantic(target, setup=lambda: (arguments(), {}), rounds=rounds)
     times = sorted(benchmark.stats.stats.data)
     benchmark.extra_info["p95_ms"] = round(times[int(0.95 * len(times))] * 1e3, 1)
@@ -74,7 +74,7 @@ def test_loop(benchmark) -> None:
 
 
 def test_first_open(benchmark, short_logs) -> None:
-    """The index of a log that nobody has asked of yet."""
+    """Build the index of a new log."""
 
     def forgotten() -> tuple:
         for path in short_logs[8].glob(f"*{CACHE_SUFFIX}"):
@@ -86,19 +86,19 @@ def test_first_open(benchmark, short_logs) -> None:
 
 
 def test_show_any_step(benchmark, long_log) -> None:
-    """The whole state in any of a million steps, the log opened anew each time."""
+    """Show the whole state at any of a million steps, opening the log each time."""
     index = Index(open_log(long_log))
     assert all(segment.directory.entries for segment in index.segments)
-    chance, steps = random.Random(1), index.last.planned
+    rng, steps = random.Random(1), index.last.planned
     assert steps >= LONG_STEPS
-    tails(benchmark, 100, lambda step: show(Index(open_log(long_log)), step), lambda: (chance.randrange(steps),))
+    open_blocks(benchmark, 100, lambda step: show(Index(open_log(long_log)), step), lambda: (rng.randrange(steps),))
     cache = sum(path.stat().st_size for path in long_log.glob(f"*{CACHE_SUFFIX}"))
     benchmark.extra_info["cache_mib"] = round(cache / MIB, 1)
     benchmark.extra_info["log_mib"] = round(open_log(long_log).size_bytes / MIB, 1)
 
 
 def test_show_process(benchmark, long_log, tmp_path) -> None:
-    """The command itself, for people, its modules compiled once as an installation has them."""
+    """Run the command as a user does, with its modules compiled as in an installation."""
     command = [sys.executable, "-m", "vnext.replay", "show", str(long_log), "777777"]
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     run = lambda: subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True)  # noqa: E731
@@ -106,9 +106,9 @@ def test_show_process(benchmark, long_log, tmp_path) -> None:
 
 
 def test_req(benchmark, long_log) -> None:
-    """Any request's life, with why not for every step it waited."""
-    count, chance = Index(open_log(long_log)).last.next_id, random.Random(2)
-    tails(benchmark, 100, lambda id_: life(Index(open_log(long_log)), id_), lambda: (chance.randrange(count),))
+    """Show any request's life, with the reason for every step it waited."""
+    count, rng = Index(open_log(long_log)).last.next_id, random.Random(2)
+    open_blocks(benchmark, 100, lambda id_: life(Index(open_log(long_log)), id_), lambda: (rng.randrange(count),))
 
 
 def test_info(benchmark, long_log) -> None:
@@ -118,7 +118,7 @@ def test_info(benchmark, long_log) -> None:
 
 
 def test_stat(benchmark, long_log) -> None:
-    """After the first open."""
+    """Percentiles after the first open."""
     assert Index(open_log(long_log)).last.planned >= LONG_STEPS
     found = benchmark.pedantic(lambda: stat(Index(open_log(long_log))), rounds=5)
     benchmark.extra_info["mib_per_s_median"] = round(found.size_bytes / MIB / benchmark.stats["median"])
@@ -127,7 +127,7 @@ def test_stat(benchmark, long_log) -> None:
 
 @pytest.mark.parametrize("place", ["nowhere", "first", "middle", "last"])
 def test_diff(benchmark, long_log, tmp_path, place: str) -> None:
-    """Two logs of a million steps that differ in one frame's digest, or nowhere."""
+    """Compare two logs of a million steps that differ in one frame's digest, or nowhere."""
     other = tmp_path / "other"
     shutil.copytree(long_log, other, ignore=shutil.ignore_patterns(f"*{CACHE_SUFFIX}"))
     paths = sorted(other.glob("*.vnextlog"))
@@ -139,7 +139,7 @@ def test_diff(benchmark, long_log, tmp_path, place: str) -> None:
 
 
 def _change(path: Path, share: float) -> None:
-    """Write one more byte into the body of a frame, with a right checksum, and leave the rest."""
+    """Change one byte of a frame's body, with a valid checksum, and keep the rest."""
     data = path.read_bytes()
     at = len(logs.MAGIC)
     while (end := at + 8 + int.from_bytes(data[at : at + 4], "little")) <= share * len(data) or at == len(logs.MAGIC):
@@ -151,14 +151,14 @@ def _change(path: Path, share: float) -> None:
 
 @pytest.mark.parametrize("batch", STEPS)
 def test_verify(benchmark, short_logs, batch: int) -> None:
-    """Folded, decided and compared again, with arrivals, ends and requests that give way."""
+    """Fold, re-decide and compare, with arrivals, ends and preemptions."""
     verdict = benchmark.pedantic(verify, args=(open_log(short_logs[batch]),), rounds=3)
     assert verdict.same and verdict.steps == STEPS[batch]
     benchmark.extra_info["steps_per_s_median"] = round(verdict.steps / benchmark.stats["median"])
 
 
 def test_redact(benchmark, tmp_path) -> None:
-    """Folded, shaped, written, and folded again to prove it."""
+    """Fold, redact, write, and fold again as a check."""
     make_log(tmp_path / "full", 5_000, 8)
     number = iter(range(100))
     found = benchmark.pedantic(

@@ -1,9 +1,9 @@
-"""What the log's page costs on a log of a million steps: first paint, any step, and the server's memory.
+"""Benchmark of the log's page on a log of a million steps: first paint, any step, and the server's memory.
 
 `python -m pytest perf/bench_replay_ui.py`, after `python scripts/make_log.py build/replay-1000000 --steps 1000000 --batch 8`.
-A headless Chromium (Debian's, by Selenium) asks a server of its own, started as `vnext-replay ui LOG`, with index and overview
-there, as after the log's first open. A seek is measured in the page: from the new address until the step, its tables and its
-block map are drawn (`seek`), and until the answer with the lanes of the steps around it is there too (`lanes`).
+A headless Chromium (Debian's, driven by Selenium) queries a server started as `vnext-replay ui LOG`, whose index and overview
+exist already. A seek is measured in the page: from the change of address until the step, its tables and its block map are
+drawn (`seek`), and until the lanes of the steps around it are drawn too (`lanes`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONG = ROOT / "build" / f"replay-{LONG_STEPS}"
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800",
-    "--disable-ipc-flooding-protection",  # a page may change its address 200 times in ten seconds, and we are quicker
+    "--disable-ipc-flooding-protection",  # Chromium allows 200 address changes in ten seconds; the benchmark exceeds that
 )  # fmt: skip
 SEEKS = 200
 WAIT_S, SCRIPT_S = 120, 20
@@ -72,7 +72,7 @@ class Server:
             return json.loads(answer.read())
 
     def ready(self) -> Server:
-        """Wait for the overview and the index, of which the first segment's is made when a step of it is asked for."""
+        """Wait for the overview and the index; the first segment's index is built on the first request for one of its steps."""
         while not (found := self.ask("logs")).get("logs") or not found["logs"][0]["overview"]["done"]:
             time.sleep(0.2)
         while "indexing" in self.ask("step?step=1"):
@@ -80,7 +80,7 @@ class Server:
         return self
 
     def memory_mib(self, name: str) -> float:
-        """VmHWM or VmRSS of the server."""
+        """Return VmHWM or VmRSS of the server."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return round(int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) / 1024, 1)
 
@@ -119,20 +119,20 @@ def spread(benchmark, times_ms: list[float], name: str) -> None:
 
 @needs_browser
 def test_first_paint(benchmark, server, browser) -> None:
-    """The page asked for anew at any step; `shown`: until that step stands in it."""
-    chance, paints = random.Random(1), []
+    """Load the page at any step; `shown`: until the step is drawn."""
+    rng, paints = random.Random(1), []
 
     def open_page(step: int) -> None:
         opened(browser, server, step)
         paints.append(browser.execute_script(PAINT))
 
-    benchmark.pedantic(open_page, setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=12)
+    benchmark.pedantic(open_page, setup=lambda: ((rng.randrange(LONG_STEPS),), {}), rounds=12)
     spread(benchmark, paints, "first_paint")
     benchmark.extra_info["shown_median_ms"] = round(benchmark.stats["median"] * 1e3, 1)
 
 
 def seek_in(browser, step: int) -> tuple[float, float]:
-    """Milliseconds until the step stands in the page, and until its lanes do too."""
+    """Return the milliseconds until the step is drawn, and until its lanes are."""
     try:
         return tuple(browser.execute_async_script(SEEK, str(step)))
     except TimeoutException:
@@ -148,12 +148,12 @@ def opened(browser, server: Server, step: int) -> None:
 
 @needs_browser
 def test_seek(benchmark, server, browser) -> None:
-    """Any step, in the page."""
-    chance, seeks = random.Random(2), []
+    """Seek to any step in the page."""
+    rng, seeks = random.Random(2), []
     opened(browser, server, 1)
     browser.execute_script(COUNT)
     benchmark.pedantic(
-        lambda step: seeks.append(seek_in(browser, step)), setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=SEEKS
+        lambda step: seeks.append(seek_in(browser, step)), setup=lambda: ((rng.randrange(LONG_STEPS),), {}), rounds=SEEKS
     )
     spread(benchmark, [each[0] for each in seeks], "seek")
     spread(benchmark, [each[1] for each in seeks], "lanes")
@@ -162,7 +162,7 @@ def test_seek(benchmark, server, browser) -> None:
 
 @needs_browser
 def test_step_on(benchmark, server, browser) -> None:
-    """One step further, again and again, as with a key held down."""
+    """Go one step further repeatedly, as with a key held down."""
     places, steps = iter(range(500_001, 600_000)), []
     opened(browser, server, 500_000)
     browser.execute_script(COUNT)
@@ -172,10 +172,10 @@ def test_step_on(benchmark, server, browser) -> None:
 
 
 def test_step_answer(benchmark, server) -> None:
-    """The server's part alone: any step as JSON."""
-    chance = random.Random(3)
+    """The server alone: any step as JSON."""
+    rng = random.Random(3)
     benchmark.pedantic(
-        lambda step: server.ask(f"step?step={step}"), setup=lambda: ((chance.randrange(LONG_STEPS),), {}), rounds=SEEKS
+        lambda step: server.ask(f"step?step={step}"), setup=lambda: ((rng.randrange(LONG_STEPS),), {}), rounds=SEEKS
     )
     times = sorted(benchmark.stats.stats.data)
     benchmark.extra_info["p95_ms"] = round(times[int(0.95 * len(times))] * 1e3, 1)
@@ -184,7 +184,7 @@ def test_step_answer(benchmark, server) -> None:
 
 
 def test_with_what_is_there(benchmark) -> None:
-    """From the command to an answer about the log, index and overview on disk."""
+    """From the start of the command to its first answer, with index and overview on disk."""
 
     def start() -> Server:
         return Server().ready()

@@ -1,7 +1,7 @@
-"""The log's tool over every one of a million steps: `verify` proves them all, `watch` raises no false alarm.
+"""vnext-replay over each of a million steps: `verify` confirms every step, `watch` raises no false alarm.
 
 `python -m pytest perf/bench_replay_whole.py`, after `python scripts/make_log.py build/replay-1000000 --steps 1000000 --batch 8`.
-About two minutes; what a step costs at other batch sizes is in bench_replay.py and bench_replay_tools.py.
+Takes about two minutes. bench_replay.py and bench_replay_tools.py measure a step at other batch sizes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from scripts.make_log import make_log
-from vnext.replay.source import open_log
-from vnext.replay.verify import verify
-from vnext.replay.watch import Watcher
-from vnext.state.log import Frame, SegmentStart
+from vnext.log.codec import Frame, SegmentStart
+from vnext.replay.answers.watch import Watcher
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.verify import verify
 
 LONG_STEPS = 1_000_000
 LONG = Path(__file__).resolve().parents[1] / "build" / f"replay-{LONG_STEPS}"

@@ -1,10 +1,10 @@
-"""The ring between processes: one way to 1 and 2 readers, and a round trip. `python -m pytest perf/bench_ring.py`
+"""Benchmark of the ring between processes: one way to 1 and 2 readers, and a round trip. `python -m pytest perf/bench_ring.py`
 
-One way: messages 200 us apart; what pytest-benchmark shows is what `write` costs the writer, and beside it
-(`one_way_us` in a record, printed below the table) stands what each reader measured from before `write` to behind
-`read`. "spinning" readers look again and again until the next message, "sleeping" ones wait in the kernel. A spinning
-reader needs a core of its own: with fewer cores than processes one of them shares its core with the writer and hears of
-a message when the writer sleeps. Round trip: both sides sleep between messages, so two wake-ups are in each figure.
+One way: messages are 200 us apart. pytest-benchmark shows the writer's cost of `write`; `one_way_us` (in a record, and printed
+below the table) is the time each reader measured from before `write` to after `read`. "spinning" readers poll until the next
+message, "sleeping" ones wait in the kernel. A spinning reader needs its own core: with fewer cores than processes, a reader
+that shares the writer's core notices a message only when the writer sleeps. Round trip: both sides sleep between messages, so
+each figure includes two wake-ups.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from perf.ring_echo import FORMS, STAMP, WARMUP_COUNT
-from vnext.runtime.ring import RingReader, RingWriter
-from vnext.runtime.ring_memory import implementation
+from vnext.runtime.ring.memory import implementation
+from vnext.runtime.ring.ring import RingReader, RingWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ def process(*arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("mode", SPIN_US)
 @pytest.mark.parametrize("reader_count", (1, 2))
 def test_one_way(benchmark, reader_count: int, mode: str, size_bytes: int, form: str) -> None:
-    """16 bytes: a steady decode plan. 4 KiB: an arrival. "chosen": compiled where it was built."""
+    """16 bytes: a steady decode plan. 4 KiB: an arrival. "chosen": the compiled implementation if it is built."""
     filling = secrets.token_bytes(size_bytes - STAMP.size)
     with ExitStack() as stack:
         writer = stack.enter_context(RingWriter.create(reader_count=reader_count, waits=FORMS[form]))
@@ -55,10 +55,10 @@ def test_one_way(benchmark, reader_count: int, mode: str, size_bytes: int, form:
             warmup_rounds=WARMUP_COUNT,
         )
         writer.close()
-        told = [json.loads(reader.communicate(timeout=TIMEOUT_S)[0]) for reader in readers]
+        reported = [json.loads(reader.communicate(timeout=TIMEOUT_S)[0]) for reader in readers]
     served = implementation() if form == "chosen" else form
-    benchmark.extra_info |= {"form": served, "one_way_us": told}
-    print(f"\none way, {reader_count} {mode}, {size_bytes} bytes, {served}: {told}")
+    benchmark.extra_info |= {"form": served, "one_way_us": reported}
+    print(f"\none way, {reader_count} {mode}, {size_bytes} bytes, {served}: {reported}")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Starting: from exec to the first answer, and what all processes then hold. `python -m pytest perf/bench_startup.py`
+"""Benchmark of a start: from exec to the first answer, and the memory of all processes. `python -m pytest perf/bench_startup.py`
 
-A checkpoint of random weights in SmolLM-135M's shape, in the page cache; it is made on the first run, where `perf.peers`
-keeps its own. The clock starts before the process does. Memory is proportional (a page that two processes have counts half
-for each): the bound beside it is the weights, the cache as far as it was ever written, and 400 MB.
+Uses random weights in SmolLM-135M's shape, in the page cache; the first run creates the checkpoint in the folder of
+`perf.peers`. The clock starts before the process. Memory is proportional: a page shared by two processes counts half for each.
+Its bound is the size of the weights, plus the part of the cache that was ever written, plus 400 MB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 5
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 OVERHEAD_MB = 400
 KV_BYTES_A_TOKEN = 30 * 2 * 3 * 64 * 2
-LOAD = 16  # requests of 256 tokens and answers of 16, to see memory while something runs
+LOAD = 16  # requests of 256 tokens with answers of 16, to measure memory under load
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def model() -> Path:
 
 @contextmanager
 def serving(model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`vnext serve` and its host:port, as soon as it says that it is ready."""
+    """Start `vnext serve` and yield it with its host:port once it is ready."""
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "vnext.cli", "serve", str(model), "--port", "0", "--threads", str(THREADS)]
         server = subprocess.Popen(
@@ -67,7 +67,7 @@ def complete(address: str, prompts: list[list[int]], length: int) -> None:
 
 
 def held_mb(server: subprocess.Popen[str]) -> dict[str, float]:
-    """MB of 10^6 bytes by process, shared pages shared out."""
+    """Return MB of 10^6 bytes per process, with shared pages divided among their users."""
     root = psutil.Process(server.pid)
     names = {process.pid: process.cmdline()[2].removeprefix("vnext.") for process in (root, *root.children(recursive=True))}
     return {name: round(proportional_kib(pid) * 1024 / 1e6, 1) for pid, name in names.items()}
@@ -100,7 +100,7 @@ def test_first_answer_of_a_server(benchmark, model: Path) -> None:
 
 
 def test_first_answer_of_a_program(benchmark, model: Path) -> None:
-    """`LLM(...)` in a fresh interpreter, which also ends its engine: what `perf.peers` measures, and the end."""
+    """`LLM(...)` in a fresh interpreter, as `perf.peers` measures it, plus the engine's shutdown."""
     program = (
         "import sys; from vnext import LLM, SamplingParams\n"
         "with LLM(sys.argv[1], threads=int(sys.argv[2]), log='off') as llm:\n"
@@ -125,7 +125,7 @@ def test_first_answer_of_a_program(benchmark, model: Path) -> None:
 
 
 def test_memory(benchmark, model: Path) -> None:
-    """What is held after one answer and after a load; the time is that of the load."""
+    """Memory after one answer and after a load; the time is that of the load."""
     weights_mb = (model / "model.safetensors").stat().st_size / 1e6
     prompts = [[100 + i] * 256 for i in range(LOAD)]
     with serving(model) as (server, address):

@@ -1,8 +1,8 @@
-"""What the law costs: one steady decode step of the state machine, an arrival, a block, and the plan's event on its way.
+"""Benchmark of the state machine: a steady decode step, an arrival, a block, and the plan's event as bytes.
 
-`python -m pytest perf/bench_state.py`. No model, process or channel: reducer and scheduler alone, as the engine core runs
-them in asynchronous mode (plan t+1, then commit t). Prompts have 512 to 527 tokens, so that at block size 16 each step
-one row in sixteen completes a block and takes a new one; the prefix cache is on.
+`python -m pytest perf/bench_state.py`. Runs only the reducer and the scheduler, without model, process or channel, as the
+engine core does in asynchronous mode (plan t+1, then commit t). Prompts have 512 to 527 tokens, so at block size 16 one row in
+sixteen completes a block each step and takes a new one. The prefix cache is on.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def empty_engine(request_count: int) -> State:
     length = PROMPT_LENGTH + BLOCK_SIZE + STEPS_MAX
     config = SchedulerConfig(
         block_size=BLOCK_SIZE,
-        block_count=request_count * (length // BLOCK_SIZE + 2),
-        batch_tokens_max=8192,
-        running_max=request_count,
-        model_len_max=length + 1,
+        page_count=request_count * (length // BLOCK_SIZE + 2),
+        max_num_batched_tokens=8192,
+        max_num_seqs=request_count,
+        max_model_len=length + 1,
         vocab_size=VOCABULARY,
     )
     return start(
@@ -51,9 +51,9 @@ def empty_engine(request_count: int) -> State:
 
 
 def arrivals(request_count: int) -> Iterator[RequestArrived]:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for index in range(request_count):
-        prompt = chance.integers(3, VOCABULARY, PROMPT_LENGTH + index % BLOCK_SIZE)
+        prompt = rng.integers(3, VOCABULARY, PROMPT_LENGTH + index % BLOCK_SIZE)
         sampling = Sampling(seed=index, max_tokens=STEPS_MAX, ignore_eos=True)
         yield RequestArrived(
             id=RequestId(index), name=str(index), prompt=pack_tokens(prompt), sampling=sampling, priority=0, arrival_ns=0
@@ -61,13 +61,13 @@ def arrivals(request_count: int) -> Iterator[RequestArrived]:
 
 
 def committed(state: State) -> StepCommitted:
-    """The oldest step's result: any tokens serve, one for each row that samples."""
-    flight = state.flights[0]
-    return StepCommitted(step=flight.step, tokens=pack_tokens(np.full(int(flight.samples.sum()), 7)))
+    """Return the oldest step's result: arbitrary tokens, one for each row that samples."""
+    scheduled = state.in_flight[0]
+    return StepCommitted(step=scheduled.step, tokens=pack_tokens(np.full(int(scheduled.samples.sum()), 7)))
 
 
 def advance(state: State) -> State:
-    """Plan the next step, then commit the oldest: the order of events in asynchronous mode, laws as in a running engine."""
+    """Plan the next step, then commit the oldest: the order of asynchronous mode, with the laws of a running engine."""
     state = reduce(state, schedule(state))
     check_cheap(state)
     state = reduce(state, committed(state))
@@ -76,7 +76,7 @@ def advance(state: State) -> State:
 
 
 def steady_decode(request_count: int) -> State:
-    """All requests past their prompts and one step in flight, as every later state will be."""
+    """Return a state with all prompts computed and one step in flight, like every later state."""
     state = empty_engine(request_count)
     for event in arrivals(request_count):
         state = reduce(state, event)
@@ -110,7 +110,7 @@ def test_schedule(benchmark, request_count: int) -> None:
 
 @running
 def test_digest(benchmark, request_count: int) -> None:
-    """What a rank computes every `digest_interval` steps."""
+    """The digest that a rank computes every `digest_interval` steps."""
     benchmark(digest, steady_decode(request_count))
 
 
@@ -124,14 +124,14 @@ def test_plan_encode(benchmark, request_count: int) -> None:
 
 @running
 def test_plan_decode(benchmark, request_count: int) -> None:
-    """The same bytes as an event again, in the union of all events as a rank reads it."""
+    """The same bytes decoded as the union of all events, as a rank does."""
     plan = schedule(steady_decode(request_count))
     data = msgspec.msgpack.encode(plan)
     assert benchmark(msgspec.msgpack.Decoder(AnyEvent).decode, data) == plan
 
 
 def test_loop(benchmark) -> None:
-    """1,000 turns of an empty loop: whether two records are of machines that run Python equally fast."""
+    """1,000 turns of an empty loop: shows whether two records come from equally fast machines."""
 
     def loop() -> None:
         for _ in range(1000):
@@ -146,25 +146,25 @@ LONG_PROMPT = 4096
 
 
 class LongPrompts:
-    """An engine into which prompts of 4,096 tokens arrive, one after the other; the one before has ended."""
+    """An engine that serves prompts of 4,096 tokens, each after the previous one has ended."""
 
     def __init__(self, shared: bool) -> None:
-        """`shared`: every prompt is the same one, which the cache has from its second arrival on."""
+        """`shared`: all prompts are equal, so the cache has them from the second arrival on."""
         config = SchedulerConfig(
-            block_size=BLOCK_SIZE, block_count=20_000, batch_tokens_max=8192, running_max=256, model_len_max=8192,
+            block_size=BLOCK_SIZE, page_count=20_000, max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=8192,
             vocab_size=VOCABULARY,
         )  # fmt: skip
         self.state = start(
             EngineStarted(config=config, model="none", model_digest="", world_size=1, environment={}, started_ns=0)
         )
-        self._chance, self._shared = np.random.default_rng(1), shared
+        self._rng, self._shared = np.random.default_rng(1), shared
         self._prompt = self._fresh()
 
     def _fresh(self) -> bytes:
-        return pack_tokens(self._chance.integers(3, VOCABULARY, LONG_PROMPT))
+        return pack_tokens(self._rng.integers(3, VOCABULARY, LONG_PROMPT))
 
     def next_arrival(self) -> RequestArrived:
-        """The next request, in an engine that has nothing else to do."""
+        """Return the next arrival, in an otherwise idle engine."""
         while self.state.requests:
             self._step()
         index, prompt = self.state.next_id, self._prompt if self._shared else self._fresh()
@@ -188,7 +188,7 @@ shared = pytest.mark.parametrize("shared", (False, True), ids=("miss", "hit"))
 
 
 def test_arrival(benchmark) -> None:
-    """A prompt of 4,096 tokens arrives: named block by block, queued."""
+    """A prompt of 4,096 tokens arrives: its blocks are hashed and it is queued."""
     engine = LongPrompts(shared=False)
 
     def arrival() -> tuple:
@@ -204,7 +204,7 @@ def test_arrival(benchmark) -> None:
 
 @shared
 def test_first_schedule(benchmark, shared: bool) -> None:
-    """The decision to admit it, whether or not its first 4,080 tokens are in the cache."""
+    """The decision to admit it, with and without its first 4,080 tokens in the cache."""
     engine = LongPrompts(shared)
     engine.arrive()
 
@@ -218,7 +218,7 @@ def test_first_schedule(benchmark, shared: bool) -> None:
 
 @shared
 def test_first_fold(benchmark, shared: bool) -> None:
-    """That plan folded: 256 blocks taken (or shared), named and tabled, the history written."""
+    """Fold that plan: take (or share) 256 blocks, hash them, enter them in the table, write the history."""
     engine = LongPrompts(shared)
     engine.arrive()
 
@@ -233,25 +233,25 @@ def test_first_fold(benchmark, shared: bool) -> None:
     assert len(engine.state.rows) == 1
 
 
-blocks = pytest.mark.parametrize("block_count", (1, 32, 256))
+blocks = pytest.mark.parametrize("page_count", (1, 32, 256))
 
 
 @blocks
-def test_take_blocks(benchmark, block_count: int) -> None:
-    """So many blocks allocated at once and freed again; `ns_per_block` is of both together."""
+def test_take_blocks(benchmark, page_count: int) -> None:
+    """Allocate `page_count` blocks at once and free them; `ns_per_block` covers both."""
     pool = new_pool(20_000)
 
     def turn() -> None:
         nonlocal pool
-        pool, taken = take(pool, block_count)
+        pool, taken = take(pool, page_count)
         pool = release(pool, taken)
 
     benchmark(turn)
-    benchmark.extra_info["ns_per_block"] = round(benchmark.stats.stats.median * 1e9 / block_count, 1)
+    benchmark.extra_info["ns_per_block"] = round(benchmark.stats.stats.median * 1e9 / page_count, 1)
 
 
 def test_import_of_the_scheduler(benchmark) -> None:
-    """A whole process that imports vnext.sched and ends; `peak_mb` is its memory."""
+    """Start a process that imports vnext.sched and exits; `peak_mb` is its peak memory."""
     code = "import {}; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 
     def process(module: str) -> float:

@@ -1,10 +1,10 @@
-"""What a step costs beside its kernels, at batch 1 and 32. `python -m pytest perf/bench_step_overhead.py`
+"""Benchmark of a step's cost beside its kernels, at batch 1 and 32. `python -m pytest perf/bench_step_overhead.py`
 
-One engine in this process, in the 135 M shape: the engine core and its rank take turns, so that every microsecond belongs
-to one of them. Kernels are the calls into the compiled module, clocked at its door. With ranks of their own (the default)
-the engine core works while a rank computes: its part is hidden, what the rank does between kernels is not. Beside it stands
-the time from token to token of such an engine, asked by a program, and the processor time that its other processes take for
-a token: they have the cores to themselves only while no kernel runs.
+Runs one engine of the 135 M shape in this process: the engine core and its rank take turns, so that every microsecond belongs
+to one of them. Kernel time is the time of the calls into the compiled module. With rank processes (the default) the engine
+core works while a rank computes, which hides its cost, but not the rank's work between kernels. A second test measures such
+an engine from a client: the time between tokens, and the processor time per token of its other processes, which compete with
+the kernels for the cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perf.bench_startup import THREADS
 from perf.peers.sessions import checkpoint
 from vnext.kernels.cpu import native
 from vnext.llm import LLM
-from vnext.runtime.core_process import make_executor, start_core
+from vnext.runtime.core.process import make_executor, start_core
 from vnext.runtime.messages import SubmitRequest, encoder
 from vnext.runtime.settings import CoreSettings, EngineSettings
 from vnext.sampling_params import SamplingParams, to_sampling
@@ -34,11 +34,11 @@ from vnext.state.events import pack_tokens
 PROMPT_LENGTH = 64
 STEPS = 200
 WARM_STEPS = 20
-TURNS = 80  # of the engine core's loop, two steps each
+TURNS = 80  # turns of the engine core's loop, two steps each
 
 
 class Clock:
-    """An object behind a clock: what its functions take is summed here."""
+    """A proxy that sums the time spent in an object's functions."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -67,7 +67,7 @@ def model() -> Path:
 
 @contextmanager
 def engine(model: Path) -> Iterator[tuple[Any, Any, Clock, zmq.Socket]]:
-    """(engine core, its rank's executor, the clock at the kernels' door, a client's socket)."""
+    """Yield (engine core, its rank's executor, the clock around the kernels, a client's socket)."""
     kernels = native._native
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
         front, client = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
@@ -122,18 +122,18 @@ def test_parts_of_a_step(benchmark, model: Path, batch_size: int) -> None:
         kernels_us=round(kernels),
         rank_beside_kernels_us=round(rank_apart),
         engine_core_us=round(core_apart),
-        rank_beside_kernels_mean_us=round(1e6 * statistics.mean(part[1] for part in parts)),  # with those that enter a block
+        rank_beside_kernels_mean_us=round(1e6 * statistics.mean(part[1] for part in parts)),  # includes new-block steps
         beside_kernels_share=round((rank_apart + core_apart) / whole, 4),
         not_hidden_share=round(rank_apart / (kernels + rank_apart), 4),
     )
 
 
 def test_from_token_to_token(benchmark, model: Path) -> None:
-    """An engine with a rank of its own, one request: the time a token, and what its processes compute for one."""
+    """An engine with a rank process and one request: time per token, and processor time per token of each process."""
     lengths = (1, 1 + STEPS)
     with tempfile.TemporaryDirectory() as logs, LLM(str(model), threads=THREADS, log_dir=logs) as llm:
         processes = {"program": psutil.Process()} | {
-            child.cmdline()[2].removeprefix("vnext.runtime."): child for child in psutil.Process().children(recursive=True)
+            child.cmdline()[2].split(".")[2]: child for child in psutil.Process().children(recursive=True)
         }
         seconds: dict[int, list[float]] = {length: [] for length in lengths}
         prompts = iter([[200 + index, *range(PROMPT_LENGTH - 1)] for index in range(100)])
@@ -153,5 +153,5 @@ def test_from_token_to_token(benchmark, model: Path) -> None:
     medians = [statistics.median(seconds[length]) for length in lengths]
     benchmark.extra_info["token_us"] = round(1e6 * (medians[1] - medians[0]) / STEPS)
     benchmark.extra_info["computing_a_token_us"] = {
-        name: round(1e6 * each / 8 / lengths[1]) for name, each in spent.items() if name != "rank_main"
+        name: round(1e6 * each / 8 / lengths[1]) for name, each in spent.items() if name != "rank"
     }

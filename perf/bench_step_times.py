@@ -1,8 +1,8 @@
-"""How well what-if knows a step's time on this machine: two real engines, a model fitted to each one's log.
+"""Benchmark of the accuracy of what-if's step times on this machine: two real engines, a model fitted to each log.
 
 `python -m pytest perf/bench_step_times.py`, about two minutes. The bundled model (steps of a millisecond) and random weights
-in the shape of SmolLM-135M (ten and more) answer the waves of scripts/timed_log.py. What counts is in `extra_info`: relative
-errors on steps left out of the fit, and beside them the noise, what equal steps differ in, which no model can fall below.
+in the shape of SmolLM-135M (ten and more) answer the waves of scripts/timed_log.py. `extra_info` has the relative
+errors on steps left out of the fit, and the noise (the difference between equal steps), which bounds the accuracy of any model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pytest
 from scripts.random_model import SHAPES, write_checkpoint
 from scripts.timed_log import BATCH_TOKENS_MAX, serve
 from vnext.llm import LLM
-from vnext.replay.source import open_log
-from vnext.replay.step_noise import misfit, noise
-from vnext.replay.step_times import fit, held_out, recorded
+from vnext.replay.futures.step_noise import misfit, noise
+from vnext.replay.futures.step_times import fit, held_out, recorded
+from vnext.replay.reading.source import open_log
 
 SECONDS = {"demo": 20.0, "llama-135m": 45.0}
 
@@ -32,7 +32,7 @@ def test_fit(benchmark, tmp_path, name: str) -> None:
     with LLM(model, log_dir=str(tmp_path / "logs"), **settings) as llm:
         passes, log_dir = serve(llm, SECONDS[name], 1), Path(llm.log_dir)
     taken = recorded(open_log(log_dir))
-    found = benchmark.pedantic(lambda: fit(taken.features, taken.step_us), rounds=5)
+    found = benchmark.pedantic(lambda: fit(taken.features, taken.step_us, taken.began_us), rounds=5)
     alike, held = noise(taken.features, taken.step_us), held_out(taken.features, taken.step_us)
     own = misfit(*held, found.predict(held[0]))
     benchmark.extra_info |= dict(

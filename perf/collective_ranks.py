@@ -1,4 +1,4 @@
-"""The ranks of bench_collectives.py: groups of one form that meet at a file, and processes that take part in each case."""
+"""The ranks of bench_collectives.py: groups of one implementation that meet at a file, and processes that run each case."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from vnext.runtime import collectives, futex
-from vnext.runtime.collectives import GlooGroup, Group
-from vnext.runtime.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
+from vnext.runtime.collectives import cpu_collectives
+from vnext.runtime.collectives.cpu_collectives import GlooGroup, Group
+from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
+from vnext.runtime.processes import futex
 
 TIMEOUT = timedelta(seconds=60)
 ONE_SHOT_BYTES_MAX = {"one-shot": 2**60, "two-shot": 0, "plain": 2**14}
 
 
 class GlooAllReduce(GlooGroup):
-    """What vnext used before it had shared memory: gloo's own sum, in float32."""
+    """gloo's own sum in float32, which vnext used before it had shared memory."""
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
@@ -33,7 +34,7 @@ def join(form: str, rendezvous: Path, rank: int, world_size: int) -> Group:
     if form.startswith("gloo"):
         return (GlooGroup if form == "gloo" else GlooAllReduce)(store, rank, world_size)
     if form == "chosen":
-        return collectives.choose_group(store, rank, world_size)
+        return cpu_collectives.choose_group(store, rank, world_size)
     file = ExchangeFile(world_size, CAPACITY_BYTES_DEFAULT, ONE_SHOT_BYTES_MAX[form]) if rank == 0 else None
     if file is not None:
         store.set("name", file.name)
@@ -48,7 +49,7 @@ def join(form: str, rendezvous: Path, rank: int, world_size: int) -> Group:
 
 
 def take_part(rank: int) -> None:
-    """A line on stdin is a case: form, rendezvous, world size, operation, how often, dtype, shape. Until stdin ends."""
+    """Run the cases on stdin, one per line: form, rendezvous, world size, operation, repeats, dtype, shape. Ends with stdin."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         form, rendezvous, world_size, operation, count, dtype, *shape = line.split()

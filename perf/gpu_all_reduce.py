@@ -1,9 +1,9 @@
-"""The ranks' collectives on GPUs, checked against plain sums and timed: `python -m perf.gpu_all_reduce --ranks 2`
+"""Check the ranks' collectives on GPUs against plain sums and time them: `python -m perf.gpu_all_reduce --ranks 2`
 
-Owns nothing of what it drives: groups are chosen as the engine chooses them. Ranks are processes, each on the GPU of its
-number, several on one where there are fewer GPUs: then times are those of taking turns and say nothing. Prints a JSON line
-for each finding, all of them to --json FILE; status 1 where a sum is wrong or a lost rank goes unnoticed. With --shim the
-ranks' GPU is the host shim of tests/cuda: a dry run of everything but the graph.
+Groups are chosen as the engine chooses them. Ranks are processes, each on the GPU of its number. With fewer GPUs several ranks
+share one; they take turns, and the times are meaningless. Prints a JSON line for each finding and writes all of them to
+--json FILE. Exits with status 1 if a sum is wrong or a lost rank goes undetected. With --shim the host shim of tests/cuda
+replaces the GPU: a dry run of everything except the graph.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ import torch
 import torch.distributed as dist
 
 from vnext.kernels.cuda.exchange import SUMMED
-from vnext.runtime.collectives import Group, choose_group
-from vnext.runtime.device_choice import choose_device_group
-from vnext.runtime.device_group import DeviceGroup, Limits, default_limits
-from vnext.runtime.device_memory import IpcMemory
-from vnext.runtime.shared_group import RankLost
+from vnext.runtime.collectives.choose_collectives import choose_device_group
+from vnext.runtime.collectives.cpu_collectives import Group, choose_group
+from vnext.runtime.collectives.device_group import DeviceGroup, Limits, default_limits
+from vnext.runtime.collectives.device_memory import IpcMemory
+from vnext.runtime.collectives.errors import RankLost
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE_MS, RANKS_TIMEOUT_S = 20_000, 240
+FINDINGS = "findings.jsonl"
 COUNTS = (1, 7, 8, 513, 4096, 100_003, 1_500_000)
 SIZES_KIB = (2, 8, 32, 128, 512, 2048, 8192)
 ROUNDS, LAUNCHES = 15, 20
-SHARED_ROUNDS, SHARED_LAUNCHES = 3, 5  # where ranks take turns on one GPU, each meeting costs a slice of time
+SHARED_ROUNDS, SHARED_LAUNCHES = 3, 5  # when ranks share one GPU, each rendezvous costs a time slice
 
 Finding = dict[str, Any]
 
 
 class Place:
-    """Where a rank computes: its GPU, or the shim."""
+    """The device of a rank: its GPU, or the shim."""
 
     def __init__(self, rank: int, world_size: int, shim: str) -> None:
         self.rank, self.world_size, self.is_gpu = rank, world_size, not shim
@@ -56,7 +57,7 @@ class Place:
         else:
             self.device, self.make_memory = torch.device("cpu"), shim_memory(Path(shim))
 
-    def settle(self) -> None:
+    def match_samples(self) -> None:
         if self.is_gpu:
             torch.cuda.synchronize()
 
@@ -66,7 +67,7 @@ class Place:
 
 
 def shim_memory(libraries: Path) -> Any:
-    """Kernels for the CPU by the tests' host shim, and memory as its ranks have it."""
+    """Build CPU kernels with the tests' host shim, and return the memory its ranks use."""
     sys.path.insert(0, str(ROOT / "tests" / "cuda"))
     from device_ranks import FileMemory, RankBackend
 
@@ -81,7 +82,7 @@ def shim_memory(libraries: Path) -> Any:
 
 
 def values(case: int, rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of very different sizes, so that another order of adding is another result."""
+    """Return values of very different magnitudes, so that the order of addition affects the result."""
     generator = torch.Generator().manual_seed(1000 * case + rank)
     exponents = torch.randint(-6, 7, (count,), generator=generator)
     return (torch.randn(count, generator=generator) * 2.0**exponents).to(dtype)
@@ -95,7 +96,7 @@ def rank_order_sum(case: int, world_size: int, count: int, dtype: torch.dtype) -
 
 
 def check_sums(group: Group, place: Place, counts: tuple[int, ...]) -> Finding:
-    """Every dtype and size, each three times, so that sets of slots are used again."""
+    """Check every dtype and size three times, so that sets of slots are reused."""
     wrong, cases = [], [(dtype, count) for dtype in SUMMED for count in counts]
     for case, (dtype, count) in enumerate(cases):
         given, expected = values(case, place.rank, count, dtype), rank_order_sum(case, place.world_size, count, dtype)
@@ -108,7 +109,7 @@ def check_sums(group: Group, place: Place, counts: tuple[int, ...]) -> Finding:
 
 
 def check_joins(group: Group, place: Place) -> Finding:
-    """Logits of some rows, and rows that are no multiple of 16 bytes."""
+    """Check the logits of some rows, and rows whose size is no multiple of 16 bytes."""
     wrong = []
     for rows, width in ((1, 16_000), (5, 4096), (3, 37)):
         parts = [values(7, rank, rows * width, torch.float32).view(rows, width) for rank in range(place.world_size)]
@@ -120,10 +121,10 @@ def check_joins(group: Group, place: Place) -> Finding:
 
 
 def check_graph(group: Group, place: Place) -> Finding:
-    """Captured once and launched again with other numbers: operations are counted on the device."""
+    """Capture once and replay with new values: operations are counted on the device."""
     x = torch.zeros(10_000, dtype=torch.bfloat16, device=place.device)
     group.all_reduce(x)
-    place.settle()
+    place.match_samples()
     graph, wrong = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         total = group.all_reduce(x)
@@ -138,21 +139,21 @@ def check_graph(group: Group, place: Place) -> Finding:
 
 
 def time_us(operation: Callable[[], Any], place: Place) -> float:
-    """Median over rounds of the mean of launches back to back, in microseconds, as this rank sees it."""
+    """Return the median over rounds of the mean of back-to-back launches, in microseconds, on this rank."""
     rounds, launches = (SHARED_ROUNDS, SHARED_LAUNCHES) if place.is_shared or not place.is_gpu else (ROUNDS, LAUNCHES)
     means = []
     for _ in range(rounds + 1):
-        place.settle()
+        place.match_samples()
         begin_s = time.perf_counter()
         for _ in range(launches):
             operation()
-        place.settle()
+        place.match_samples()
         means.append((time.perf_counter() - begin_s) / launches * 1e6)
     return round(statistics.median(means[1:]), 2)
 
 
 def sweep(group: DeviceGroup, place: Place, sizes_kib: tuple[int, ...]) -> Iterator[Finding]:
-    """Each form at each size: where one gives way to the next."""
+    """Time each implementation at each size, to find the crossover points."""
     usual, above = group.limits, group._above
     forms = {"one-shot": (2**60, 2**60), "two-shot": (0, 2**60)} | ({"above": (0, 0)} if above is not None else {})
     for size_kib in sizes_kib:
@@ -166,13 +167,13 @@ def sweep(group: DeviceGroup, place: Place, sizes_kib: tuple[int, ...]) -> Itera
 
 
 def check_lost(group: Group, place: Place) -> Finding:
-    """The last rank goes without a word: what the others say, and after how long."""
+    """End the last rank without notice; report the others' error and its delay."""
     if place.rank == place.world_size - 1:
         os._exit(0)
     begin_s, said = time.monotonic(), "nothing"
     try:
         group.all_reduce(torch.ones(1000, device=place.device))
-        place.settle()
+        place.match_samples()
         group.require_whole()
     except RankLost as error:
         said = str(error)
@@ -197,52 +198,50 @@ def findings(group: Group, place: Place) -> Iterator[Finding]:
 
 
 def rank_main(rank: int, world_size: int, folder: str, shim: str) -> int:
-    """One rank; rank 0 prints what all of them found."""
+    """Run one rank. Rank 0 prints the findings of all ranks at once, as does a rank that found a wrong sum."""
     torch.set_num_threads(1)
     place = Place(rank, world_size, shim)
     store = dist.FileStore(f"{folder}/rendezvous", world_size)
     store.set_timeout(timedelta(seconds=60))
-    limits: Limits = msgspec.structs.replace(default_limits(world_size), patience_ms=PATIENCE_MS)
+    limits: Limits = msgspec.structs.replace(default_limits(world_size), poll_timeout_ms=PATIENCE_MS)
     host = choose_group(store, rank, world_size)
     group = choose_device_group(store, rank, world_size, place.device, host, limits, place.make_memory)
     is_right = True
     for finding in findings(group, place):
         is_right &= not finding.get("wrong")
         if rank == 0 or finding.get("wrong"):
-            print(json.dumps(finding | {"rank": rank}), flush=True)
-    sys.stdout.flush()
-    os._exit(0 if is_right else 1)  # the last rank is gone: nothing could be left in order
+            line = json.dumps(finding | {"rank": rank})
+            print(line, flush=True)
+            with Path(folder, FINDINGS).open("a") as reported:
+                reported.write(line + "\n")
+    os._exit(0 if is_right else 1)  # the last rank is gone, so no orderly shutdown is possible
 
 
 # ---- all of them -------------------------------------------------------------------------------------------------
 
 
 def main(rank_count: int, json_path: str = "", shim: str = "") -> int:
-    """Run `rank_count` ranks (`shim`: a folder for its libraries, "" for GPUs); 0 where everything was right."""
+    """Run `rank_count` ranks (`shim`: a folder for its libraries, "" for GPUs). Returns 0 if all checks passed."""
     command = [sys.executable, "-m", "perf.gpu_all_reduce", "--ranks", str(rank_count)]
     with tempfile.TemporaryDirectory() as folder:
         if shim:
             build(Path(shim), rank_count)
         ranks = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank), "--folder", folder, "--shim", shim], cwd=ROOT, stdout=subprocess.PIPE, text=True
-            )
+            subprocess.Popen([*command, "--rank", str(rank), "--folder", folder, "--shim", shim], cwd=ROOT)
             for rank in range(rank_count)
         ]
         end_s = time.monotonic() + RANKS_TIMEOUT_S
-        told = [output_of(rank, end_s - time.monotonic()) for rank in ranks]
-    found = [json.loads(line) for said, _ in told for line in said.splitlines() if line.startswith("{")]
-    for finding in found:
-        print(json.dumps(finding))
-    if json_path:
-        Path(json_path).write_text(json.dumps(found, indent=2) + "\n")
-    statuses = [status for _, status in told]
+        statuses = [status_of(rank, end_s - time.monotonic()) for rank in ranks]
+        reported = Path(folder, FINDINGS)
+        if json_path:
+            found = [json.loads(line) for line in reported.read_text().splitlines()] if reported.is_file() else []
+            Path(json_path).write_text(json.dumps(found, indent=2) + "\n")
     print(f"all-reduce over {rank_count} ranks: {'right' if not any(statuses) else f'WRONG, statuses {statuses}'}")
     return int(any(statuses))
 
 
 def build(libraries: Path, rank_count: int) -> None:
-    """The shim's libraries, before ranks that would all build the same."""
+    """Build the shim's libraries once, before the ranks start."""
     shim_memory(libraries)
     from vnext.kernels.cuda import backends
 
@@ -251,12 +250,13 @@ def build(libraries: Path, rank_count: int) -> None:
         backends.kernel_for(torch.device("cpu"), "all_reduce.cu", "sum_one_shot", defines)
 
 
-def output_of(rank: subprocess.Popen[str], timeout_s: float) -> tuple[str, int]:
+def status_of(rank: subprocess.Popen[bytes], timeout_s: float) -> int:
     try:
-        return rank.communicate(timeout=max(timeout_s, 1.0))[0], rank.returncode
+        return rank.wait(max(timeout_s, 1.0))
     except subprocess.TimeoutExpired:
         rank.kill()
-        return rank.communicate()[0], 124
+        rank.wait()
+        return 124
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runs a suite and keeps what it measured: `python -m perf.record bench_state [name]` writes perf/records/<date>-<name>.json.
+"""Run a suite and write its record: `python -m perf.record bench_state [name]` writes perf/records/<date>-<name>.json.
 
-Owns the form of a record: the machine as it was before (its load tells whether others were at work), the command, and the
-statistics of each benchmark in microseconds. Records are added, never edited.
+Owns the format of a record: the state of the machine before the run (its load shows whether other programs were active), the
+command, and the statistics of each benchmark in microseconds. Records are added, never edited.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def main() -> int:
 
 
 def run_suite(suite: str, output: Path, only: str) -> dict[str, Any] | None:
-    """What pytest-benchmark measured of the benchmarks that `only` names, None when one failed."""
+    """Return pytest-benchmark's results of the benchmarks that match `only`, None if one failed."""
     command = [sys.executable, "-m", "pytest", str(PERF / f"{suite}.py"), "-q", f"--benchmark-json={output}", "-k", only]
     ran = subprocess.run(command, cwd=PERF.parent, check=False)
     return json.loads(output.read_text()) if ran.returncode == 0 else None
 
 
 def figures(measured: dict[str, Any]) -> dict[str, Any]:
-    """Statistics of one benchmark, and what it said beside them."""
+    """Return the statistics of one benchmark and its `extra_info`."""
     statistics = measured["stats"]
     spread = {f"{name}_us": round(statistics[name] * 1e6, 3) for name in STATISTICS_US}
     return spread | {"rounds": statistics["rounds"] * statistics.get("iterations", 1)} | measured["extra_info"]

@@ -1,10 +1,11 @@
-"""What the log costs a whole server: `python -m perf.recording --seconds 130 --json RECORD`.
+"""Measure the log's cost in a whole server: `python -m perf.recording --seconds 130 --json RECORD`.
 
-Owns the pairing. Servers that differ in `--log` alone run side by side and are asked in turn, as off, shape, full, full, shape,
-off: so what drifts on the machine meets all of them. The rank has the last core, everybody else the first: else the kernel's choices
-are the noise. One round asks each server twice for the same answers, of prompts that nobody had before. Its figures are the
-ratio of the times, and the difference of what the engine core's thread computed, as the kernel counts it. Medians of all rounds have
-intervals that assume nothing of the noise (those of order statistics, binomial). A record grows with each call.
+Owns the pairing. Servers that differ only in `--log` run side by side and are queried in the order off, shape, full, full,
+shape, off, so that drift on the machine affects all of them equally. The rank is pinned to the last core and all other
+processes to the first; otherwise the kernel's placement dominates the noise. One round queries each server twice with the same
+new prompts. Its figures are the ratio of the times, and the difference in processor time of the engine core's thread, as the
+kernel counts it. Medians over all rounds have distribution-free intervals (binomial, from order statistics). Each call adds to
+the record.
 """
 
 from __future__ import annotations
@@ -37,18 +38,20 @@ VOCABULARY = 3000
 CONFIDENCE = 0.95
 END_TIMEOUT_S = 30
 REQUEST_TIMEOUT_S = 100
+HERE = Path(__file__).resolve().parent.parent
 
 
 class Server:
-    """`vnext serve` with the bundled model and its defaults, but for the log and the threads, in this environment and `env`.
-    A context: ended at its end."""
+    """`vnext serve` with the bundled model and default options except log and threads, in this environment plus `env`.
+    A context manager that ends the server."""
 
     def __init__(
-        self, mode: str, folder: str, threads: int, env: dict[str, str] | None = None, options: tuple[str, ...] = ()
-    ) -> None:
+        self, mode: str, folder: str, threads: int, env: dict[str, str] | None = None, options: tuple[str, ...] = (),
+        checkout: Path = HERE,
+    ) -> None:  # fmt: skip
         command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log", mode, "--max-num-seqs", str(BATCH)]
         command += ["--threads", str(threads), "--log-dir", folder, *options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}), cwd=checkout)
 
     def __enter__(self) -> Server:
         said = []
@@ -58,14 +61,14 @@ class Server:
                 self.address = re.search(r"http://([\d.]+:\d+)", "".join(said))[1]
                 self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
-                self._core = next(each.pid for each in family if "vnext.runtime.core_main" in each.cmdline())
+                self.core = next(each.pid for each in family if "vnext.runtime.core.main" in each.cmdline())
                 self.api = next(each for each in family if "vnext.server" in each.cmdline())
                 pin([psutil.Process(self._process.pid), *family])
                 return self
         raise RuntimeError(f"the server did not start: {''.join(said)}")
 
     def ask(self, prompts: list[list[int]], answer_length: int = ANSWER_LENGTH) -> tuple[float, float]:
-        """How long one call with all prompts takes, and the engine core's thread computes for it, in seconds."""
+        """Make one call with all prompts; return its duration and the engine core thread's processor time, in seconds."""
         body = json.dumps({"prompt": prompts, "max_tokens": answer_length, "temperature": 0, "ignore_eos": True})
         core_s, began_s = self._core_s(), time.perf_counter()
         self._connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
@@ -75,10 +78,10 @@ class Server:
         return took_s, self._core_s() - core_s
 
     def _core_s(self) -> float:
-        return int(Path(f"/proc/{self._core}/schedstat").read_text().split()[0]) / 1e9
+        return int(Path(f"/proc/{self.core}/schedstat").read_text().split()[0]) / 1e9
 
     def steps_and_bytes(self) -> tuple[int, int]:
-        """Steps so far and the log's bytes, as /metrics has them."""
+        """Return the steps and the log's bytes so far, from /metrics."""
         self._connection.request("GET", "/metrics")
         text = self._connection.getresponse().read().decode()
         found = (re.search(rf"^{name}(?:{{.*}})? (\S+)", text, re.MULTILINE) for name in ("vnext_steps_total", "vnext_log_bytes"))
@@ -110,7 +113,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> tuple[list[dict[str, float]], dict[str, tuple[int, int]]]:
-    """Rounds (seconds of each mode, both turns together, and "core" of those), and what each server had done in the end
+    """Return the rounds (seconds of each mode, both turns together, and "core" thereof) and each server's final
     (steps, log bytes)."""
     rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="vnext-recording-") as folder, ExitStack() as stack:
@@ -119,7 +122,7 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, float]], dict[s
         for number in range(-2, 10**6):
             if time.monotonic() > until_s:
                 break
-            order = MODES if number % 2 else (MODES[0], *reversed(MODES[1:]))  # shape and full take turns in the middle
+            order = MODES if number % 2 else (MODES[0], *reversed(MODES[1:]))  # shape and full alternate in the middle
             took = dict.fromkeys((*MODES, *map(core_of, MODES)), 0.0)
             for turn, modes in enumerate((order, tuple(reversed(order)))):
                 prompts = fresh_prompts(random.Random(f"{options.seed} {number} {turn}"))
@@ -133,10 +136,10 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, float]], dict[s
 
 
 def pin(family: list[psutil.Process]) -> None:
-    """Each process of a server, with all its threads, onto its core."""
+    """Pin each process of a server, with all its threads, to its core."""
     first, *_, last = sorted(os.sched_getaffinity(0))
     for process in family:
-        core = last if "vnext.runtime.rank_main" in process.cmdline() else first
+        core = last if "vnext.runtime.rank.main" in process.cmdline() else first
         for thread in process.threads():
             os.sched_setaffinity(thread.id, {core})
 
@@ -145,17 +148,17 @@ def core_of(mode: str) -> str:
     return f"{mode}, core"
 
 
-def fresh_prompts(chance: random.Random) -> list[list[int]]:
-    return [[chance.randrange(5, VOCABULARY) for _ in range(PROMPT_LENGTH)] for _ in range(BATCH)]
+def fresh_prompts(rng: random.Random) -> list[list[int]]:
+    return [[rng.randrange(5, VOCABULARY) for _ in range(PROMPT_LENGTH)] for _ in range(BATCH)]
 
 
-# ---- what it says ------------------------------------------------------------------------------------------------
+# ---- the summary -------------------------------------------------------------------------------------------------
 
 
 def added(
     options: argparse.Namespace, before: Any, rounds: list[dict[str, float]], seen: dict[str, tuple[int, int]]
 ) -> dict[str, Any]:
-    """The record with these rounds in it, and its summary made anew."""
+    """Return the record with these rounds added and its summary recomputed."""
     record = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {
         "command": f"python -m perf.recording --threads {options.threads} --seconds N --seed N --json RECORD, for each part",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -175,8 +178,7 @@ def added(
 
 
 def summary(rounds: list[dict[str, float]], mode: str, steps: float) -> dict[str, Any]:
-    """Tokens a second, how much longer than without a log in percent, and the core's microseconds more in each of a round's
-    steps."""
+    """Return tokens per second, the slowdown against no log in percent, and the core's additional microseconds per step."""
     tokens = 2 * BATCH * ANSWER_LENGTH
     return {
         "rounds": len(rounds),
@@ -189,7 +191,7 @@ def summary(rounds: list[dict[str, float]], mode: str, steps: float) -> dict[str
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, the interval of the median, mean."""
+    """Return the median, its interval, and the mean."""
     low, high = interval(len(values))
     ordered = sorted(values)
     median, mean = statistics.median(values), statistics.fmean(values)
@@ -198,7 +200,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def interval(count: int) -> tuple[int, int]:
-    """Places, in ascending order, of the values between which the median lies with at least CONFIDENCE."""
+    """Return the ranks of the two order statistics that enclose the median with at least CONFIDENCE."""
     tail, low = 0.0, 0
     while low < count // 2 and (tail := tail + math.comb(count, low) / 2**count) <= (1 - CONFIDENCE) / 2:
         low += 1

@@ -1,12 +1,12 @@
-"""What the log costs a server's throughput, within one server: `python -m perf.recording_blocks --log shape --json RECORD`.
+"""Measure the log's cost in throughput within one server: `python -m perf.recording_blocks --log shape --json RECORD`.
 
-Owns the switch and what it measures. A server (perf.recording) decodes full batches; in its engine core a switch turns the
-recording of steady iterations on and off, for BLOCK_STEPS steps each, in pairs whose order chance draws. So both halves of a pair
-are a tenth of a second of the same processes on the same requests, and there are thousands of pairs: what drifts on the machine
-drifts over both. An iteration that is not steady is always recorded and ends the pair, because the log's own books need it; what
-recording costs where requests come and go is told apart, as the time spent in it. The log that is left behind has holes and is
-thrown away. The figure is the median of the pairs' ratios of a block's median step, which a neighbour's turn on the core does not
-touch, and beside it that of the whole blocks, which it does; with the intervals of order statistics.
+Owns the switch and its measurements. A server (perf.recording) decodes full batches. A switch in its engine core turns the
+recording of steady iterations on and off for BLOCK_STEPS steps each, in pairs of random order. Both halves of a pair are a tenth
+of a second of the same processes on the same requests, so drift on the machine affects both, and there are thousands of pairs.
+An iteration that is not steady is always recorded, because the log's accounting needs it, and ends the pair; its recording is
+reported separately, as time spent. The resulting log has gaps and is deleted. The figure is the median over pairs of the ratio
+of the blocks' median steps, which ignores interruptions by other programs; the ratio of whole blocks, which includes them, is
+given too. Both have intervals from order statistics.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from vnext.machine import machine
 from vnext.version import __version__
 
 BLOCK_STEPS, LEAD_STEPS = 10, 2
-"""Steps of a block, and those of them that are not counted: what the switch changes reaches the next step or two."""
+"""Steps of a block, and how many of them are skipped: a switch still affects the next step or two."""
 ANSWER_LENGTH = 256
 MEASURED = "VNEXT_PERF_BLOCKS"
 HERE = Path(__file__).resolve().parent
 
 
 class Switch:
-    """Stands before `Recorder.append` in the engine core. Mutable; writes what it has measured to a file at the end."""
+    """Wraps `Recorder.append` in the engine core. Mutable; writes its measurements to a file at the end."""
 
     def __init__(self, recorder: type, path: Path) -> None:
         self._append, self._close, self._path = recorder.append, recorder.close, path
-        self._chance = random.Random(1)
+        self._rng = random.Random(1)
         self._modes: list[bool] = []
         self._step = -1
         self._times: list[int] = []
@@ -48,14 +48,14 @@ class Switch:
         self._half: dict[bool, tuple[int, int, int]] = {}
         self._measured: dict[str, Any] = {"pairs": [], "other_ns": 0, "others": 0, "began_ns": time.monotonic_ns()}
 
-    def append(self, recorder: Any, events: Any, befores: Any, *told: Any) -> None:
-        """Record, or do not."""
-        from vnext.state.log import is_steady
+    def append(self, recorder: Any, events: Any, befores: Any, *reported: Any) -> None:
+        """Record the iteration if recording is on or the iteration is not steady."""
+        from vnext.log.codec import steady_pair
 
-        if not is_steady(events) or len(befores[0].rows) != BATCH:
+        if steady_pair(events) is None or len(befores[0].rows) != BATCH:
             self._step, self._half, self._modes = -1, {}, []
             began_ns = time.perf_counter_ns()
-            self._append(recorder, events, befores, *told)
+            self._append(recorder, events, befores, *reported)
             self._measured["other_ns"] += time.perf_counter_ns() - began_ns
             self._measured["others"] += 1
             return
@@ -66,10 +66,10 @@ class Switch:
             self._times, self._thread_ns = [], time.thread_time_ns()
         self._times.append(time.perf_counter_ns())
         if self._modes[0]:
-            self._append(recorder, events, befores, *told)
+            self._append(recorder, events, befores, *reported)
 
     def _turn(self) -> None:
-        """A block ends and the next begins."""
+        """End a block and begin the next."""
         if self._modes:
             times = [*self._times, time.perf_counter_ns()]
             took = [after - before for before, after in zip(times, times[1:])]
@@ -78,7 +78,7 @@ class Switch:
                 self._measured["pairs"].append([*self._half[False], *self._half[True]])
                 self._half = {}
         if not self._modes:
-            self._modes = self._chance.sample([False, True], 2)
+            self._modes = self._rng.sample([False, True], 2)
         self._step = 0
 
     def close(self, recorder: Any) -> None:
@@ -88,11 +88,11 @@ class Switch:
 
 
 def install() -> None:
-    """In the engine core's process, before it begins (perf/switched/sitecustomize.py)."""
-    from vnext.runtime.recorder import Recorder
+    """Install the switch in the engine core's process before it starts (see perf/switched/sitecustomize.py)."""
+    from vnext.runtime.record.recorder import Recorder
 
     switch = Switch(Recorder, Path(os.environ[MEASURED]))
-    Recorder.append = lambda recorder, *told: switch.append(recorder, *told)
+    Recorder.append = lambda recorder, *reported: switch.append(recorder, *reported)
     Recorder.close = lambda recorder: switch.close(recorder)
 
 
@@ -112,19 +112,19 @@ def main() -> int:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """What the switch has measured of one server that was asked for so long."""
+    """Load one server for the given time and return the switch's measurements."""
     with tempfile.TemporaryDirectory(prefix="vnext-recording-") as folder:
         path = Path(folder) / "measured.json"
         env = {"PYTHONPATH": os.pathsep.join((str(HERE / "switched"), str(HERE.parent))), MEASURED: str(path)}
         with Server(options.log, folder, 1, env) as server:
-            until_s, chance = time.monotonic() + options.seconds, random.Random(options.seed)
+            until_s, rng = time.monotonic() + options.seconds, random.Random(options.seed)
             while time.monotonic() < until_s:
-                server.ask(fresh_prompts(chance), ANSWER_LENGTH)
+                server.ask(fresh_prompts(rng), ANSWER_LENGTH)
         return json.loads(path.read_text())
 
 
 def added(options: argparse.Namespace, before: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """The record with this part in it, and its summary made anew."""
+    """Return the record with this part added and its summary recomputed."""
     record = json.loads(options.json.read_text()) if options.json and options.json.is_file() else {
         "command": "python -m perf.recording_blocks --log PRIVACY --seconds N --seed N --json RECORD, for each part",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -134,8 +134,8 @@ def added(options: argparse.Namespace, before: Any, found: dict[str, Any]) -> di
         "block_steps": BLOCK_STEPS, "steps_counted": BLOCK_STEPS - LEAD_STEPS,
         "parts": [],
     }  # fmt: skip
-    told = {"log": options.log, "load_before": before.load, "load_after": machine().load}
-    record["parts"].append(told | found)
+    reported = {"log": options.log, "load_before": before.load, "load_after": machine().load}
+    record["parts"].append(reported | found)
     record["summary"] = {
         log: summary([part for part in record["parts"] if part["log"] == log])
         for log in sorted({part["log"] for part in record["parts"]})
@@ -144,8 +144,8 @@ def added(options: argparse.Namespace, before: Any, found: dict[str, Any]) -> di
 
 
 def summary(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """How much longer a step takes with its recording, in percent, and what the core's thread computes more, in us a step;
-    and what share of the time went into recording iterations that are not steady."""
+    """Return the slowdown of a recorded step in percent, the core thread's additional microseconds per step, and the share of
+    time spent recording iterations that are not steady."""
     pairs, steps = [pair for part in parts for pair in part["pairs"]], BLOCK_STEPS - LEAD_STEPS
     return {
         "pairs": len(pairs),

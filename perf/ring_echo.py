@@ -1,6 +1,6 @@
-"""The other processes of bench_ring.py: one that sends back what it reads, and readers that take the time on the way.
+"""The child processes of bench_ring.py: one echoes each message, the others measure the time of transfer.
 
-The clock is CLOCK_MONOTONIC, which all processes of a machine share; a message begins with the moment it was sent at.
+The clock is CLOCK_MONOTONIC, which all processes of a machine share; a message begins with its send time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import struct
 import sys
 import time
 
-from vnext.runtime import futex
-from vnext.runtime.ring import RingClosed, RingReader, RingWriter
+from vnext.runtime.processes import futex
+from vnext.runtime.ring.ring import RingClosed, RingReader, RingWriter
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method()}
 STAMP = struct.Struct("<q")
@@ -30,7 +30,7 @@ def echo(requests: str) -> None:
 
 
 def listen(name: str, index: str, spin_us: str, form: str) -> None:
-    """Prints the quantiles of the time from before `write` to behind `read`, in microseconds, as JSON."""
+    """Prints quantiles of the time from before `write` to after `read`, in microseconds, as JSON."""
     times_ns = []
     with RingReader.attach(name, int(index), spin_us=float(spin_us), waits=FORMS[form]) as reader:
         print("ready", flush=True)

@@ -1,9 +1,9 @@
-"""What a viewer costs a running server: `python -m perf.viewing --seconds 150 --json RECORD`.
+"""Measure a viewer's cost in a running server: `python -m perf.viewing --seconds 150 --json RECORD`.
 
-Owns the pairing. A server with `--show-log` decodes full batches (perf.recording) while a page's server, `vnext-replay ui --live`,
-follows it in every second stretch of STRETCH_S, asked twice a second for news as its page would. The figures are of the API
-server's process, which answers the viewer: processor seconds a second, of one core; and tokens a second. The viewer's own
-process and the stretch in which it begins are not counted.
+Owns the pairing. A server with `--show-log` decodes full batches (perf.recording). In every second stretch of STRETCH_S the
+viewer `vnext-replay ui --live` follows it and is polled twice a second, as its page does. The figures describe the API server's
+process, which answers the viewer: its share of one core, and tokens per second. The viewer's own process and the stretch in
+which it starts are not counted.
 """
 
 from __future__ import annotations
@@ -58,41 +58,41 @@ def main() -> int:
 
 
 def measured(seconds: float) -> list[dict[str, Any]]:
-    """One stretch after the other, with a viewer in every second one."""
-    chance, found = random.Random(0), []
+    """Run alternating stretches without and with a viewer."""
+    rng, found = random.Random(0), []
     with tempfile.TemporaryDirectory(prefix="vnext-viewing-") as folder:
         with Server("shape", folder, 1, options=("--show-log",)) as server:
             until_s = time.monotonic() + seconds
-            ask(server, chance)
+            ask(server, rng)
             while time.monotonic() < until_s:
                 for viewer in (False, True):
                     with viewing(server.address) if viewer else contextlib.nullcontext() as page:
-                        found.append({"viewer": viewer} | stretch(server, chance, page))
+                        found.append({"viewer": viewer} | stretch(server, rng, page))
     return found
 
 
-def ask(server: Server, chance: random.Random) -> int:
-    server.ask(fresh_prompts(chance), ANSWER_LENGTH)
+def ask(server: Server, rng: random.Random) -> int:
+    server.ask(fresh_prompts(rng), ANSWER_LENGTH)
     return BATCH * ANSWER_LENGTH
 
 
-def stretch(server: Server, chance: random.Random, page: str | None) -> dict[str, float]:
-    """Calls for STRETCH_S; what the API server's process computed meanwhile, in shares of one core."""
+def stretch(server: Server, rng: random.Random, page: str | None) -> dict[str, float]:
+    """Make calls for STRETCH_S; return the API server's processor time in shares of one core."""
     process, tokens = server.api, 0
     began_s, cpu_s = time.perf_counter(), sum(process.cpu_times()[:2])
-    news_s, told = 0.0, {}
+    news_s, reported = 0.0, {}
     while (now_s := time.perf_counter()) < began_s + STRETCH_S:
-        tokens += ask(server, chance)
+        tokens += ask(server, rng)
         if page is not None and now_s - news_s > NEWS_S:
-            told, news_s = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read()), now_s
+            reported, news_s = json.loads(urllib.request.urlopen(f"{page}api/logs", timeout=END_S).read()), now_s
     took_s = time.perf_counter() - began_s
-    assert page is None or told["logs"][0]["live"]["condition"] == "live", told
+    assert page is None or reported["logs"][0]["live"]["condition"] == "live", reported
     return {"core_share": (sum(process.cpu_times()[:2]) - cpu_s) / took_s, "tokens_per_s": tokens / took_s}
 
 
 @contextlib.contextmanager
 def viewing(address: str) -> Iterator[str]:
-    """A viewer that has read what there was; the page's address."""
+    """Start a viewer, wait until it has read the existing log, and yield its page's address."""
     command = [sys.executable, "-m", "vnext.replay", "ui", f"http://{address}", "--live", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

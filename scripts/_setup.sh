@@ -1,14 +1,14 @@
-# Makes .venv for serve.sh and test.sh; sourced by both, never run. Owns the virtual environment and its stamps.
+# Creates .venv for serve.sh and test.sh, which source this file. Owns the virtual environment and its stamps.
 #
-#   set_up EXTRA     EXTRA is "" or "dev"; afterwards $VENV/bin holds everything. Costs under a second when nothing changed.
+#   set_up EXTRA     EXTRA is "" or "dev"; afterwards $VENV/bin is complete. Takes under a second when nothing changed.
 #
-# A stamp is a hash of setup.py, constraints.txt, every source that is compiled, where they lie and the Python in use, written
-# last: an interrupted set-up is simply repeated. From the caller: PYTHON (which interpreter; default: the first that fits),
-# VENV (where; default: .venv here).
+# A stamp is a hash of setup.py, constraints.txt, every compiled source, their location and the Python in use. It is written
+# last, so an interrupted set-up is repeated. The caller may set PYTHON (the interpreter; default: the first that fits) and
+# VENV (the folder; default: .venv here).
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${VENV:-$ROOT/.venv}"
-FREE_KIB_MIN=$((3 * 1024 * 1024)) # 1.4 GiB installed with a CPU build of torch, as much again while pip unpacks it
+FREE_KIB_MIN=$((3 * 1024 * 1024)) # 1.4 GiB installed with a CPU build of torch, and twice that while pip unpacks it
 
 say() { printf 'vnext: %s\n' "$*" >&2; }
 
@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-# Prints "fits", or why the interpreter $1 does not.
+# Prints "fits", or why the interpreter $1 does not fit.
 judge_python() {
     "$1" -c '
 import sys
@@ -49,7 +49,7 @@ choose_python() {
         "install it, or name one with PYTHON=/path/to/python3.11 $0"
 }
 
-# Prints what an installation depends on, as one hash: two lists, and every source that is compiled.
+# Prints one hash of everything an installation depends on: setup.py, constraints.txt and every compiled source.
 fingerprint() {
     "$1" -c '
 import hashlib, pathlib, sys
@@ -76,7 +76,7 @@ note_compiler() {
         say "no C compiler found: vnext runs, with its plain numpy and torch forms only (see: vnext doctor)"
 }
 
-# Kept when its Python is the chosen one and its pip works; made anew otherwise.
+# Keeps the environment if its Python is the chosen one and its pip works; creates it anew otherwise.
 make_venv() {
     local python="$1" wanted
     wanted="$("$python" -c 'import sys; print(sys.version)')"
@@ -106,7 +106,7 @@ install_packages() {
     pip_install -c "$ROOT/constraints.txt" --use-pep517 --no-build-isolation -e "$ROOT${extra:+[$extra]}"
 }
 
-# Two set-ups at once would spoil each other; the second waits and then finds everything done.
+# Concurrent set-ups would corrupt each other: the second waits, and then finds everything done.
 lock_setup() {
     exec 9<"$ROOT/setup.py"
     ! command -v flock >/dev/null || flock 9

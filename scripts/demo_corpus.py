@@ -1,8 +1,8 @@
-"""Text for the demo model: what the running Python documents about itself.
+"""The training text of the demo model: the documentation of the running Python.
 
-Owns the entries (docstrings of the standard library's sources and of the modules written in C, and the language
-reference that `help()` prints), their pages, and the questions and answers derived from them. Reads no file outside
-the standard library folder, no network and no environment; the same Python and seed give the same text.
+Owns the entries (docstrings of the standard library's Python sources and C modules, and the language reference that
+`help()` prints), the pages made of them, and the questions and answers derived from them. Reads only the standard library
+folder, neither the network nor the environment. The same Python and seed give the same text.
 """
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import msgspec
 
 END_OF_TEXT, USER, ASSISTANT, SYSTEM, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, USER, ASSISTANT, SYSTEM, END)
-# Tests, generated tables, and big corners (or removed ones) that few readers ask about.
+# Tests, generated tables, and large or removed modules that few readers ask about.
 SKIPPED_PARTS = {
     "site-packages", "test", "tests", "idle_test", "idlelib", "turtledemo", "encodings", "__pycache__", "distutils",
     "lib2to3", "tkinter", "turtle", "msilib", "ensurepip", "pydoc_data", "ntpath",
 }
-# Packages whose submodules are an inner matter: readers know their definitions under the package's name.
+# Packages whose submodules are internal: readers know the definitions under the package's name.
 FLAT_PACKAGES = ("asyncio", "concurrent.futures", "importlib.resources", "json", "re", "sqlite3", "unittest")
-# Asked about more often, so asked more often here; a name without a dot is a builtin.
+# People ask about these more often, so they appear more often here; a name without a dot is a builtin.
 POPULAR_MODULES = {
     "argparse", "ast", "asyncio", "base64", "bisect", "collections", "concurrent", "contextlib", "copy", "csv",
     "dataclasses", "datetime", "decimal", "dict", "enum", "fractions", "functools", "glob", "hashlib", "heapq",
@@ -37,7 +37,7 @@ POPULAR_MODULES = {
     "re", "set", "shutil", "socket", "statistics", "str", "string", "struct", "subprocess", "sys", "tempfile",
     "textwrap", "threading", "time", "typing",
 }
-# Modules written in C carry documentation that no source file holds; all are safe to import.
+# Modules written in C: their documentation is in no source file. All are safe to import.
 COMPILED_MODULES = (
     "builtins array binascii bisect cmath collections contextvars csv datetime decimal errno functools gc hashlib "
     "heapq io itertools json marshal math mmap operator os pickle random re select signal socket sqlite3 ssl struct "
@@ -70,7 +70,7 @@ SMALL_TALK = (
     ("What is Python?", "Python is a programming language that is interpreted, interactive and object-oriented."),
 )
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One documented thing; `members` are the documented methods of a class."""
+    """A documented module, class, function or topic; `members` are the documented methods of a class."""
 
     kind: str
     name: str
@@ -80,13 +80,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clean(text: str) -> str:
-    """Docstring without indentation, trailing blanks, typographic quotes."""
+    """Remove indentation, trailing blanks and typographic quotes from a docstring."""
     text = inspect.cleandoc(text).translate(str.maketrans("“”‘’–—", "\"\"''--"))
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip()[:8000]
 
 
 def source_entries() -> Iterator[Entry]:
-    """Documented modules, classes and functions of the standard library's sources, in the order of their paths."""
+    """Yield the documented modules, classes and functions of the standard library's sources, ordered by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -111,7 +111,7 @@ def module_entries(path: Path, name: str) -> Iterator[Entry]:
 
 def definition_entries(node: ast.stmt, prefix: str) -> Iterator[Entry]:
     if getattr(node, "name", "_").startswith("_"):
-        return  # statements, and names that are nobody's interface
+        return  # statements and private names
     if isinstance(node, ast.ClassDef):
         name = f"{prefix}.{node.name}"
         bases = ", ".join(ast.unparse(base) for base in node.bases)
@@ -125,7 +125,7 @@ def definition_entries(node: ast.stmt, prefix: str) -> Iterator[Entry]:
 
 
 def compiled_entries() -> Iterator[Entry]:
-    """What the interpreter itself documents: builtins and the modules written in C."""
+    """Yield the entries that the interpreter itself documents: builtins and modules written in C."""
     for module_name in COMPILED_MODULES:
         try:
             module = importlib.import_module(module_name)
@@ -152,12 +152,12 @@ def signature(value: Callable[..., object]) -> str:
     try:
         text = str(inspect.signature(value))
     except (ValueError, TypeError):
-        return "()"  # not every C function tells its parameters
+        return "()"  # not every C function exposes its parameters
     return "()" if " at 0x" in text else text
 
 
 def topic_entries() -> Iterator[Entry]:
-    """The language reference that `help()` prints."""
+    """Yield the topics of the language reference that `help()` prints."""
     for label in sorted(topics.topics):
         title, _, body = clean(topics.topics[label]).partition("\n")
         name = title.replace('"', "")
@@ -166,7 +166,7 @@ def topic_entries() -> Iterator[Entry]:
 
 
 def all_entries() -> list[Entry]:
-    """Entries worth reading, each text once: later repetitions of an inherited docstring are dropped."""
+    """Return the entries worth reading, each text once: repetitions of an inherited docstring are dropped."""
     seen: set[str] = set()
 
     def keep(entry: Entry) -> Entry | None:
@@ -180,13 +180,13 @@ def all_entries() -> list[Entry]:
 
 
 def document(entry: Entry) -> str:
-    """Entry as a page: heading, text, then its members in the same form."""
+    """Render an entry as a page: heading, text, then its members in the same form."""
     page = "\n\n".join(part for part in (entry.heading, entry.text) if part)
     return "\n\n".join((page, *map(document, entry.members)))
 
 
 def answer(text: str, size_max: int = 500) -> str:
-    """Leading paragraphs of a text, at least one, up to about `size_max` characters."""
+    """Return the leading paragraphs of a text: at least one, up to about `size_max` characters."""
     paragraphs = text.split("\n\n")
     kept = paragraphs[0]
     for paragraph in paragraphs[1:]:
@@ -197,7 +197,7 @@ def answer(text: str, size_max: int = 500) -> str:
 
 
 def exchanges(entry: Entry, rng: random.Random) -> Iterator[str]:
-    """Question and answer pairs, already in chat form, about an entry and its members."""
+    """Yield question and answer pairs, in chat form, about an entry and its members."""
     if entry.text and not any(part.startswith("_") for part in entry.name.split(".")):
         popular = "." not in entry.name or entry.name.partition(".")[0] in POPULAR_MODULES
         for question in rng.sample(QUESTIONS[entry.kind], 3 if popular else 1):
@@ -213,7 +213,7 @@ def exchange(question: str, reply: str) -> str:
 
 
 def conversations(pairs: list[str], rng: random.Random) -> Iterator[str]:
-    """Joins pairs to conversations of one to three turns, a third of them with a system message."""
+    """Join pairs into conversations of one to three turns; a third of them get a system message."""
     while pairs:
         count = rng.choice((1, 1, 1, 2, 3))
         turns, pairs = pairs[:count], pairs[count:]
@@ -226,7 +226,7 @@ def held_out(entry: Entry) -> bool:
 
 
 def texts(seed: int) -> tuple[list[str], list[str]]:
-    """Training documents (pages and conversations) and held-out pages."""
+    """Return the training documents (pages and conversations) and the held-out pages."""
     rng = random.Random(seed)
     entries = all_entries()
     training = [entry for entry in entries if not held_out(entry)]

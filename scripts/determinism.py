@@ -1,8 +1,8 @@
-"""Compares a request's tokens alone with its tokens in every other circumstance: `python scripts/determinism.py --model demo`.
+"""Compare the tokens of a request run alone with those in other circumstances: `python scripts/determinism.py --model demo`.
 
-Owns the circumstances (neighbours, chunks, preemptions, caches, threads, another start), each of which must be seen in
-the run's log or answers to count, and the record. Every token of each circumstance is compared with the same request's
-alone; the first that differs ends the run with status 1. A record grows by one model with each call.
+Owns the circumstances (neighbours, chunks, preemptions, caches, threads, another start) and the record. A circumstance
+counts only if the run's log or answers prove that it occurred. Every token is compared with the token of the same request
+run alone; the first difference ends the run with status 1. Each call adds one model to the record.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from random_model import SHAPES, write_checkpoint
 
 from vnext.llm import LLM, Generated
 from vnext.machine import machine
-from vnext.replay.info import info
-from vnext.replay.source import open_log
+from vnext.replay.reading.info import info
+from vnext.replay.reading.source import open_log
 from vnext.sampling_params import SamplingParams
 from vnext.version import __version__
 
@@ -34,7 +34,7 @@ Ask = Callable[[LLM], list[Generated]]
 
 
 class Circumstance(msgspec.Struct, frozen=True, kw_only=True):
-    """How the same requests are made: together or one by one, in an engine of these settings; what must have been seen."""
+    """How to run the requests (together or one by one), the engine's settings, and what must be observed."""
 
     name: str
     settings: dict[str, Any] = {}
@@ -58,14 +58,14 @@ CIRCUMSTANCES = (
 
 
 class Requests:
-    """The same requests for every circumstance: every third is greedy, the others are drawn with a seed of their own."""
+    """The requests, equal in every circumstance: every third is greedy, each of the others samples with its own seed."""
 
     def __init__(self, count: int, token_count: int) -> None:
         self.count = count
         self.token_count = token_count
 
     def prompt(self, index: int) -> list[int]:
-        """3 to 120 tokens; every fourth begins as others do."""
+        """Return 3 to 120 tokens; every fourth prompt shares a prefix with others."""
         shared = [7 + 11 * place % 400 for place in range(SHARED_BEGINNING)] if index % 4 == 0 else []
         return shared + [5 + (13 * index + 7 * place + place * place // 3) % 500 for place in range(3 + index * 7 % 117)]
 
@@ -76,13 +76,13 @@ class Requests:
         )
 
     def alone(self, llm: LLM) -> list[Generated]:
-        """One after the other."""
+        """Run the requests one after the other."""
         return [
             llm.generate([self.prompt(index)], [self.params(index)], use_tqdm=False)[0] for index in range(self.count)
         ]
 
     def together(self, llm: LLM, turned: bool) -> list[Generated]:
-        """All at once, strangers before and behind them."""
+        """Run all requests at once, with unrelated requests before and after them."""
         order = range(self.count - 1, -1, -1) if turned else range(self.count)
         strangers = [10_000 + index for index in range(STRANGERS)]
         everybody = [*strangers[::2], *order, *strangers[1::2]]
@@ -118,7 +118,7 @@ def parsed() -> argparse.Namespace:
 
 
 def examine(name: str, requests: Requests, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All circumstances of one model. Says how it goes."""
+    """Run all circumstances of one model and print progress."""
     path = "" if name == "demo" else str(folder / "model")
     if path:
         write_checkpoint(SHAPES[name], Path(path))
@@ -143,7 +143,10 @@ def examine(name: str, requests: Requests, options: argparse.Namespace, folder: 
 def run(
     path: str, circumstance: Circumstance, requests: Requests, common: dict[str, Any], log_dir: Path
 ) -> tuple[list[list[int]], dict[str, str], float]:
-    """The requests' tokens, the engine's own description, and the seconds it took. AssertionError if it did not occur."""
+    """Return the requests' tokens, the engine's description of itself and the seconds taken.
+
+    Raises AssertionError if the circumstance did not occur.
+    """
     began_s = time.monotonic()
     with LLM(path, log_dir=str(log_dir), **(common | circumstance.settings)) as llm:
         for _ in range(2 if circumstance.warm else 1):

@@ -3,9 +3,9 @@
     python scripts/fuzz.py --seconds 3600 --jobs 2 --record perf/records/2026-11-20-fuzz.json
     python scripts/fuzz.py --first-seed 4711 --seeds 1              that seed again
 
-Each seed is a whole engine's life (see vnext/sched/sim); `run_seed(seed)` runs one in a debugger, and `vnext-replay`
-opens the written logs. Without --first-seed every run has seeds of its own, and says which. Ends with status 1 if a
-scenario failed. Stopping it with Ctrl-C is a normal end.
+Each seed is the whole life of an engine (see vnext/sched/sim). `run_seed(seed)` runs one in a debugger, and `vnext-replay`
+opens the written logs. Without --first-seed each run takes new seeds and prints them. Exits with status 1 if a scenario
+failed. Ctrl-C is a normal end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REPORT_S = 10.0
 SEEDS_A_SECOND = 1000
-"""Seeds are counted from the clock on: two runs meet other ones, as long as none checks so many."""
+"""The first seed comes from the clock: two runs check different seeds as long as neither runs faster than this."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def parsed() -> argparse.Namespace:
 
 
 class Fuzzing:
-    """One run: its jobs, and what they have told so far. Mutable."""
+    """One run: its jobs and their results so far. Mutable."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -64,10 +64,10 @@ class Fuzzing:
         self.failed: list[int] = []
         self.memory_bytes = [0] * options.jobs
         self.started_s = time.monotonic()
-        self.told: queue.Queue[dict | None] = queue.Queue()
+        self.reported: queue.Queue[dict | None] = queue.Queue()
 
     def run(self) -> int:
-        """Until the time is over, enough has failed, or somebody stops it. 1 if a scenario failed."""
+        """Run until the time is over, enough scenarios failed, or a signal arrives. Returns 1 if a scenario failed."""
         print(f"seeds from {self.options.first_seed}", flush=True)
         before = self._machine() if self.options.record else None
         jobs = [self._start(number) for number in range(1, self.options.jobs + 1)]
@@ -86,7 +86,7 @@ class Fuzzing:
         return int(bool(self.failed) or any(code > 0 for code in broken))
 
     def _start(self, number: int) -> subprocess.Popen:
-        """A job in a process, and a thread that reads what it says."""
+        """Start a job in a process, and a thread that reads its output."""
         given = [arg for name in ("seconds", "seeds", "jobs", "first_seed", "clients", "out") for arg in self._as_option(name)]
         command = [sys.executable, __file__, "--job", str(number), *given]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -98,21 +98,21 @@ class Fuzzing:
 
     def _read(self, process: subprocess.Popen) -> None:
         for line in process.stdout:
-            self.told.put(json.loads(line))
-        self.told.put(None)
+            self.reported.put(json.loads(line))
+        self.reported.put(None)
 
     def _listen(self, running: int) -> None:
         reported_s = time.monotonic()
         while running and len(self.failed) < self.options.failures_max:
-            told = self.told.get()
-            if told is None:
+            reported = self.reported.get()
+            if reported is None:
                 running -= 1
                 continue
-            self.events += told["events"]
+            self.events += reported["events"]
             self.seeds += 1
-            self.last_seed = max(self.last_seed, told["seed"])
-            self.memory_bytes[told["job"] - 1] = told["memory_bytes"]
-            self.failed += [told["seed"]] if told["failed"] else []
+            self.last_seed = max(self.last_seed, reported["seed"])
+            self.memory_bytes[reported["job"] - 1] = reported["memory_bytes"]
+            self.failed += [reported["seed"]] if reported["failed"] else []
             if time.monotonic() - reported_s > REPORT_S:
                 reported_s = time.monotonic()
                 self._report()
@@ -162,7 +162,7 @@ class Fuzzing:
 
 
 def job(options: argparse.Namespace) -> int:
-    """Every `jobs`-th seed, in order, a line of JSON after each. Ends when nobody listens any more."""
+    """Run every `jobs`-th seed in order and print a JSON line after each. Ends when the parent closes the pipe."""
     end_s, count = time.monotonic() + options.seconds, 0
     try:
         from vnext.sched.sim.seeds import SeedFailed, run_seed
@@ -176,16 +176,18 @@ def job(options: argparse.Namespace) -> int:
                 failed, simulation = True, failure.simulation
                 explain(failure, options.out / f"seed-{seed}")
             memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            told = dict(job=options.job, seed=seed, events=len(simulation.events) - 1, failed=failed, memory_bytes=memory_bytes)
-            print(json.dumps(told), flush=True)
+            reported = dict(
+                job=options.job, seed=seed, events=len(simulation.events) - 1, failed=failed, memory_bytes=memory_bytes
+            )
+            print(json.dumps(reported), flush=True)
             count += 1
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.stderr.close()  # what Python says when it cannot flush what nobody reads
+        sys.stderr.close()  # suppresses Python's message about a failed flush of standard output
     return 0
 
 
 def explain(failure, folder: Path) -> None:
-    """Write the log of the failure, shrink it, print and write what is left. Standard output belongs to the parent."""
+    """Write the log of the failure, shrink it, print and write the rest. Standard output belongs to the parent."""
     from vnext.sched.sim.seeds import explained
 
     traceback.print_exception(failure.error)
@@ -199,9 +201,9 @@ def explain(failure, folder: Path) -> None:
 
 
 def write_log(events, folder: Path) -> None:
-    """A log directory as the engine writes it."""
+    """Write a log directory as the engine does."""
+    from vnext.log.codec import segment_name
     from vnext.sched.sim.log import segment
-    from vnext.state.log import segment_name
     from vnext.version import __version__
 
     folder.mkdir(parents=True, exist_ok=True)

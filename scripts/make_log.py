@@ -1,8 +1,8 @@
-"""Makes a log as a busy engine would leave it: `python scripts/make_log.py DIR --steps 1000000 --batch 8`.
+"""Write the log of a busy engine: `python scripts/make_log.py DIR --steps 1000000 --batch 8`.
 
-The real scheduler, reducer and recorder, tokens by chance instead of a model, two ranks that agree. Clients keep the batch
-full and a few requests waiting; some prompts share a beginning, a request in fifty is aborted, and the cache is a little
-too small, so that requests give way now and then. What is decided depends on the seed alone; times are those of the run.
+Runs the real scheduler, reducer and recorder with random tokens instead of a model and two ranks that agree. Clients keep
+the batch full and a few requests waiting; some prompts share a prefix, one request in fifty is aborted, and the cache is a
+little too small, so some requests are preempted. All decisions depend on the seed alone; timestamps are those of the run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.runtime.recorder import Recorder  # noqa: E402
-from vnext.runtime.segments import Bounds  # noqa: E402
+from vnext.log.codec import RankDigest  # noqa: E402
+from vnext.runtime.record.recorder import Recorder  # noqa: E402
+from vnext.runtime.record.segments import Bounds  # noqa: E402
 from vnext.sched.schedule import schedule  # noqa: E402
-from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
 from vnext.state.digest import digest  # noqa: E402
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, StepPlanned  # noqa: E402
-from vnext.state.log import RankDigest  # noqa: E402
 from vnext.state.params import Sampling  # noqa: E402
-from vnext.state.reduce import reduce, start  # noqa: E402
+from vnext.state.reduce import fold, start  # noqa: E402
 from vnext.state.state import State  # noqa: E402
 
 VOCABULARY = 128_000
@@ -55,9 +54,9 @@ def main() -> int:
 
 
 def make_log(log_dir: Path, steps: int, batch: int, privacy: str = "full", seed: int = 1) -> int:
-    """Write the log; its bytes. The last request ends whenever the steps do."""
+    """Write the log and return its size in bytes. The last requests end with the last step."""
     engine = _Engine(batch, seed)
-    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(stamped=True))
+    recorder = Recorder.open(log_dir, engine.started, privacy, Bounds(timestamped=True))
     while engine.state.planned < steps:
         recorder.append(*engine.iteration())
     bytes_written = recorder.bytes_written
@@ -66,38 +65,38 @@ def make_log(log_dir: Path, steps: int, batch: int, privacy: str = "full", seed:
 
 
 class _Engine:
-    """The state and what is still to be told of it: one frame for each `iteration`."""
+    """The state and its unrecorded events; each `iteration` returns one frame."""
 
     def __init__(self, batch: int, seed: int) -> None:
         blocks = batch * (PROMPT_MAX + ANSWER_MAX) // BLOCK_SIZE
         config = SchedulerConfig(
-            block_size=BLOCK_SIZE, block_count=max(blocks * 4 // 10, 64), batch_tokens_max=max(512, 2 * batch),
-            running_max=batch, model_len_max=PROMPT_MAX + ANSWER_MAX, vocab_size=VOCABULARY,
+            block_size=BLOCK_SIZE, page_count=max(blocks * 4 // 10, 64), max_num_batched_tokens=max(512, 2 * batch),
+            max_num_seqs=batch, max_model_len=PROMPT_MAX + ANSWER_MAX, vocab_size=VOCABULARY,
         )  # fmt: skip
         self.started = EngineStarted(
             config=config, model="none", model_digest="", world_size=2, environment={}, started_ns=time.time_ns()
         )
         self.state: State = start(self.started)
         self._batch = batch
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._pool = np.random.default_rng(seed).integers(3, VOCABULARY, POOL).astype("<i4").tobytes()
         self._reports: list[RankDigest] = []
 
     def iteration(self) -> tuple:
-        """What a recorder is given of the next turn: the results of the oldest step, arrivals, the next plan."""
-        events, befores, settled = [], [], []
+        """Return the recorder's input for the next turn: the results of the oldest step, arrivals, the next plan."""
+        events, befores, matched = [], [], []
         for event in self._chosen():
             befores.append(self.state)
             events.append(event)
-            settled.append(settle(self.state, event) if isinstance(event, StepCommitted) else None)
-            self.state = reduce(self.state, event, settled[-1])
+            self.state, effects = fold(self.state, event)
+            matched.append(effects)
         state_digest = digest(self.state)
         due = [report for report in self._reports if report.step < self.state.committed]
         self._reports = [report for report in self._reports if report.step >= self.state.committed]
         step = self.state.planned - 1
         if isinstance(events[-1], StepPlanned) and step % self.state.config.digest_interval == 0:
             self._reports += [RankDigest(rank, step, state_digest) for rank in range(2)]
-        return events, befores, state_digest, due, settled
+        return events, befores, state_digest, due, matched
 
     def _chosen(self) -> Iterator[AnyEvent]:
         state = self.state
@@ -105,21 +104,21 @@ class _Engine:
         while live < self._batch + 2:
             yield self._arrival()
             live += 1
-        if len(state.flights) == state.config.pipeline_depth or schedule(self.state) is None:
-            count = int(state.flights[0].samples.sum())
-            at = 4 * self._chance.randrange(POOL - count)
+        if len(state.in_flight) == state.config.pipeline_depth or schedule(self.state) is None:
+            count = int(state.in_flight[0].samples.sum())
+            at = 4 * self._rng.randrange(POOL - count)
             yield StepCommitted(step=state.committed, tokens=self._pool[at : at + 4 * count])
-        if self._chance.random() < self._batch / ANSWER_MAX / 50:
-            yield RequestAborted(ids=(self._chance.randrange(self.state.next_id),), reason="client")
+        if self._rng.random() < self._batch / ANSWER_MAX / 50:
+            yield RequestAborted(ids=(self._rng.randrange(self.state.next_id),), reason="client")
         plan = schedule(self.state)
         if plan is not None:
             yield plan
 
     def _arrival(self) -> RequestArrived:
-        chance = self._chance
-        length = chance.randint(1, PROMPT_MAX)
-        at = 4 * PROMPT_MAX * chance.randrange(SHARED_PROMPTS) if chance.random() < 0.3 else 4 * chance.randrange(POOL - length)
-        sampling = Sampling(seed=chance.getrandbits(64), max_tokens=chance.randint(1, ANSWER_MAX), ignore_eos=True)
+        rng = self._rng
+        length = rng.randint(1, PROMPT_MAX)
+        at = 4 * PROMPT_MAX * rng.randrange(SHARED_PROMPTS) if rng.random() < 0.3 else 4 * rng.randrange(POOL - length)
+        sampling = Sampling(seed=rng.getrandbits(64), max_tokens=rng.randint(1, ANSWER_MAX), ignore_eos=True)
         return RequestArrived(
             id=self.state.next_id, name=f"request-{self.state.next_id}", prompt=self._pool[at : at + 4 * length],
             sampling=sampling, priority=0, arrival_ns=time.time_ns(),

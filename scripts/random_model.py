@@ -1,8 +1,8 @@
-"""Makes a checkpoint of random weights in Hugging Face's layout: `python scripts/random_model.py SHAPE OUT [--seed 0]`.
+"""Write a checkpoint of random weights in Hugging Face's layout: `python scripts/random_model.py SHAPE OUT [--seed 0]`.
 
-Owns the shapes (those of known models, where a size has to mean something) and the files: speed depends on shapes, not
-on what was learnt. The tokenizer is the demo model's, filled up to the vocabulary; no id ends an answer. Tensors are
-drawn and written piece by piece, so memory stays small; one seed gives the same bytes wherever numpy is the same.
+Owns the shapes (those of known models, so that sizes are realistic) and the files. Speed depends on the shapes, not on the
+values of the weights. The tokenizer is the demo model's, padded to the vocabulary size; no id ends an answer. Tensors are
+drawn and written piece by piece to bound memory. The same seed and numpy version give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILLER = "\u0120word{}"  # byte-level spelling of " word..."; no merge leads the
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a decoder-only model. `query_key_norms`: queries and keys are normed per head, as in Qwen3."""
+    """Sizes of a decoder-only model. `query_key_norms`: queries and keys are normalised per head, as in Qwen3."""
 
     architecture: str
     model_type: str
@@ -46,13 +46,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def llama(**sizes: object) -> Shape:
-    """Sizes as in Shape; what every Llama has is filled in."""
+    """Return a Shape with the values that all Llama models share filled in."""
     common = {"architecture": "LlamaForCausalLM", "model_type": "llama", "query_key_norms": False}
     return Shape(**common, rope_theta=10000.0, norm_epsilon=1e-5, **sizes)
 
 
 def qwen3(**sizes: object) -> Shape:
-    """Sizes as in Shape; what every Qwen3 has is filled in."""
+    """Return a Shape with the values that all Qwen3 models share filled in."""
     common = {"architecture": "Qwen3ForCausalLM", "model_type": "qwen3", "query_key_norms": True}
     return Shape(**common, rope_theta=1e6, norm_epsilon=1e-6, **sizes)
 
@@ -78,7 +78,7 @@ SHAPES = {
 
 
 def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> int:
-    """Write all files into `folder`, the weights last and by rename; returns the number of parameters."""
+    """Write all files into `folder`, the weights last and by rename. Returns the number of parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "config.json": model_config(shape),
@@ -96,7 +96,7 @@ def write_checkpoint(shape: Shape, folder: Path, seed: int = 0) -> int:
 
 
 def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Every tensor by its Hugging Face name; matrices are [out, in]."""
+    """Return the shape of every tensor by its Hugging Face name; matrices are [out, in]."""
     hidden, queries, keys = shape.hidden_size, shape.head_count * shape.head_dim, shape.kv_head_count * shape.head_dim
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (hidden,),
@@ -119,7 +119,7 @@ def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: int) -> None:
-    """A safetensors file: the header's length (8 bytes, little-endian), the header as JSON, then the tensors' bytes."""
+    """Write a safetensors file: the header's length (8 bytes, little-endian), the header as JSON, then the tensors' bytes."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, sizes in tensors.items():
@@ -134,7 +134,7 @@ def write_tensors(stream: BinaryIO, tensors: dict[str, tuple[int, ...]], seed: i
 
 
 def tensor_pieces(sizes: tuple[int, ...], rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """The tensor in order, as bfloat16 bits (uint16): ones for a norm, a matrix's entries from N(0, WEIGHT_STD^2)."""
+    """Yield the tensor in order as bfloat16 bits (uint16): ones for a norm, N(0, WEIGHT_STD^2) for a matrix."""
     if len(sizes) == 1:
         yield np.full(sizes, BF16_ONE, np.uint16)
         return
@@ -145,7 +145,7 @@ def tensor_pieces(sizes: tuple[int, ...], rng: np.random.Generator) -> Iterator[
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """Finite float32 as bfloat16 bits (uint16), rounded to nearest, ties to even."""
+    """Convert finite float32 to bfloat16 bits (uint16), rounded to nearest, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
@@ -171,7 +171,7 @@ def tokenizer_config(shape: Shape) -> dict[str, object]:
 
 
 def filled_tokenizer(vocab_size: int) -> dict[str, object]:
-    """The demo model's tokenizer with words of their own for all further ids. ValueError where it is larger already."""
+    """Return the demo model's tokenizer with a filler word for each additional id. Raises ValueError if it is larger."""
     tokenizer = json.loads(TOKENIZER.read_text(encoding="utf-8"))
     vocab = tokenizer["model"]["vocab"]
     if vocab_size < len(vocab):

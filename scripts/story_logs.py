@@ -1,8 +1,8 @@
-"""Records the logs of the guide's stories (docs/replay-guide.md): `python scripts/story_logs.py DIR`.
+"""Record the logs of the guide's stories (docs/replay-guide.md): `python scripts/story_logs.py DIR`.
 
-The real scheduler, reducer and recorder on a clock of their own: a step takes what a cost model says, give or take one
-per cent, tokens are a hash instead of a model's. So each log is the same on every machine and in every run. What clients
-and ranks do is in STORIES; `shop_policies.py`, which one story needs, is written beside the logs.
+Runs the real scheduler, reducer and recorder on a simulated clock: a cost model gives the duration of a step, within one
+per cent, and a hash replaces the model's tokens. So each log is the same on every machine and in every run. STORIES holds the
+actions of clients and ranks. `shop_policies.py`, which one story needs, is written beside the logs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import xxhash
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from vnext.runtime.recorder import Recorder  # noqa: E402
-from vnext.runtime.segments import Bounds  # noqa: E402
+from vnext.log.codec import RankDetail, RankDigest  # noqa: E402
+from vnext.runtime.record.recorder import Recorder  # noqa: E402
+from vnext.runtime.record.segments import Bounds  # noqa: E402
 from vnext.sched.policies import PolicyError  # noqa: E402
 from vnext.sched.schedule import schedule  # noqa: E402
-from vnext.state.committing import settle  # noqa: E402
 from vnext.state.config import SchedulerConfig  # noqa: E402
 from vnext.state.digest import details, digest, histories, requests_otherwise  # noqa: E402
 from vnext.state.events import (  # noqa: E402
@@ -37,17 +37,17 @@ from vnext.state.events import (  # noqa: E402
     pack_tokens,
     unpack_tokens,
 )
-from vnext.state.log import RankDetail, RankDigest  # noqa: E402
+from vnext.state.fold_commit import match_samples  # noqa: E402
 from vnext.state.params import Sampling  # noqa: E402
 from vnext.state.reduce import reduce, start  # noqa: E402
-from vnext.state.state import Flight, State  # noqa: E402
+from vnext.state.state import State, StepInFlight  # noqa: E402
 
 STARTED_NS = 1_790_000_000 * 10**9
 """The wall clock at each engine's start; the monotonic clock begins at a second."""
 MONOTONIC_NS = 10**9
 VOCABULARY = 32_000
 STEP_US, TOKEN_US, REQUEST_US, READ_US = 6_000.0, 45.0, 120.0, 0.15
-"""What a step costs: by itself, for each token, for each request, for each position that attention reads."""
+"""The cost of a step: fixed, per token, per request, and per position that attention reads."""
 JITTER = 0.01
 POLICY = '''"""Our shop's policies."""
 
@@ -61,7 +61,7 @@ def nearly_done_first(candidate: Candidate) -> tuple[int | float, ...]:
 
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: when it comes, its prompt and how long its answer is."""
+    """A request: its arrival time, its prompt and the length of its answer."""
 
     at_us: int
     prompt: list[int]
@@ -70,7 +70,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to one engine. `wrong`: (rank, step) of a token that this rank alone samples otherwise."""
+    """The course of one engine. `wrong`: (rank, step) of a token that this rank alone samples differently."""
 
     config: SchedulerConfig
     clients: list[Coming]
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def record(folder: Path, name: str) -> Path:
-    """Write the log of one story into a folder of its own."""
+    """Write the log of one story into its own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "shop_policies.py").write_text(POLICY)
     sys.path.insert(0, str(folder.resolve()))
@@ -102,7 +102,7 @@ def record(folder: Path, name: str) -> Path:
 
 
 class Clock:
-    """The time of a run, in place of the machine's."""
+    """The simulated time of a run."""
 
     def __init__(self) -> None:
         self.us = 0
@@ -134,15 +134,15 @@ class Run:
         self._drifted = False
 
     def run(self) -> None:
-        """Until everybody has been answered, the policy fails or a rank has drifted."""
+        """Run until every request is answered, the policy fails or a rank drifts."""
         with mock.patch.multiple(time, monotonic_ns=self.clock.monotonic_ns, time_ns=self.clock.time_ns):
-            self.recorder = Recorder.open(self._log_dir, self.started, "full", Bounds(stamped=True))
+            self.recorder = Recorder.open(self._log_dir, self.started, "full", Bounds(timestamped=True))
             try:
                 self._turns(deque(sorted(self.story.clients, key=lambda coming: coming.at_us)))
             except PolicyError as error:
                 print(f"the engine has ended: {error}")
             if self._frame:
-                self._write()  # as the engine core does: what was folded belongs into the log
+                self._write()  # as the engine core does: a folded event belongs in the log
             self.recorder.close()
 
     def _turns(self, clients: deque[Coming]) -> None:
@@ -167,8 +167,8 @@ class Run:
             plan = schedule(self.state)
             if plan is not None:
                 self._fold(plan)
-                flight = self.state.flights[-1]
-                took_us = round(step_us(flight))
+                scheduled = self.state.in_flight[-1]
+                took_us = round(step_us(scheduled))
                 self._device_us = max(self.clock.us, self._device_us) + took_us
                 self._busy_us.append((self._device_us, took_us))
                 self._report(plan.step)
@@ -179,17 +179,17 @@ class Run:
 
     def _commit(self) -> None:
         _, took_us = self._busy_us.popleft()
-        flight = self.state.flights[0]
-        self.recorder.took(flight.step, took_us / 1e6)
-        ends = (flight.starts + flight.counts)[flight.samples].tolist()
-        tokens = [sampled(id_, end) for id_, end in zip(flight.ids[flight.samples].tolist(), ends)]
-        self._fold(StepCommitted(step=flight.step, tokens=pack_tokens(tokens)))
-        self._drifted = flight.step in self._details
+        scheduled = self.state.in_flight[0]
+        self.recorder.took(scheduled.step, took_us / 1e6)
+        ends = (scheduled.starts + scheduled.counts)[scheduled.samples].tolist()
+        tokens = [sampled(id_, end) for id_, end in zip(scheduled.ids[scheduled.samples].tolist(), ends)]
+        self._fold(StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens)))
+        self._drifted = scheduled.step in self._details
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
     def _report(self, step: int) -> None:
-        """What each rank says of the state in which it runs a step, told with the step's result."""
+        """Report each rank's digest of the state before a step, together with the step's result."""
         if step % self.state.config.digest_interval:
             return
         ours = digest(self.state)
@@ -209,7 +209,7 @@ class Run:
             self.other = reduce(self.other, self._as_it_came_out(event))
 
     def _as_it_came_out(self, event: AnyEvent) -> AnyEvent:
-        """The rank knows tokens from its own sampling."""
+        """Return the event with the tokens that the wrong rank sampled itself."""
         if not isinstance(event, StepCommitted) or event.step != self.story.wrong[1]:
             return event
         tokens = unpack_tokens(event.tokens).tolist()
@@ -217,23 +217,25 @@ class Run:
 
     def _write(self) -> None:
         events, befores = zip(*self._frame) if self._frame else ((), ())
-        settled = [settle(before, event) if isinstance(event, StepCommitted) else None for event, before in self._frame]
+        matched = [
+            match_samples(before, event) if isinstance(event, StepCommitted) else None for event, before in self._frame
+        ]
         self._frame = []
         due = [step for step in self._reports if step < self.state.committed]
         reports = [report for step in due for report in self._reports.pop(step)]
-        told = [detail for step in due for detail in self._details.get(step, ())]
-        self.recorder.append(events, befores, digest(self.state), reports, settled, told)
+        reported = [detail for step in due for detail in self._details.get(step, ())]
+        self.recorder.append(events, befores, digest(self.state), reports, matched, reported)
 
 
-def step_us(flight: Flight) -> float:
-    """What a step takes."""
-    read = int((flight.starts + flight.counts).sum())
-    cost = STEP_US + TOKEN_US * flight.tokens + REQUEST_US * len(flight.ids) + READ_US * read
-    return cost * (1 + JITTER * (2 * fraction("step", flight.step) - 1))
+def step_us(scheduled: StepInFlight) -> float:
+    """Return the duration of a step in microseconds."""
+    read = int((scheduled.starts + scheduled.counts).sum())
+    cost = STEP_US + TOKEN_US * scheduled.tokens + REQUEST_US * len(scheduled.ids) + READ_US * read
+    return cost * (1 + JITTER * (2 * fraction("step", scheduled.step) - 1))
 
 
 def fraction(*key: object) -> float:
-    """A number in [0, 1) that depends on the key alone."""
+    """Return a number in [0, 1) that depends on the key alone."""
     return xxhash.xxh3_64_intdigest(repr(key).encode()) / 2**64
 
 
@@ -245,16 +247,21 @@ def sampled(id_: int, place: int) -> int:
 
 
 def text(name: object, length: int) -> list[int]:
-    """A text as tokens: the same for the same name."""
-    chance = random.Random(str(name))
-    return [chance.randrange(2, VOCABULARY) for _ in range(length)]
+    """Return a text as tokens; equal names give equal texts."""
+    rng = random.Random(str(name))
+    return [rng.randrange(2, VOCABULARY) for _ in range(length)]
 
 
 def config(**changes: object) -> SchedulerConfig:
     fields = dict(
-        block_size=16, block_count=4096, batch_tokens_max=2048, running_max=64, model_len_max=16_384, vocab_size=VOCABULARY,
+        block_size=16,
+        page_count=4096,
+        max_num_batched_tokens=2048,
+        max_num_seqs=64,
+        max_model_len=16_384,
+        vocab_size=VOCABULARY,
         eos_token_ids=(1,),
-    )  # fmt: skip
+    )
     return SchedulerConfig(**(fields | changes))
 
 
@@ -267,39 +274,39 @@ def talks(count: int, every_us: int, begin_us: int = 0, answer: int = 60) -> Ite
 
 
 def spike(threshold: int = 0) -> Story:
-    """Talks all the time, and after two seconds three documents of 12,000 tokens at once."""
+    """Steady short questions; after two seconds three documents of 12,000 tokens arrive at once."""
     documents = [Coming(at_us=2_000_000 + 1000 * each, prompt=text(f"document {each}", 12_000), answer=80) for each in range(3)]
-    return Story(config=config(prefill_threshold=threshold), clients=[*talks(60, 80_000), *documents])
+    return Story(config=config(long_prefill_token_threshold=threshold), clients=[*talks(60, 80_000), *documents])
 
 
 def drift(wrong: tuple[int, int] | None = (2, 137), interval: int = 64) -> Story:
-    """Four ranks; one of them samples another token once."""
+    """Four ranks, one of which samples a different token once."""
     return Story(config=config(digest_interval=interval), clients=list(talks(30, 60_000)), ranks=4, wrong=wrong)
 
 
-def cache(stamped: bool) -> Story:
-    """A support bot: one instruction of 600 tokens before each question. `stamped`: the time of day stands before it."""
+def cache(timestamped: bool) -> Story:
+    """A support bot: an instruction of 600 tokens precedes each question. `timestamped`: the time of day precedes both."""
     clients = []
     for number in range(50):
         at_us = int((number + fraction("bot", number)) * 60_000)
         date, time_of_day = text("Today is", 4), text(f"minute {number}", 3)
         instruction = text("instruction", 600)
         question = text(f"question {number}", 30 + number % 50)
-        head = [*date, *time_of_day, *instruction] if stamped else [*instruction, *date, *time_of_day]
+        head = [*date, *time_of_day, *instruction] if timestamped else [*instruction, *date, *time_of_day]
         clients.append(Coming(at_us=at_us, prompt=[*head, *question], answer=40))
-    return Story(config=config(block_count=2048), clients=clients)
+    return Story(config=config(page_count=2048), clients=clients)
 
 
-def storm(running_max: int = 64) -> Story:
-    """Long answers in a cache that has room for half of those that run."""
+def storm(max_num_seqs: int = 64) -> Story:
+    """Long answers in a cache with room for half of the running requests."""
     clients = list(talks(90, 25_000, answer=240))
-    return Story(config=config(block_count=420, running_max=running_max), clients=clients)
+    return Story(config=config(page_count=420, max_num_seqs=max_num_seqs), clients=clients)
 
 
 def crash() -> Story:
-    """A policy of the shop's own, which divides by what a request has answered so far."""
+    """A custom policy of the shop that divides by the number of tokens a request has generated."""
     return Story(
-        config=config(policy="shop_policies:nearly_done_first", block_count=160), clients=list(talks(60, 20_000, answer=120))
+        config=config(policy="shop_policies:nearly_done_first", page_count=160), clients=list(talks(60, 20_000, answer=120))
     )
 
 

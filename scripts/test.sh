@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests; sets everything up on the first call.
-#   scripts/test.sh                         all, one process a core, eight at most
-#   scripts/test.sh tests/state -k prefix   anything that pytest takes, in one process; paths as seen from the repository's root
-# One thread a process: on a busy machine torch's threads wait for each other much longer than they work.
+# Runs the tests. Sets up the environment on the first call.
+#   scripts/test.sh                         all tests, one process per core, at most eight
+#   scripts/test.sh tests/state -k prefix   any arguments of pytest, in one process; paths are relative to the repository's root
+# One thread per process: on a busy machine torch's threads wait for each other much longer than they work.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
-# With the compiler of the CUDA sources, 163 MB more, where its packages exist; no GPU is needed for it.
+# Includes the compiler of the CUDA sources (163 MB) where its packages exist; it needs no GPU.
 if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,cuda-test; else set_up dev; fi
 cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
@@ -15,4 +15,7 @@ for argument in "$@"; do
     case "$argument" in -s | --pdb | [!-]*) processes=1 ;; esac
 done
 [ "$processes" -eq 1 ] || set -- -n "$processes" "$@"
+if [ -n "${COUNT_INSTRUCTIONS:-}" ]; then  # reports how they changed; never fails
+    timeout 60 "$VENV/bin/python" -m perf.count_instructions --program core || echo "instructions: not counted within a minute"
+fi
 exec "$VENV/bin/python" -m pytest "$@"

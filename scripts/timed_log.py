@@ -1,9 +1,9 @@
-"""Makes a log with step times: `python scripts/timed_log.py DIR --seconds 60 [--model FOLDER]`.
+"""Write a log with real step times: `python scripts/timed_log.py DIR --seconds 60 [--model FOLDER]`.
 
-A real engine (ranks of their own, as under `vnext serve`) answers the same waves of requests again and again until the time
-is over: 1 to 32 at once, prompts and answers of lengths that are drawn once, token ids that are drawn anew. So steps of every
-kind are there (prefill, decode, both mixed), and each of them many times: what equal steps differ in is the machine's noise,
-and no model of step times can be better. `vnext-replay what-if LOG` reports both.
+A real engine (with rank processes, as under `vnext serve`) answers the same waves of requests repeatedly until the time is
+over: 1 to 32 at once, with lengths drawn once and token ids drawn for each pass. So the log contains every kind of step
+(prefill, decode, mixed) many times. The differences between equal steps are the machine's noise, which bounds the accuracy of
+any model of step times. `vnext-replay what-if LOG` reports both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def serve(llm: LLM, seconds: float, seed: int) -> int:
-    """Pass after pass over the same waves until the time is over; how many."""
+    """Repeat passes over the same waves until the time is over. Returns the number of passes."""
     shape, content = random.Random(seed), random.Random(seed + 1)
     waves = [[(shape.randint(1, PROMPT_MAX), shape.randint(ANSWER_MIN, ANSWER_MAX)) for _ in range(size)] for size in WAVES]
     began, passes = time.monotonic(), 0

@@ -1,9 +1,9 @@
-"""Trains the model that ships as `vnext/demo_model`, from a fixed seed, on the running Python's own documentation.
+"""Train the model that ships as `vnext/demo_model`, from a fixed seed, on the documentation of the running Python.
 
 Owns the tokenizer, the training loop and the exported checkpoint (Hugging Face layout, Llama architecture, bfloat16);
-the text is `demo_corpus`. The forward below is the training form only: the engine has its own and is not used here.
-`python scripts/train_demo_model.py --compile` repeats the shipped model; another Python, torch or thread count changes
-the text or the rounding, and so the weights. Without `--compile` no C++ compiler is needed, at about half the speed.
+the text comes from `demo_corpus`. The forward below serves training only; the engine has its own.
+`python scripts/train_demo_model.py --compile` reproduces the shipped model; another Python, torch or thread count changes
+the text or the rounding, and so the weights. Without `--compile` it needs no C++ compiler and runs at about half the speed.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch.nn import functional
 
 TOKENS_PER_STEP = 2048
 SHORT_WINDOW, LONG_WINDOW = 256, 1024
-LONG_EVERY = 4  # every fourth step sees whole contexts: far positions at the end of a run would upset what it knows
+LONG_EVERY = 4  # every fourth step sees whole contexts: far positions only at the end would disturb what the model has learnt
 WARM_UP_SHARE = 0.02
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -142,9 +142,9 @@ def mean_loss(weights: Weights, windows: torch.Tensor, shape: Shape) -> torch.Te
 
 
 def batches(documents: list[numpy.ndarray], window: int, rng: numpy.random.Generator) -> Iterator[torch.Tensor]:
-    """Endless [TOKENS_PER_STEP / window, window + 1] batches, the documents in a new order each epoch.
+    """Yield endless [TOKENS_PER_STEP / window, window + 1] batches, with the documents in a new order each epoch.
 
-    Every second window starts where a document does: prompts at position 0 are what the engine will see.
+    Every second window starts at the start of a document, because the engine will see prompts at position 0.
     """
     count = TOKENS_PER_STEP // window
     while True:
@@ -185,7 +185,7 @@ def train(
     options: argparse.Namespace, weights: Weights, shape: Shape, documents: list[numpy.ndarray],
     report: Callable[[int, float], None],
 ) -> None:
-    """Trains in place; `report(step, loss)` is called after every step, with the step's training loss."""
+    """Train in place; call `report(step, loss)` after every step with the training loss of the step."""
     optimizer, rng, started = make_optimizer(weights), numpy.random.default_rng(options.seed), time.monotonic()
     sources = {window: batches(documents, window, rng) for window in (SHORT_WINDOW, LONG_WINDOW)}
     loss_of = torch.compile(mean_loss, dynamic=False) if options.compile else mean_loss
@@ -233,7 +233,7 @@ def tokenizer_config(shape: Shape) -> dict[str, object]:
 
 
 def export(folder: Path, weights: Weights, tokenizer: Tokenizer, shape: Shape) -> None:
-    """Writes the checkpoint; the weights change by rename, so that a reader never sees half a file."""
+    """Write the checkpoint; the weights appear by rename, so a reader never sees a partial file."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = [SPECIAL_TOKENS.index(END_OF_TEXT), SPECIAL_TOKENS.index(END)]
     files = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sampled import sample, seed_of
 from walking import WALKED, Walked, summary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--walk-events", type=int, default=1_000_000, help="events of the seeded simulation in tests/sim (default 1000000)"
     )
+    parser.addoption("--long", action="store_true", help="every case, also of long files that are otherwise sampled")
+    parser.addoption("--sample-seed", default="", help="which cases of long files a run takes (default: the commit)")
     parser.addoption("--rewrite", action="store_true", help="write the traces of tests/golden anew, to be reviewed as a diff")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines of tests compute on the CPU, also where --device auto would find a GPU; tests/gpu is run by its own name."""
+    config.option.sample_seed = config.workerinput["sample_seed"] if hasattr(config, "workerinput") else seed_of(config)
+    if not any("gpu" in Path(argument).parts for argument in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session")
@@ -40,9 +50,9 @@ SPREAD = ("tests/sim/test_walk.py", "tests/sim/planted/test_planted_stories.py")
 """Files whose tests share nothing and are long: any process takes any of them. Other files stay in one process."""
 FIRST = (
     "tests/sim/test_walk.py", "tests/e2e/test_parity.py", "tests/cuda/test_planted_kernel_bugs.py",
-    "tests/runtime/test_launch.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
+    "tests/runtime/processes/test_launch.py", "tests/sim/planted/test_shrink.py", "tests/replay/test_hostile.py",
     "tests/cuda/test_compile_gate.py", "tests/cuda/test_cuda_attention.py", "tests/cuda/test_sanitized.py",
-    "tests/cuda/test_gpu_check.py", "tests/runtime/test_exchange_killing.py", "tests/e2e/test_determinism.py",
+    "tests/cuda/test_gpu_check.py", "tests/runtime/collectives/test_exchange_killing.py", "tests/e2e/test_determinism.py",
 )  # fmt: skip
 """The longest files, so that no process is left alone with one at the end."""
 LAST = "tests/sim/planted/test_planted_stories.py"
@@ -50,10 +60,19 @@ LAST = "tests/sim/planted/test_planted_stories.py"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the work, the order in which they take it."""
+    """What a run takes of long files; where several processes share the work, the order in which they take it."""
+    if seed := config.option.sample_seed:
+        items[:], left_out = sample(items, seed)
+        config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         turns = {file: turn for turn, file in enumerate(FIRST)} | {LAST: len(FIRST) + 1}
         items.sort(key=lambda item: turns.get(item.nodeid.split("::")[0], len(FIRST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    """The other processes' options are read anew from the command line; what a run samples by is not there."""
+    node.workerinput["sample_seed"] = node.config.option.sample_seed
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,7 +88,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if seed := config.option.sample_seed:
+        terminalreporter.write_line(f"long files: a sample, by --sample-seed {seed}; scripts/test_long.sh runs every case")
     reports = (report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind))
     walked = [msgspec.convert(value, Walked) for report in reports for name, value in report.user_properties if name == WALKED]
     if walked:

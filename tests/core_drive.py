@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vnext.sched.schedule import schedule
-from vnext.state import rows as columns
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,
@@ -15,18 +14,19 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
+from vnext.state.fold_plan import row_blocks, row_tokens
 from vnext.state.laws import check
 from vnext.state.outputs import Output, outputs
 from vnext.state.params import Sampling
-from vnext.state.planning import row_blocks, row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
+from vnext.state.store import fields
 
 
 def config_of(**changes: object) -> SchedulerConfig:
     """Blocks of 4 tokens, 16 of them; 32 tokens a step; 8 requests; synchronous."""
     fields = dict(
-        block_size=4, block_count=16, batch_tokens_max=32, running_max=8, model_len_max=64, pipeline_depth=1,
+        block_size=4, page_count=16, max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64, pipeline_depth=1,
         eos_token_ids=(0,), vocab_size=100,
     )  # fmt: skip
     return SchedulerConfig(**(fields | changes))
@@ -69,8 +69,8 @@ class Engine:
         if plan is None:
             return {}
         self.fold(plan)
-        flight = self.state.flights[-1]
-        return dict(zip(flight.ids.tolist(), flight.counts.tolist()))
+        scheduled = self.state.in_flight[-1]
+        return dict(zip(scheduled.ids.tolist(), scheduled.counts.tolist()))
 
     def decide(self) -> StepPlanned | None:
         return schedule(self.state)
@@ -83,8 +83,8 @@ class Engine:
     def step(self, token: int = 9) -> dict[int, int]:
         """Plan and commit one step in which everybody samples `token`."""
         planned = self.plan()
-        if self.state.flights:
-            self.commit(*[token] * int(self.state.flights[0].samples.sum()))
+        if self.state.in_flight:
+            self.commit(*[token] * int(self.state.in_flight[0].samples.sum()))
         return planned
 
     def abort(self, *ids: int) -> list[Output]:
@@ -97,7 +97,7 @@ class Engine:
     def run_out(self, token: int = 9, steps_max: int = 500) -> None:
         """Step until nobody lives."""
         for _ in range(steps_max):
-            if not self.state.requests and not self.state.flights:
+            if not self.state.requests and not self.state.in_flight:
                 return
             self.step(token)
         raise AssertionError(f"{len(self.state.requests)} requests still live after {steps_max} steps")
@@ -118,7 +118,7 @@ class Engine:
 
     def field(self, id_: int, name: str) -> int:
         """One cell of a running request's row."""
-        return int(self.state.rows.cells[columns.FIELD_NAMES.index(name), self.running.index(id_)])
+        return int(self.state.rows.cells[fields.FIELD_NAMES.index(name), self.running.index(id_)])
 
     def blocks(self, id_: int) -> list[int]:
         return row_blocks(self.state, self.running.index(id_)).tolist()

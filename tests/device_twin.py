@@ -1,4 +1,4 @@
-"""A device's twin on the CPU, for tests of everything above `vnext/runtime/device.py`: late and strict on purpose.
+"""A device's twin on the CPU, for tests of everything above `vnext/runtime/gpu/device.py`: late and strict on purpose.
 
     copies     arrive when the work joins them and not before: until then their target holds POISON; memory that is copied to for
                the first time may have been another tensor's a moment ago, so that comes after all work that was asked for
@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vnext.runtime.device import Mark, Memory
+from vnext.runtime.gpu.device import Mark, Memory
 
 POISON = 0x5A
 SHAPED_BY_VALUES = (

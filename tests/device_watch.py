@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vnext.kernels.cuda import plan
-from vnext.runtime.device_steps import DeviceSteps, Flying
+from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.state.state import State
 
 READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu", "__contains__"}
@@ -71,12 +71,12 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
     """From here on every launch of a step is watched; the watches of those that were. For steps of one thread."""
     launch, from_numpy, on_device, watches = DeviceSteps.launch, torch.from_numpy, plan.on_device, []
 
-    def watched(steps: DeviceSteps, state: State) -> Flying:
+    def watched(steps: DeviceSteps, state: State) -> PendingStep:
         watches.append(Watch(steps._device))
         with watches[-1].watching():
             return launch(steps, state)
 
-    def told(array: np.ndarray) -> torch.Tensor:
+    def reported(array: np.ndarray) -> torch.Tensor:
         tensor = from_numpy(array)
         device = watches[-1].device if watches else None
         return watches[-1].note(tensor) if device and device.is_watched and not device.at_work else tensor
@@ -86,7 +86,7 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
         return watches[-1].device.run(on_device, parts, device) if watches else on_device(parts, device)
 
     monkeypatch.setattr(DeviceSteps, "launch", watched)
-    monkeypatch.setattr(torch, "from_numpy", told)
+    monkeypatch.setattr(torch, "from_numpy", reported)
     monkeypatch.setattr(plan, "on_device", sent)
     return watches
 

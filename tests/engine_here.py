@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from vnext.runtime import core_process, launch
+from vnext.runtime.core import process as core_process
+from vnext.runtime.processes import launch
 from vnext.runtime.settings import CoreSettings
 
 
@@ -22,7 +23,7 @@ class CoreThread:
     """In place of launch's Child. Mutable; one that has ended stays so."""
 
     def __init__(self, name: str, module: str) -> None:
-        assert module == "vnext.runtime.core_main", "this is a thread for engine cores"
+        assert module == "vnext.runtime.core.main", "this is a thread for engine cores"
         self._waker, self._wake = socket.socketpair()
         self._thread: threading.Thread | None = None
         self.returncode = 0

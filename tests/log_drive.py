@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from vnext.runtime.recorder import Recorder
-from vnext.runtime.segments import Bounds
+from vnext.log.codec import RankDigest
+from vnext.runtime.record.recorder import Recorder
+from vnext.runtime.record.segments import Bounds
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -24,9 +25,8 @@ from vnext.state.events import (
     StepPlanned,
     pack_tokens,
 )
-from vnext.state.log import RankDigest
+from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
-from vnext.state.planning import row_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -36,23 +36,23 @@ Iteration = tuple[list[AnyEvent], list[State], State, list[RankDigest]]
 def small_config(**changes) -> SchedulerConfig:
     """A small pool and a tiny vocabulary: sharing, preemption and stops happen every few steps."""
     fields = dict(
-        block_size=4, block_count=24, batch_tokens_max=20, running_max=6, model_len_max=60, eos_token_ids=(0,),
+        block_size=4, page_count=24, max_num_batched_tokens=20, max_num_seqs=6, max_model_len=60, eos_token_ids=(0,),
         vocab_size=6, digest_interval=3,
     )  # fmt: skip
     return SchedulerConfig(**(fields | changes))
 
 
-def drawn_config(chance: random.Random) -> SchedulerConfig:
+def drawn_config(rng: random.Random) -> SchedulerConfig:
     """Any depth, policy and block size of 1 to 4 tokens, with a pool of little more than one request's blocks."""
-    size = chance.randint(1, 4)
-    windows = chance.choice([(), (), (3,), (0, 5), (7, 0, 2)])
+    size = rng.randint(1, 4)
+    windows = rng.choice([(), (), (3,), (0, 5), (7, 0, 2)])
     config = small_config(
-        block_size=size, block_count=-(-59 // size) + chance.randint(0, 12), pipeline_depth=chance.randint(1, 3),
-        policy=chance.choice(("fcfs", "priority")), eos_token_ids=chance.choice(((0,), (0, 2), ())),
-        running_max=chance.randint(3, 8), batch_tokens_max=chance.choice((7, 20, 64)),
-        prefill_threshold=chance.choice((0, 0, 5)),
+        block_size=size, page_count=-(-59 // size) + rng.randint(0, 12), pipeline_depth=rng.randint(1, 3),
+        policy=rng.choice(("fcfs", "priority")), eos_token_ids=rng.choice(((0,), (0, 2), ())),
+        max_num_seqs=rng.randint(3, 8), max_num_batched_tokens=rng.choice((7, 20, 64)),
+        long_prefill_token_threshold=rng.choice((0, 0, 5)),
     )  # fmt: skip
-    return msgspec.structs.replace(config, windows=windows, block_count=config.block_count * max(len(windows), 1))
+    return msgspec.structs.replace(config, windows=windows, page_count=config.page_count * max(len(windows), 1))
 
 
 def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
@@ -63,12 +63,12 @@ def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
 
 def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2) -> Iterator[Iteration]:
     """Iterations until every request has ended: events, the state before each, the state after all, rank digests."""
-    chance, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
+    rng, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
     reports: list[RankDigest] = []
-    while arrivals or state.requests or state.flights:
+    while arrivals or state.requests or state.in_flight:
         events: list[AnyEvent] = []
         befores: list[State] = []
-        for event in _chosen(chance, state, histories, arrivals):
+        for event in _chosen(rng, state, histories, arrivals):
             befores.append(state)
             events.append(event)
             arrivals -= isinstance(event, RequestArrived)
@@ -80,46 +80,46 @@ def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 
         yield events, befores, state, due
 
 
-def _chosen(chance: random.Random, state: State, histories: list[list[int]], arrivals: int) -> Iterator[AnyEvent]:
+def _chosen(rng: random.Random, state: State, histories: list[list[int]], arrivals: int) -> Iterator[AnyEvent]:
     """One iteration's events, each chosen in the state that the ones before it left."""
-    if arrivals and chance.random() < 0.5:
-        event = _arrival(chance, state, histories)
+    if arrivals and rng.random() < 0.5:
+        event = _arrival(rng, state, histories)
         yield event
         state = reduce(state, event)
-    if state.next_id and chance.random() < 0.05:
-        event = RequestAborted(ids=(chance.randrange(state.next_id),), reason="client")
+    if state.next_id and rng.random() < 0.05:
+        event = RequestAborted(ids=(rng.randrange(state.next_id),), reason="client")
         yield event
         state = reduce(state, event)
-    if chance.random() < 0.02:
+    if rng.random() < 0.02:
         yield PrefixCacheReset()
         state = reduce(state, PrefixCacheReset())
-    if len(state.flights) == state.config.pipeline_depth or (state.flights and schedule(state) is None):
+    if len(state.in_flight) == state.config.pipeline_depth or (state.in_flight and schedule(state) is None):
         event = StepCommitted(step=state.committed, tokens=_sampled(state, histories))
         yield event
         state = reduce(state, event)
-    plan = schedule(state) if len(state.flights) < state.config.pipeline_depth else None
+    plan = schedule(state) if len(state.in_flight) < state.config.pipeline_depth else None
     if plan is not None:
         yield plan
 
 
-def _arrival(chance: random.Random, state: State, histories: list[list[int]]) -> RequestArrived:
+def _arrival(rng: random.Random, state: State, histories: list[list[int]]) -> RequestArrived:
     """Often a prompt that continues an earlier conversation, end tokens included, so that prefixes are shared."""
-    history = chance.choice(histories)
-    prompt = history[: chance.randint(1, len(history))] + [chance.randrange(6) for _ in range(chance.randint(0, 9))]
+    history = rng.choice(histories)
+    prompt = history[: rng.randint(1, len(history))] + [rng.randrange(6) for _ in range(rng.randint(0, 9))]
     sampling = Sampling(
-        seed=chance.getrandbits(64), max_tokens=chance.randint(1, 20), min_tokens=chance.choice((0, 0, 3)),
-        stop_token_ids=chance.choice(((), (3,), (0, 3))), ignore_eos=chance.random() < 0.3, logit_bias=((4, 1.5),),
+        seed=rng.getrandbits(64), max_tokens=rng.randint(1, 20), min_tokens=rng.choice((0, 0, 3)),
+        stop_token_ids=rng.choice(((), (3,), (0, 3))), ignore_eos=rng.random() < 0.3, logit_bias=((4, 1.5),),
     )  # fmt: skip
     return RequestArrived(
         id=state.next_id, name=f"secret name {state.next_id}", prompt=pack_tokens(prompt[-40:]), sampling=sampling,
-        priority=chance.randint(0, 2), arrival_ns=state.sequence, cache_salt=chance.choice(("", "", "secret salt")),
+        priority=rng.randint(0, 2), arrival_ns=state.sequence, cache_salt=rng.choice(("", "", "secret salt")),
     )  # fmt: skip
 
 
 def _sampled(state: State, histories: list[list[int]]) -> bytes:
     """A token is a hash of its request's history, so a preempted request samples the same again."""
-    flight, tokens = state.flights[0], []
-    for request_id in flight.ids[flight.samples].tolist():
+    scheduled, tokens = state.in_flight[0], []
+    for request_id in scheduled.ids[scheduled.samples].tolist():
         found = (state.rows.id == request_id).nonzero()[0]
         history = row_tokens(state, int(found[0])) if len(found) else pack_tokens([])
         tokens.append(xxhash.xxh3_64_intdigest(bytes(history)) % 6)
@@ -134,14 +134,22 @@ def as_it_is(events, state_digest, ranks):
 
 
 def record(
-    log_dir: Path, privacy="full", config=None, seed=1, arrivals=40, change=as_it_is, size=10**6, max_bytes=0, stamped=False
+    log_dir: Path,
+    privacy="full",
+    config=None,
+    seed=1,
+    arrivals=40,
+    change=as_it_is,
+    size=10**6,
+    max_bytes=0,
+    timestamped=False,
 ) -> Path:
     """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
     config = config or small_config()
-    bounds = Bounds(segment_bytes=size, max_bytes=max_bytes, stamped=stamped)
+    bounds = Bounds(segment_bytes=size, max_bytes=max_bytes, timestamped=timestamped)
     recorder = Recorder.open(log_dir, started(config), privacy, bounds)
     for events, befores, after, ranks in engine(config, seed, arrivals):
-        for step in [event.step for event in events if stamped and isinstance(event, StepCommitted)]:
+        for step in [event.step for event in events if timestamped and isinstance(event, StepCommitted)]:
             recorder.took(step, 1e-6 * (1 + step % 5))
         events, state_digest, ranks = change(events, digest(after), ranks)
         recorder.append(events, befores, state_digest, ranks)

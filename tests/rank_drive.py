@@ -15,17 +15,19 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from vnext.models.kv_cache import kv_groups
-from vnext.models.sharding import alone
-from vnext.runtime.broadcast import encode_events
-from vnext.runtime.device import Device
-from vnext.runtime.device_loading import step_maker
-from vnext.runtime.device_steps import DeviceForms
-from vnext.runtime.launch import DEMO_MODEL
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.models.layers.sharding import alone
+from vnext.runtime.core.due_reports import DueReports
+from vnext.runtime.gpu.device import Device
+from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.messages import StepResult, TokenLogprobs
-from vnext.runtime.rank import Rank
-from vnext.runtime.rank_device import DeviceRank
-from vnext.runtime.runner import ModelRunner
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.gpu_loading import step_maker
+from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -41,11 +43,11 @@ Answers = dict[int, list[tuple[int, TokenLogprobs | None]]]
 def started_with(runner: ModelRunner, **changes: Any) -> EngineStarted:
     """An engine of a runner's model: 8 rows, 24 tokens a step, blocks of 4, two steps ahead, a digest at every step."""
     fields = dict(
-        block_size=4, block_count=120, batch_tokens_max=24, running_max=8, model_len_max=96, pipeline_depth=2,
+        block_size=4, page_count=120, max_num_batched_tokens=24, max_num_seqs=8, max_model_len=96, pipeline_depth=2,
         eos_token_ids=(0,), vocab_size=runner.config.vocab_size, digest_interval=1,
     )  # fmt: skip
     if any(windows := kv_groups(runner.config).windows):
-        fields |= {"windows": windows, "block_count": 120 * len(windows)}
+        fields |= {"windows": windows, "page_count": 120 * len(windows)}
     config = SchedulerConfig(**(fields | changes))
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
@@ -54,8 +56,12 @@ def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cp
     return ModelRunner(path, dtype, device, alone())
 
 
-def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms) -> DeviceRank:
-    return DeviceRank(0, step_maker(runner, device, forms))
+def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms) -> Rank:
+    return Rank(0, LaterSteps(step_maker(runner, device, forms)))
+
+
+def host_rank(runner: ModelRunner) -> Rank:
+    return Rank(0, HostSteps(runner))
 
 
 def some_arrivals(count: int, seed: int, plain: bool = False) -> list[RequestArrived]:
@@ -105,7 +111,8 @@ def picky_arrivals(count: int, seed: int) -> list[RequestArrived]:
 def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1) -> Answers:
     """Every request's tokens and log-probabilities. Requests come three at a time; request `abort` is aborted on its way.
 
-    Raises AssertionError where a rank's digest is not that of the state in which its step was planned.
+    Raises AssertionError where a rank's digest is not that of the state in which its step was planned, or what it fed to the
+    model is not what that state says.
     """
     state, waiting = start(started), deque(arrivals)
     rank.handle(encode_events([started]))
@@ -119,23 +126,30 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
         commits: dict[int, tuple[TokenLogprobs | None, ...]] = {}
         if results:
             result: StepResult = results.popleft()
-            assert result.digest == digests.pop(result.step), f"step {result.step}"
+            due = digests.pop(result.step)
+            due.reports.append(result)
+            assert result.digest == due.structure, f"step {result.step}"
+            otherwise = [", ".join(names) for _, names in due.fed_otherwise()]
+            assert result.fed and not otherwise, f"step {result.step} is fed otherwise: {otherwise}"
+            for later in digests.values():
+                later.commits[result.step] = result.tokens
             events.append(StepCommitted(step=result.step, tokens=result.tokens))
             commits[result.step] = result.logprobs
         for event in events:
             before, state = state, reduce(state, event)
             logprobs = commits.get(event.step, ()) if isinstance(event, StepCommitted) else ()
-            for told in outputs(before, event, state):
-                if told.token >= 0:
-                    answers[told.id].append((told.token, logprobs[told.sample] if logprobs else None))
+            for reported in outputs(before, event, state):
+                if reported.token >= 0:
+                    answers[reported.id].append((reported.token, logprobs[reported.sample] if logprobs else None))
         if (plan := schedule(state)) is not None:
             state = reduce(state, plan)
             events.append(plan)
-            digests[plan.step] = digest(state)
-        if events and (done := rank.handle(encode_events(events))) is not None:
-            results.append(done)
+            digests[plan.step] = DueReports(digest(state), state)
+            digests[plan.step].commits |= {known.step: known.tokens for known in results}
+        if events:
+            rank.handle(encode_events(events))
         results.extend(rank.collect())
-        if not (waiting or state.requests or state.flights):
+        if not (waiting or state.requests or state.in_flight):
             return dict(answers)
     raise AssertionError("the requests do not come to an end")
 

@@ -15,17 +15,17 @@ import pytest
 from vnext import cli, serve as serving
 from vnext.bench import cli as bench
 from vnext.exits import FAILED, REFUSED
-from vnext.replay import cli as replay
-from vnext.runtime import launch
-from vnext.runtime.launch import DEMO_MODEL, StartFailed, StartRefused
+from vnext.replay.cli import main as replay
+from vnext.runtime.processes import launch
+from vnext.runtime.processes.launch import DEMO_MODEL, StartFailed, StartRefused
 
 NOBODY = "http://127.0.0.1:1"
 WRONG_BY_COMMAND = [
     (cli.main, ["serve", "--dtype", "fp8"], "--dtype is 'fp8'"),
-    (cli.main, ["serve", "--max-num-seqs", "many"], "--max-num-seqs: invalid int value: 'many'"),
+    (cli.main, ["serve", "--max-num-seqs", "many"], "--max-num-seqs is 'many': it must be a whole number"),
     (cli.main, ["serve", "--ctx-size", "4096"], "there is no option --ctx-size: see --max-model-len"),
     (cli.main, ["serve", "no/such/folder"], "there is no folder 'no/such/folder'"),
-    (cli.main, ["serve", "~nobody-here/model"], "'~nobody-here/model' cannot be looked at"),
+    (cli.main, ["serve", "~nobody-here/model"], "'~nobody-here/model' cannot be opened"),
     (cli.main, ["serve", "--port", "0", "--log-dir", "/proc/none"], "the log directory /proc/none cannot be written"),
     (cli.main, ["serve", "--host", "no.such.host.invalid"], "the host 'no.such.host.invalid' is unknown"),
     (cli.main, ["serve", "--host", "203.0.113.1", "--port", "0"], "203.0.113.1 is no address of this machine"),
@@ -35,18 +35,24 @@ WRONG_BY_COMMAND = [
     (cli.main, ["chat", "--url", NOBODY], f"{NOBODY} cannot be reached"),
     (cli.main, ["chat", "--url", "ftp://a/b"], "cannot be reached"),
     (cli.main, ["doctor", "--jsno"], "did you mean --json?"),
-    (cli.main, [], "required: serve | chat | doctor"),
+    (cli.main, [], "name a command first: serve, chat, doctor"),
+    (cli.main, ["bench", "latency", "no/such/folder"], "vnext-bench: there is no folder 'no/such/folder'"),
+    (cli.main, ["replay", "info", "no/such/log"], "there is no log at no/such/log"),
+    (bench.main, [], "name a command first: throughput, latency."),
+    (bench.main, ["serve"], "there is no command serve: choose from throughput, latency."),
     (bench.main, ["latency", "no/such/folder"], "there is no folder 'no/such/folder'"),
     (bench.main, ["latency", "--block-size", "0"], "--block-size is 0"),
-    (bench.main, ["latency", "--repeats", "0"], "repeats is 0"),
+    (bench.main, ["latency", "--repeats", "0"], "--repeats is 0"),
     (bench.main, ["latency", "--repeat", "3"], "there is no option --repeat: did you mean --repeats?"),
     (bench.main, ["latency", "--json", "/proc/none/report.json"], "--json /proc/none/report.json cannot be written"),
     (bench.main, ["throughput", "--url", NOBODY], "is it running?"),
     (bench.main, ["throughput", "--base-url", NOBODY], "there is no option --base-url: see --url"),
     (replay.main, ["info", "no/such/log"], "there is no log at no/such/log"),
-    (replay.main, ["info"], "the following arguments are required: LOG"),
-    (replay.main, ["info", "a", "--law"], "unrecognized arguments: --law\nSee vnext-replay --help."),
-    (replay.main, ["show", "a", "b"], "argument STEP: invalid int value: 'b'\nSee vnext-replay show --help."),
+    (replay.main, ["info"], "LOG is missing.\nSee vnext-replay info --help."),
+    (replay.main, ["info", "a", "--law"], "there is no option --law: did you mean --laws?\nSee vnext-replay --help."),
+    (replay.main, ["show", "a", "b"], "STEP is 'b': it must be a whole number.\nSee vnext-replay show --help."),
+    (replay.main, ["info", "a", "b"], "nothing takes 'b'."),
+    (replay.main, ["info", "a", "--json=1"], "--json takes no value."),
     (replay.main, ["ui", "--live", "127.0.0.1:8000"], "an address begins with http://"),
     (replay.main, ["no-such-command"], "no-such-command"),
 ]

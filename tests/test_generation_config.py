@@ -12,11 +12,11 @@ from engine_here import engines_here
 
 from vnext import LLM, SamplingParams
 from vnext.generation_config import sampling_defaults
-from vnext.replay.source import open_log
-from vnext.runtime.launch import DEMO_MODEL, StartFailed
+from vnext.log.codec import Frame
+from vnext.replay.reading.source import open_log
+from vnext.runtime.processes.launch import DEMO_MODEL, StartFailed
 from vnext.sampling_params import SamplingDefaults
 from vnext.state.events import RequestArrived
-from vnext.state.log import Frame
 
 SAID = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25, "max_new_tokens": 5, "do_sample": False}
 TAKEN = SamplingDefaults(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=5)

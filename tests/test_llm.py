@@ -12,7 +12,7 @@ from engine_here import engines_here
 from vnext import LLM, SamplingParams
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
-from vnext.server.text.template import ChatTemplate
+from vnext.text.template import ChatTemplate
 
 # Nothing here depends on what the model knows: answers do not end by themselves, and special tokens are shown.
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
@@ -51,6 +51,17 @@ def test_params_for_each_prompt(llm: LLM) -> None:
     answers = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [1, 3, 5, 7]
     assert {answer.outputs[0].finish_reason for answer in answers} == {"length"}
+
+
+@pytest.mark.parametrize("value", [-0.0, 1e-300, 1e-46, 1e-40, 1 - 1e-12])
+def test_a_value_at_the_edge_of_its_type_leaves_every_digest_equal(value: float, tmp_path: Path) -> None:
+    """A rank that differed from the engine core would end the engine: at each step both hash what the batch holds."""
+    names = ["min_p", "presence_penalty", "frequency_penalty"]
+    names += (["top_p"] if value > 0 else []) + (["repetition_penalty"] if value > 0.01 else [])
+    asked = [{"temperature": value}, {"logit_bias": {5: value}}, *({"temperature": 1.0, name: value} for name in names)]
+    with engines_here(), LLM(executor="inproc", threads=1, digest_interval=1, log_dir=tmp_path) as llm:
+        for each in asked:
+            assert llm.generate("The module", msgspec.structs.replace(GREEDY, **each), use_tqdm=False)[0].outputs[0].token_ids
 
 
 def test_several_answers_to_one_prompt(llm: LLM) -> None:
@@ -133,7 +144,7 @@ def test_no_prompts_no_answers(llm: LLM) -> None:
         (["a", "b"], [GREEDY], "2 prompts and 1 sampling_params"),
         (["a"], SamplingParams(temperature=-1.0), "temperature is -1"),
         ([{"prompt": "a", "multi_modal_data": 1}], GREEDY, "A prompt has the keys 'prompt', 'multi_modal_data': give a text"),
-        ([[5] * 4000], GREEDY, "4000 tokens"),
+        ([[5] * 4000], GREEDY, "4000 in the prompt"),
     ],
 )
 def test_a_bad_request_is_refused_before_it_is_sent(llm: LLM, prompts, params, words: str) -> None:

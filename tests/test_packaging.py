@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,22 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vnext
+from vnext import compiled
 
 SETUP_TIMEOUT_S = 60
 
 
 def setup_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What setup.py in `folder` tells setuptools."""
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(setuptools, "setup", told.update)
+    monkeypatch.setattr(setuptools, "setup", reported.update)
     runpy.run_path(str(folder / "setup.py"))
-    return told
+    return reported
 
 
 @pytest.fixture
-def told(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return setup_arguments(root, monkeypatch)
 
 
@@ -41,23 +43,23 @@ def pins(root: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def test_version_is_written_once(told: dict[str, Any]) -> None:
-    assert told["version"] == vnext.__version__
+def test_version_is_written_once(reported: dict[str, Any]) -> None:
+    assert reported["version"] == vnext.__version__
 
 
-def test_every_folder_with_code_is_a_package(told: dict[str, Any], root: Path) -> None:
+def test_every_folder_with_code_is_a_package(reported: dict[str, Any], root: Path) -> None:
     folders = {path.parent.relative_to(root) for path in (root / "vnext").rglob("*.py")}
-    assert {".".join(folder.parts) for folder in folders} <= set(told["packages"])
+    assert {".".join(folder.parts) for folder in folders} <= set(reported["packages"])
 
 
-def test_every_command_has_its_function(told: dict[str, Any]) -> None:
-    for command in told["entry_points"]["console_scripts"]:
+def test_every_command_has_its_function(reported: dict[str, Any]) -> None:
+    for command in reported["entry_points"]["console_scripts"]:
         module, function = command.partition("=")[2].strip().split(":")
         assert callable(getattr(import_module(module), function)), command
 
 
-def test_the_demo_model_is_shipped(told: dict[str, Any], root: Path) -> None:
-    (pattern,) = told["package_data"]["vnext"]
+def test_the_demo_model_is_shipped(reported: dict[str, Any], root: Path) -> None:
+    _, pattern = reported["package_data"]["vnext"]
     names = {path.name for path in (root / "vnext").glob(pattern)}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
 
@@ -66,7 +68,8 @@ def test_cuda_sources_are_shipped_once_there_are_any(root: Path, tmp_path: Path,
     for name in ("setup.py", "README.md"):
         shutil.copy(root / name, tmp_path)
     (tmp_path / "vnext").mkdir()
-    shutil.copy(root / "vnext" / "version.py", tmp_path / "vnext")
+    for name in ("version.py", "compiled.py"):
+        shutil.copy(root / "vnext" / name, tmp_path / "vnext")
     without = setup_arguments(tmp_path, monkeypatch)
     (tmp_path / "cuda").mkdir()
     with_sources = setup_arguments(tmp_path, monkeypatch)
@@ -80,23 +83,44 @@ def test_launches_are_built_where_torch_is(root: Path, monkeypatch: pytest.Monke
     name, folder = "vnext.kernels.cuda._native", root / "vnext" / "kernels" / "cuda"
     (built,) = (each for each in setup_arguments(root, monkeypatch)["ext_modules"] if each.name == name)
     found = {path.name for path in folder.iterdir() if path.suffix in (".cpp", ".h")}
-    assert {Path(path).name for path in (*built.sources, *built.depends)} == found
+    assert {Path(path).name for path in (*built.sources, *built.depends)} == {*found, "compiled.h"}
     monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None)
     assert name not in {each.name for each in setup_arguments(root, monkeypatch)["ext_modules"]}
 
 
-def test_every_requirement_has_its_pin(told: dict[str, Any], root: Path) -> None:
+@pytest.mark.parametrize(("machine", "levels"), [("x86_64", 5), ("aarch64", 1)])
+def test_another_processor_has_the_portable_kernels(root: Path, monkeypatch: pytest.MonkeyPatch, machine: str, levels: int) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    reported = setup_arguments(root, monkeypatch)
+    (built,) = (each for each in reported["ext_modules"] if each.name == "vnext.kernels.cpu._native")
+    found = [Path(source).name for source in built.sources if "/level_" in source]
+    assert len(found) == levels and "level_portable.cpp" in found
+    assert not any(flag.startswith("-m") for flag in built.extra_compile_args)
+
+
+def test_every_module_is_known_where_it_is_loaded(reported: dict[str, Any]) -> None:
+    assert {each.name for each in reported["ext_modules"]} >= set(compiled.MODULES)
+    assert {each.name for each in reported["ext_modules"]} <= {*compiled.MODULES, compiled.CUDA_LAUNCHES}
+
+
+def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> None:
     found = pins(root)
-    for line in [*told["install_requires"], *told["extras_require"]["dev"]]:
+    for line in [*reported["install_requires"], *reported["extras_require"]["dev"]]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), line
 
 
-def test_everything_imported_is_required(told: dict[str, Any], root: Path) -> None:
+def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -> None:
     """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda"."""
-    distributions = {"zmq": "pyzmq", "jinja2": "jinja2", "huggingface_hub": "huggingface-hub", "numba": "numba-cuda"}
+    distributions = {
+        "zmq": "pyzmq",
+        "jinja2": "jinja2",
+        "huggingface_hub": "huggingface-hub",
+        "numba": "numba-cuda",
+        "yaml": "pyyaml",
+    }
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    lines = [*told["install_requires"], *told["extras_require"]["cuda"]]
+    lines = [*reported["install_requires"], *reported["extras_require"]["cuda"]]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())
     imported = {word[1].split(".")[0].rstrip(",") for word in words if word[:1] in (["import"], ["from"]) and len(word) > 1}
@@ -115,7 +139,7 @@ def is_module(name: str) -> bool:
 
 def test_the_core_loads_nothing_heavy(root: Path) -> None:
     code = (
-        "import sys, vnext, vnext.state.reduce, vnext.sched.schedule, vnext.state.log;"
+        "import sys, vnext, vnext.state.reduce, vnext.sched.schedule, vnext.log.codec;"
         "print(sorted({'torch', 'zmq', 'aiohttp', 'asyncio'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
@@ -131,7 +155,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 # ---- scripts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["scripts/serve.sh", "scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/serve.sh", "scripts/test.sh", "scripts/wheel.sh", ".ci/run"])
 def test_scripts_are_programs(root: Path, name: str) -> None:
     assert os.access(root / name, os.X_OK), f"chmod +x {name}"
     subprocess.run(["bash", "-n", str(root / name)], check=True)
@@ -202,11 +226,46 @@ def test_whatever_is_built_from_is_in_the_stamp(root: Path, tmp_path: Path) -> N
     sources = '$(find vnext -name "*.c" -o -name "*.cpp" -o -name "*.h")'
     copied = f'cd "$ROOT" && cp --parents -t "$here" setup.py constraints.txt vnext/version.py {sources}'
     changes = (
-        "true", "echo >> vnext/version.py", "echo x==1 >> constraints.txt", "echo >> setup.py", "echo >> vnext/state/_names.c",
-        "echo >> vnext/kernels/cpu/lanes.h", "echo >> vnext/kernels/cuda/operations.cpp", "touch vnext/state/new.h",
-    )  # fmt: skip
+        "true",
+        "echo >> vnext/version.py",
+        "echo x==1 >> constraints.txt",
+        "echo >> setup.py",
+        "echo >> vnext/state/store/_prefix_index.c",
+        "echo >> vnext/kernels/cpu/src/isa/lanes.h",
+        "echo >> vnext/kernels/cuda/operations.cpp",
+        "touch vnext/state/new.h",
+    )
     turns = "; ".join(f'{change}; fingerprint "{sys.executable}"' for change in changes)
     ran = set_up(root, tmp_path, f'here="$PWD"; ({copied}); ROOT="$here"; {turns}')
     prints = ran.stdout.split()
     assert len(prints) == len(changes), ran.stderr
     assert prints[0] == prints[1] and len(set(prints)) == len(changes) - 1
+
+
+# ---- wheels ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wheel_holds_what_runs_and_no_more(root: Path, tmp_path: Path) -> None:
+    """Where no compiler works: every module is left out, and what remains is whole. scripts/wheel.sh builds and
+    checks a real one."""
+    kept = shutil.ignore_patterns("*.so", "__pycache__", "build", "dist", "*.egg-info", ".*", "tests", "perf", "docs")
+    shutil.copytree(root, tmp_path / "tree", ignore=kept)
+    (tmp_path / "tree" / "tests").mkdir()
+    built = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", str(tmp_path)],
+        cwd=tmp_path / "tree",
+        env={**os.environ, "CC": "/bin/false", "CXX": "/bin/false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert built.returncode == 0 and "_columns" in built.stdout + built.stderr
+    for path in ("vnext/py.typed", "vnext/demo_model/model.safetensors", "vnext/replay/ui/page/index.html"):
+        assert path in names
+    assert {name for name in names if name.startswith("vnext/kernels/cuda/sources/")} >= {
+        f"vnext/kernels/cuda/sources/{path.name}" for path in (root / "cuda").iterdir()
+    }
+    assert [name for name in names if not name.startswith(("vnext/", "vnext-"))] == []
+    assert [name for name in names if name.endswith((".c", ".o", ".so")) or "/src/" in name or name.endswith("compiled.h")] == []

@@ -57,8 +57,8 @@ def reference(checkpoint: Path) -> object:
 
 
 def random_prompts(vocab_size: int) -> list[list[int]]:
-    chance = random.Random(0)
-    return [[chance.randrange(vocab_size) for _ in range(PROMPT_LENGTH)] for _ in range(3)]
+    rng = random.Random(0)
+    return [[rng.randrange(vocab_size) for _ in range(PROMPT_LENGTH)] for _ in range(3)]
 
 
 def test_shapes_have_the_size_of_the_models_they_are_named_after(maker: ModuleType) -> None:

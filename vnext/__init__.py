@@ -1,6 +1,6 @@
 """vnext: an LLM inference and serving engine built as one replicated state machine.
 
-Public names are found when they are asked for (PEP 562), so that `import vnext.state` loads no torch, zmq or aiohttp.
+Imports public names lazily (PEP 562), so that `import vnext.state` loads no torch, zmq or aiohttp.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
-"""The command `vnext`: hands what the options say to the program that does it, which returns the exit status.
+"""The command `vnext`: parses the options and calls the program of the subcommand, which returns the exit status.
 
-Imports each program only when it is asked for, so that `vnext --help` needs no torch.
+Imports a program only when its subcommand runs, so that `vnext --help` needs no torch.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import assert_never
 
 from vnext.exits import INTERRUPTED
-from vnext.options import ChatCommand, Command, DoctorCommand, ServeCommand, command_line, parse
+from vnext.options.reader import ChatCommand, Command, DoctorCommand, ProgramCommand, ServeCommand, command_line, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `argv` is without the program's name, None for the process's own."""
     try:
         return run(parse(command_line() if argv is None else argv))
-    except KeyboardInterrupt:  # before a program was there that says what it means
+    except KeyboardInterrupt:  # before a program that handles it was loaded
         return INTERRUPTED
 
 
 def run(command: Command) -> int:
-    """The program of a command, imported now."""
+    """Import a command's program and run it."""
     match command:
         case ServeCommand():
             from vnext.serve import serve
@@ -36,6 +37,8 @@ def run(command: Command) -> int:
             from vnext.doctor import doctor
 
             return doctor(command)
+        case ProgramCommand():
+            return import_module(command.module).main(list(command.argv))
         case _:
             assert_never(command)
 

@@ -1,11 +1,13 @@
-"""`vnext doctor`: what this machine has and what vnext makes of it. Looks, changes nothing.
+"""`vnext doctor`: reports this machine's hardware and libraries, and how vnext would use them. Changes nothing.
 
-Owns the list of what is looked at, the warnings that follow from it, and its two forms: for people and as JSON.
+Owns the list of facts, the warnings that follow from them, and the two output formats: text and JSON.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,22 +15,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from vnext import compiled
 from vnext.exits import DONE
 from vnext.kernels.cpu import native
 from vnext.kernels.cuda.operations import SUMMARY as CUDA_KERNELS
 from vnext.kernels.table import DEVICE_TYPES, rows
 from vnext.machine import Machine, compilers, machine
-from vnext.models.config import DTYPES
-from vnext.options import DoctorCommand
-from vnext.runtime import cores
-from vnext.runtime.collectives import describe as describe_collectives
-from vnext.runtime.determinism import cpu_flags, has_strict_path, invariance, mkl_branch
-from vnext.runtime.device_choice import describe as describe_device_collectives
-from vnext.runtime.device_loading import describe as describe_cuda
-from vnext.runtime.ring_memory import implementation as ring_implementation
-from vnext.runtime.sampling import choose, choose_by_kernel, choose_compiled, chooser
-from vnext.sched import stride
-from vnext.state import columns, log_forms, names, tails
+from vnext.models.config.model_config import DTYPES
+from vnext.options.reader import DoctorCommand
+from vnext.runtime.collectives.choose_collectives import describe as describe_device_collectives
+from vnext.runtime.collectives.cpu_collectives import describe as describe_collectives
+from vnext.runtime.gpu.auto import why_cpu
+from vnext.runtime.processes import thread_plan
+from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, invariance, mkl_branch
+from vnext.runtime.rank.gpu_loading import describe as describe_cuda
+from vnext.runtime.ring.memory import implementation as ring_implementation
+from vnext.sampling.sampling import choose, choose_by_kernel, choose_compiled, sampler_for
 from vnext.version import __version__
 
 SHM_FREE_BYTES_MIN = 256 * 2**20
@@ -55,18 +57,14 @@ def examine() -> dict[str, Any]:
         "torch": torch_facts(),
         "gpus": found,
         "compilers": compilers(),
-        "columns": columns.implementation(),
-        "names": names.implementation(),
-        "log": log_forms.implementation(),
-        "tails": tails.implementation(),
-        "strides": stride.implementation(),
+        "compiled": compiled_modules(),
         "ring": ring_implementation(),
         "collectives": describe_collectives(),
         "cuda": describe_cuda(),
         "gpu_collectives": describe_device_collectives(),
         "cpu_kernels": cpu_kernels(),
         "sampling": sampling(),
-        "cores": cores.describe(),
+        "cores": thread_plan.describe(),
         "batch_invariant": batch_invariant(),
         "kernels": [row._asdict() for row in rows()],
         "warnings": warnings(here, len(found)),
@@ -79,26 +77,31 @@ def torch_facts() -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda_build": torch.version.cuda or "",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads_of_one_rank": cores.default_threads(1),
+        "threads_of_one_rank": thread_plan.default_threads(1),
         "mkl_cbwr": mkl_branch(cpu_flags()),
     }
 
 
+def compiled_modules() -> dict[str, str]:
+    """Module name -> its file, or why it is missing and the plain implementation runs. Raises StaleModule for a module that
+    does not match its sources."""
+    modules = {name: compiled.load(name) for name in compiled.MODULES}
+    return {name: str(module.__file__) if module else compiled.absent[name] for name, module in modules.items()}
+
+
 def cpu_kernels() -> str:
     """Whether the CPU's kernels were compiled, and their instruction set."""
-    if not native.is_built():
-        return "plain torch: no C++ compiler was found when vnext was installed"
-    return f"compiled, {native.level().name}"
+    return f"compiled, {native.level().name}" if native.is_built() else f"plain torch: {native.why_absent()}"
 
 
 def sampling() -> dict[str, str]:
-    """What takes the tokens from the logits, by kind of device: greedy, or drawn after top-k, top-p and min-p."""
+    """Kind of device -> the implementations that pick tokens from logits: greedy, or sampled after the filters."""
     forms = {choose_compiled: cpu_kernels(), choose_by_kernel: CUDA_KERNELS, choose: "plain torch"}
-    return {device_type: forms[chooser(device_type)] for device_type in DEVICE_TYPES}
+    return {device_type: forms[sampler_for(device_type)] for device_type in DEVICE_TYPES}
 
 
 def batch_invariant() -> dict[str, str]:
-    """By number type: whether a request's tokens are independent of its batch here, without an option."""
+    """Number type -> whether a request's tokens are independent of its batch here, without an option."""
     compiled, strict = native.is_built(), torch.backends.mkl.is_available() and has_strict_path(cpu_flags())
     return {dtype: str(invariance(None, dtype, compiled=compiled, strict_mkl=strict)) for dtype in DTYPES}
 
@@ -115,28 +118,30 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def warnings(here: Machine, gpu_count: int) -> list[str]:
-    """What is likely to go wrong on this machine, one sentence each, with its remedy where there is one."""
+    """Likely problems on this machine, one sentence each, with the remedy where there is one."""
     found = []
-    if gpu_count > 0:
-        found.append(f"vnext computes on the CPU unless it is told --device cuda: this machine has {gpu_count} GPU(s).")
+    if leftovers := compiled.leftovers():
+        found.append(f"Modules of an earlier build lie where none is loaded: rm {shlex.join(map(str, leftovers))}")
+    if gpu_count > 0 and (reason := why_cpu(1)):
+        found.append(f"This machine has {gpu_count} GPU(s), but vnext runs on the CPU: {reason}.")
     if here.shm_available_bytes < SHM_FREE_BYTES_MIN:
         free = f"Shared memory has {here.shm_available_bytes / 2**20:.0f} MiB free"
-        found.append(f"{free} and the ranks' channel lives there: enlarge /dev/shm (in a container: --shm-size).")
+        found.append(f"{free}, and the ranks communicate through it: enlarge /dev/shm (in a container: --shm-size).")
     if here.memory_available_bytes < MEMORY_FREE_BYTES_MIN:
         free = f"{here.memory_available_bytes / GIB:.1f} GiB"
-        found.append(f"Only {free} of memory are free: set --kv-cache-memory, or end other programs.")
+        found.append(f"Only {free} of memory is free: set --kv-cache-memory, or stop other programs.")
     if here.load[0] > here.cores_usable:
-        found.append(f"The load is {here.load[0]} on {here.cores_usable} cores: times measured now say little.")
+        found.append(f"The load is {here.load[0]} on {here.cores_usable} cores: measurements taken now mean little.")
     return found
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """The report for people."""
+    """Print the report as text."""
     facts = Table(show_header=False, box=None)
     for name, value in lines(report):
         facts.add_row(f"[bold]{name}[/bold]", value)
     console.print(facts)
-    kernels = Table("operation", "device", "implementation", "what it is", title="kernels", title_justify="left")
+    kernels = Table("operation", "device", "implementation", "source", title="kernels", title_justify="left")
     for row in report["kernels"]:
         kernels.add_row(*(str(cell) for cell in row.values()))
     console.print(kernels)
@@ -169,13 +174,19 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
-        ("state's step", f"{report['columns']} columns"),
-        ("log", f"{report['log']} writer, {report['tails']} tails, {report['strides']} strides"),
+        *_compiled_lines(report["compiled"]),
         ("ring", f"{report['ring']} operations"),
         ("several ranks", report["collectives"]),
         ("several GPUs", report["gpu_collectives"]),
         ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
     ]
+
+
+def _compiled_lines(found: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """One line for all modules that are present, and one for each missing module with its reason."""
+    names = {name: name.removeprefix("vnext.") for name in found}
+    yield "compiled", ", ".join(names[name] for name in found if name not in compiled.absent) or "no module"
+    yield from ((f"plain: {names[name]}", why) for name, why in found.items() if name in compiled.absent)
 
 
 def _of(free_bytes: int, all_bytes: int) -> str:

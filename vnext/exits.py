@@ -1,11 +1,11 @@
-"""Exit statuses of the commands `vnext` and `vnext-bench`, of their processes too: one rule.
+"""Exit statuses of the commands `vnext` and `vnext-bench` and of their processes.
 
-    0   what was asked for was done, or it was ended by a signal in order
-    1   what had begun has failed
-    2   what was given cannot be used: an option, a model, a port, a folder, a URL. Nothing has begun
-    130 Ctrl-C before a measurement was there; a server's or a talk's end by Ctrl-C is 0
+    0   the command did its work, or a signal ended it in order
+    1   the command failed after it had begun
+    2   the input cannot be used: an option, a model, a port, a folder, a URL. Nothing has begun
+    130 Ctrl-C before there was a measurement; Ctrl-C ends a server or a chat with 0
 
-`vnext-replay` has the same, and calls it a failure when a log differs (vnext/replay/commands.py).
+`vnext-replay` uses the same statuses; a log that differs is a failure (vnext/replay/console/commands.py).
 """
 
 from __future__ import annotations

@@ -1,34 +1,27 @@
-"""A checkpoint's generation_config.json as defaults of requests that do not say otherwise.
+"""A checkpoint's generation_config.json: the sampling defaults of requests that leave a parameter unset.
 
-Owns which of its fields count (those that vLLM takes) and their names here; the rest is ignored. What requests are
-sampled with is decided at the edge: the engine core, and the log, see resolved parameters only. The same file's ending
-tokens belong to the model's configuration (vnext/models/config.py).
+Owns the list of fields that count (those that vLLM reads) and their names here; the other fields are ignored. The API server
+and the library resolve the defaults: the engine core and the log see resolved parameters only. The end tokens in the same
+file belong to the model's configuration (vnext/models/config/model_config.py).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from vnext.models.config.json_keys import read_optional_json
 from vnext.models.errors import ModelError
-from vnext.models.json_keys import read_optional_json
-from vnext.runtime.launch import StartRefused
+from vnext.runtime.processes.launch import StartRefused
 from vnext.runtime.settings import GenerationConfig
-from vnext.sampling_params import InvalidRequest, SamplingDefaults, SamplingParams, validate
+from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams, validate
 
 FILE_NAME = "generation_config.json"
-FIELDS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+FIELDS = {name: name for name in IN_CHECKPOINT} | {"max_new_tokens": "max_tokens"}
 """The file's names and those of SamplingParams."""
 
 
 def sampling_defaults(folder: Path, choice: GenerationConfig) -> SamplingDefaults:
-    """What the file in `folder` says; nothing where there is none or `choice` is "none". Raises StartRefused."""
+    """The defaults in the file in `folder`; empty where there is no file or `choice` is "none". Raises StartRefused."""
     if choice == "none":
         return SamplingDefaults()
     try:

@@ -1,15 +1,15 @@
-"""LLM: an engine as a Python object, for programs that want answers and no server.
+"""LLM: an engine as a Python object, for programs that need no server.
 
-Owns the way from prompts to requests and from outputs to answers, in the order of the prompts. The engine core runs in
-its own process, as under `vnext serve`, with the same settings; texts are made here, by the HTTP edge's own code. One
-thread of a program uses an LLM at a time.
+Turns prompts into requests and outputs into answers, in the order of the prompts. The engine core runs in its own process
+with the same settings as under `vnext serve`; tokens become text in this process, by the same code as in the API server.
+Only one thread may use an LLM at a time.
 """
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vnext.bounds import engine_settings
 from vnext.generation_config import sampling_defaults
-from vnext.runtime.launch import RunningEngine, StartingEngine, find_model, start_engine
+from vnext.options.settings_check import engine_settings
+from vnext.runtime.processes.launch import RunningEngine, StartingEngine, find_model, start_engine
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
 from vnext.state.config import request_length_max
 
-if TYPE_CHECKING:  # what talks to the engine and what makes texts takes a while to import: the engine starts meanwhile
-    from vnext.runtime.client_sync import SyncEngineClient
+if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
+    from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
-    from vnext.server.text.answer import Answer, Delta
-    from vnext.server.text.template import ChatTemplate
-    from vnext.server.text.tokenizer import Tokenizer
+    from vnext.text.answer import Answer, Delta
+    from vnext.text.template import ChatTemplate
+    from vnext.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
@@ -45,10 +45,10 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `finish_reason` is "stop" or "length" ("abort": the engine ended it); `stop_reason` the stop
-    string or the token of `stop_token_ids` that ended it, None where the model ended it itself.
+    """One answer. `finish_reason` is "stop", "length" or "abort" (the engine ended it). `stop_reason` is the stop
+    string or the token of `stop_token_ids` that ended it, None where the model ended it.
 
-    `logprobs` has one dict a token, from token id to Logprob: the sampled one and the alternatives asked for.
+    `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
     `cumulative_logprob` is the sum over the sampled tokens. Both are None unless `SamplingParams.logprobs` was set.
     """
 
@@ -62,7 +62,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its answers. `prompt` is None where token ids were given."""
+    """One prompt with its answers. `prompt` is None where the caller passed token ids."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -74,7 +74,7 @@ class LLM:
     """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
 
     Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use
-    it in a `with`; one that is only forgotten is closed when it is collected, at the latest as the program ends.
+    it in a `with`; an LLM that is never closed closes when it is garbage-collected, at the latest when the program ends.
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
@@ -82,7 +82,7 @@ class LLM:
         model_path = find_model(self._settings)
         self._defaults = sampling_defaults(model_path, self._settings.generation_config)
         starting = start_engine(self._settings, model_path)
-        from vnext.runtime.client_sync import SyncEngineClient
+        from vnext.runtime.client.client_sync import SyncEngineClient
 
         self.tokenizer = _tokenizer(model_path, starting)
         self._engine = starting.wait()
@@ -102,10 +102,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[Generated]:
-        """Answers to one prompt or several, in their order.
+        """Answer one prompt or several, in their order.
 
-        `sampling_params` is one for all or one for each, None for `get_default_sampling_params()`, no longer than fits. Raises
-        InvalidRequest before anything is sent, Refused, EngineDead.
+        `sampling_params` is one for all prompts or a list with one for each. None takes `get_default_sampling_params()`,
+        shortened to fit the model's length. Raises InvalidRequest before it sends anything, Refused, EngineDead.
         """
         from tqdm import tqdm
 
@@ -135,15 +135,21 @@ class LLM:
         variables = {"tools": tools, **(chat_template_kwargs or {})}
         return self.generate([self._render(conversation, variables) for conversation in conversations], sampling_params, use_tqdm)
 
-    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """One answer to a conversation, piece by piece as it comes. Closing the iterator aborts it."""
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Generator[str, None, int]:
+        """Yield one answer to a conversation piece by piece; the generator returns the number of the answer's tokens.
+        Closing the generator aborts the answer."""
         tasks = self._tasks([self._render(messages, {})], sampling_params)
+        token_count = 0
         with closing(self._deltas(tasks)) as deltas:
             for _, delta in deltas:
+                token_count = delta.token_count
                 yield delta.text
+        return token_count
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` takes where it is given none: SamplingParams() but for what the model's own file says."""
+        """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
         length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
         return SamplingParams(**self._defaults.sampling(), **length)
 
@@ -164,7 +170,7 @@ class LLM:
         source = self.tokenizer.chat_template
         if source is None:
             raise InvalidRequest("This model has no chat template: use generate() with a text of your own.", "messages")
-        from vnext.server.text.template import ChatTemplate
+        from vnext.text.template import ChatTemplate
 
         return ChatTemplate(source, self.tokenizer.special_tokens)
 
@@ -188,14 +194,14 @@ class LLM:
         params = self._fitting_params(len(tokens)) if params is None else params
         validate(params, self.vocab_size)
         self._check_tokens(tokens)
-        from vnext.server.text.answer import Answer
+        from vnext.text.answer import Answer
 
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
         requests = [self._request(tokens, params, slot.index) for slot in slots]
         return _Task(text, tokens, params, slots, requests)
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
-        """The default parameters, whose length is a wish: the answer ends where the model's length does."""
+        """The default parameters, with `max_tokens` cut to fit the model's length."""
         params = self.get_default_sampling_params()
         room = max(1, self.max_model_len - prompt_length)
         return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
@@ -209,7 +215,7 @@ class LLM:
                 raise InvalidRequest(f"The prompt holds {token}: token ids lie between 0 and {highest}.", "prompt")
 
     def _request(self, tokens: Sequence[int], params: SamplingParams, index: int) -> SubmitRequest:
-        """One answer's request. Without a seed its key comes from the engine core, rooted in the LLM's seed."""
+        """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.messages import SubmitRequest
         from vnext.state.events import pack_tokens
 
@@ -222,9 +228,9 @@ class LLM:
         )
 
     def _deltas(self, tasks: Sequence[_Task], whole: bool = False) -> Iterator[tuple[_Slot, Delta]]:
-        """What the answers gain, as it comes, or, `whole`, when one of them has ended: a stop string would be seen late.
+        """Yield the answers' deltas as they come or, with `whole`, once an answer has ended, so that a stop string is found late.
 
-        Closing it aborts what is live.
+        Closing the generator aborts the live answers.
         """
         slots = {request.name: slot for task in tasks for slot, request in zip(task.slots, task.requests)}
         if not slots:
@@ -244,7 +250,7 @@ class LLM:
 
 
 class _Slot:
-    """One answer on its way. What a caller does not keep (stream_chat) is never collected here."""
+    """One answer in progress. Collects nothing where the caller keeps nothing (stream_chat)."""
 
     def __init__(self, index: int, answer: Answer) -> None:
         self.index = index
@@ -271,7 +277,7 @@ class _Slot:
 
 
 class _Task:
-    """One prompt on its way to its answers."""
+    """One prompt with its answers in progress."""
 
     def __init__(
         self,
@@ -308,13 +314,13 @@ def _named(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, 
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts, where one alone may have been given."""
+    """The prompts as a list; a single prompt becomes a list of one."""
     one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [prompts] if one else prompts
 
 
 def _plain(prompt: Prompt) -> str | Sequence[int]:
-    """A prompt without its dictionary. Raises InvalidRequest for one that holds anything else."""
+    """The text or the token ids of a prompt. Raises InvalidRequest for a dictionary with other content."""
     if not isinstance(prompt, Mapping):
         return prompt
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
@@ -327,9 +333,9 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
 
 
 def _tokenizer(model_path: Path, starting: StartingEngine) -> Tokenizer:
-    """The model's tokenizer, while its engine starts. Raises CheckpointUnreadable, with the engine ended."""
+    """Load the model's tokenizer while its engine starts. On CheckpointUnreadable it ends the engine first."""
     try:
-        from vnext.server.text.tokenizer import Tokenizer
+        from vnext.text.tokenizer import Tokenizer
 
         return Tokenizer.load(model_path)
     except BaseException:

@@ -1,6 +1,6 @@
-"""Machine: what this computer is, as far as results and speeds depend on it. Read, never changed.
+"""Machine: the facts about this computer that results and speeds depend on. Reads them and changes nothing.
 
-Used by `vnext doctor` and by every recorded measurement. What cannot be read is empty or 0, never a guess.
+`vnext doctor` and every recorded measurement use it. A fact that cannot be read is empty or 0, never a guess.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.runtime.determinism import cpu_flags
+from vnext.runtime.processes.determinism import cpu_flags
 
 INSTRUCTION_SETS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
@@ -26,7 +26,8 @@ COMPILER_TIMEOUT_S = 10
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes. `cores_usable` is what this process may use; `load` the averages over 1, 5 and 15 minutes."""
+    """Sizes are in bytes. `cores_usable` counts the cores that this process may use; `load` holds the averages over 1, 5 and
+    15 minutes."""
 
     system: str
     cpu_model: str
@@ -78,7 +79,7 @@ def memory_fields() -> dict[str, int]:
 
 
 def shm_sizes() -> tuple[int, int]:
-    """Size of POSIX shared memory and what is free of it."""
+    """Total and free bytes of POSIX shared memory."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
@@ -87,7 +88,7 @@ def shm_sizes() -> tuple[int, int]:
 
 
 def library_version(name: str) -> str:
-    """Of an installed distribution, "" for one that is not there."""
+    """The version of an installed distribution, "" where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -95,13 +96,13 @@ def library_version(name: str) -> str:
 
 
 def compilers() -> dict[str, str]:
-    """Name -> what it says about itself, for those that are installed."""
+    """Name -> version line of each installed compiler."""
     found = {name: shutil.which(name) for name in COMPILERS}
     return {name: compiler_version(path) for name, path in found.items() if path}
 
 
 def compiler_version(path: str) -> str:
-    """The line of `--version` that names a version."""
+    """The line of `--version` output that contains the version."""
     try:
         command = [path, "--version"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_TIMEOUT_S, check=False)

@@ -1,8 +1,8 @@
-"""Sampling parameters as a client writes them, and their way into the `Sampling` of an event.
+"""Sampling parameters as a client writes them, and their translation into the `Sampling` of an event.
 
-Owns the public names (those of vLLM), their allowed ranges and one sentence for each that is broken. Used by the HTTP
-edge and by the library. Knows nothing of HTTP; what only the edge acts on (stop strings, `n`, special tokens) stays
-here and never reaches an event.
+Owns the public names (those of vLLM), their allowed ranges and one error sentence for each range. The API server and the
+library use it. Knows nothing of HTTP. Parameters that only the API server and the library act on (stop strings, `n`, special
+tokens) never reach an event.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import math
 
 import msgspec
 
-from vnext.state.params import LOGPROBS_MAX, NO_LOGPROBS, SEED_MAX, Sampling
+from vnext.state.params import LOGPROBS_MAX, NO_LOGPROBS, PARAMETERS, SEED_MAX, TOKEN_ID_MAX, Drawn, Sampling
 
 CHOICES_MAX = 128
-TEMPERATURE_MAX = 100.0
-TEMPERATURE_GREEDY_BELOW = 1e-5  # dividing logits by less than this overflows; it is greedy in all but name
-REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX = 0.01, 100.0
-PENALTY_MAX = 2.0
 LOGIT_BIAS_MAX, LOGIT_BIAS_COUNT_MAX = 100.0, 1024
 STOP_COUNT_MAX, STOP_CHARACTERS_MAX = 16, 1024
 STOP_TOKEN_COUNT_MAX = 128
@@ -27,32 +23,28 @@ _WORD = 2**64
 
 
 class InvalidRequest(Exception):
-    """A client's mistake. `message` is one sentence with the value and the allowed range, `param` the field's path."""
+    """A client's mistake. `message` is one sentence with the value and the allowed range, `param` is the field's path, and
+    `code` is the word that OpenAI's API gives programs, where it has one."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.code = code
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(Drawn, frozen=True, kw_only=True):
     """How the answers to one prompt are sampled and when they end.
 
-    `n` answers a prompt; `temperature` 0 is greedy; `top_k` -1 or 0, `top_p` 1 and `min_p` 0 are off; `seed` None draws
-    a fresh one; `logprobs` is the number of alternatives beside each token (None: nothing is reported); `max_tokens`
-    None goes up to the model's length; `stop` is one string or several, the first to be completed ends the answer; no
-    stop string is looked for in the first `min_tokens` tokens.
+    The table in `vnext.state.params.Drawn` explains the sampling numbers; `temperature` 0 is greedy, and the defaults of the
+    others switch them off. `n` is the number of answers to a prompt; `seed` None draws a fresh seed; `logprobs` is the number
+    of alternatives beside each token (None reports nothing); `max_tokens` None allows the model's length; `stop` is one
+    string or several, and the first that is completed ends the answer; the first `min_tokens` tokens are not searched for
+    stop strings.
     """
 
     n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
     seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     max_tokens: int | None = 16
@@ -64,39 +56,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple whatever way it was written."""
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests get that do not say otherwise, by the names of SamplingParams. None: as SamplingParams has it."""
+IN_CHECKPOINT = tuple(name for name, each in PARAMETERS.items() if each.in_checkpoint)
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+
+_FromCheckpoint = msgspec.defstruct("_FromCheckpoint", [(name, float | None, None) for name in IN_CHECKPOINT])
+
+
+class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):
+    """The defaults of requests that leave a parameter unset, by the names of SamplingParams. None keeps SamplingParams' own."""
+
     max_tokens: int | None = None
 
     def sampling(self) -> dict[str, float]:
-        """Those that are set, without the length of an answer, which is each API's own matter."""
-        fields = msgspec.structs.asdict(self).items()
-        return {name: value for name, value in fields if value is not None and name != "max_tokens"}
+        """The defaults that are set, without the answer's length, which each API handles itself."""
+        return {name: value for name in IN_CHECKPOINT if (value := getattr(self, name)) is not None}
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raise InvalidRequest for the first field of a wrong type or out of range. Token ids are below `vocab_size`."""
     _check_types(params)
     _check_range("n", params.n, 1, CHOICES_MAX)
-    _check_range("temperature", params.temperature, 0, TEMPERATURE_MAX)
-    if params.top_k < -1:
-        raise InvalidRequest(f"top_k is {params.top_k}: it must be at least 1, or 0 or -1 to switch it off.", "top_k")
-    if not 0 < params.top_p <= 1:
-        raise InvalidRequest(f"top_p is {params.top_p}: it must be more than 0 and at most 1.", "top_p")
-    _check_range("min_p", params.min_p, 0, 1)
+    for name, each in PARAMETERS.items():
+        _check_range(name, getattr(params, name), each.low, each.high, each.rule)
     if params.seed is not None:
         _check_range("seed", params.seed, SEED_MIN, SEED_MAX)
-    _check_penalties(params)
     _check_lengths(params)
     _check_tokens(params, vocab_size)
     _check_stops(params)
@@ -105,22 +92,16 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
 def to_sampling(
     params: SamplingParams, seed: int, prompt_length: int, model_length: int, usual_max_tokens: int | None = None
 ) -> Sampling:
-    """The `Sampling` of one answer to a prompt of `prompt_length` tokens, for params that `validate` let pass.
+    """The `Sampling` of one answer to a prompt of `prompt_length` tokens, from params that have passed `validate`.
 
-    `seed` is the answer's own key (see `answer_seed`). `usual_max_tokens` bounds answers whose length was left open.
-    Raises InvalidRequest when prompt and answer do not fit into `model_length` tokens together.
+    `seed` is the answer's own key (see `answer_seed`). `usual_max_tokens` bounds answers whose `max_tokens` is unset.
+    Raises InvalidRequest when prompt and answer together do not fit into `model_length` tokens.
     """
     max_tokens = _tokens_allowed(params, prompt_length, model_length, usual_max_tokens)
     return Sampling(
         seed=seed,
         max_tokens=max_tokens,
-        temperature=0.0 if params.temperature < TEMPERATURE_GREEDY_BELOW else params.temperature,
-        top_k=_top_k(params.top_k),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        **{name: _stored(name, getattr(params, name)) for name in PARAMETERS},
         logit_bias=tuple(sorted(params.logit_bias.items())),
         logprobs=NO_LOGPROBS if params.logprobs is None else params.logprobs,
         min_tokens=min(params.min_tokens, max_tokens),
@@ -129,10 +110,20 @@ def to_sampling(
     )
 
 
-def answer_seed(seed: int, index: int) -> int:
-    """The uint64 key of answer `index`: the given seed for the first, and an unrelated one for every other.
+def context_exceeded(model_length: int, asked: str, what: str, param: str) -> InvalidRequest:
+    """The error for a request with too many tokens, in OpenAI's words and with its code: clients look for both and then
+    shorten `what`."""
+    return InvalidRequest(
+        f"This model's maximum context length is {model_length} tokens. However, {asked}. Please reduce the length of the {what}.",
+        param,
+        "context_length_exceeded",
+    )
 
-    Distinct answers to one seed never share their noise: for a fixed seed the mixing is a bijection of `index`.
+
+def answer_seed(seed: int, index: int) -> int:
+    """The uint64 key of answer `index`: the given seed for the first answer, an unrelated key for every other.
+
+    Answers of one seed never share their noise: for a fixed seed, the mixing is a bijection of `index`.
     """
     root = seed % _WORD
     return root if index == 0 else _mix((_mix(root) + index) % _WORD)
@@ -146,25 +137,22 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _top_k(top_k: int) -> int:
-    return max(0, min(top_k, 2**31 - 1))
+def _stored(name: str, value: float) -> float:
+    """A parameter's value as an event stores it."""
+    parameter = PARAMETERS[name]
+    if value < parameter.least:
+        return 0 if parameter.dtype == "int64" else 0.0
+    return min(value, TOKEN_ID_MAX) if parameter.dtype == "int64" else value
 
 
 def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int, usual: int | None) -> int:
     room = model_length - prompt_length
-    if room < 1:
-        raise InvalidRequest(
-            f"The prompt has {prompt_length} tokens, a request may have {model_length} with its answer: shorten it.",
-            "prompt",
-        )
+    wanted = 1 if params.max_tokens is None else params.max_tokens
+    if wanted > room:
+        asked = f"you requested {prompt_length + wanted} tokens ({prompt_length} in the prompt, {wanted} in the completion)"
+        raise context_exceeded(model_length, asked, "prompt or completion", "prompt" if room < 1 else "max_tokens")
     if params.max_tokens is None:
         return room if usual is None else min(room, usual)
-    if params.max_tokens > room:
-        raise InvalidRequest(
-            f"max_tokens is {params.max_tokens} and the prompt has {prompt_length} tokens, together more than the "
-            f"{model_length} that a request may have: ask for at most {room}.",
-            "max_tokens",
-        )
     return params.max_tokens
 
 
@@ -177,17 +165,9 @@ def _check_types(params: SamplingParams) -> None:
         raise InvalidRequest(f"{name} has a wrong type: {message[:1].lower()}{message[1:]}.", name) from error
 
 
-def _check_range(name: str, value: float, lowest: float, highest: float) -> None:
+def _check_range(name: str, value: float, lowest: float, highest: float, rule: str = "") -> None:
     if not lowest <= value <= highest:  # false for a NaN too
-        raise InvalidRequest(f"{name} is {value}: it must lie between {lowest} and {highest}.", name)
-
-
-def _check_penalties(params: SamplingParams) -> None:
-    _check_range(
-        "repetition_penalty", params.repetition_penalty, REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX
-    )
-    _check_range("presence_penalty", params.presence_penalty, -PENALTY_MAX, PENALTY_MAX)
-    _check_range("frequency_penalty", params.frequency_penalty, -PENALTY_MAX, PENALTY_MAX)
+        raise InvalidRequest(f"{name} is {value}: it must {rule or f'lie between {lowest} and {highest}'}.", name)
 
 
 def _check_lengths(params: SamplingParams) -> None:

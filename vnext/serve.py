@@ -1,16 +1,15 @@
-"""`vnext serve`: starts an engine and its HTTP edge, waits, and ends them in the right order.
+"""`vnext serve`: starts an engine and its API server, waits, and ends them in the right order.
 
-Owns the two processes' lives and this process's signals. First SIGINT or SIGTERM: the edge takes nothing new and
-finishes what it has within its drain time; the second: at once. Then the engine ends, its log complete.
+Owns the lifetime of the two processes and the signals of this one. On the first SIGINT or SIGTERM the API server refuses new
+requests and finishes the live ones within its drain time; on the second it stops at once. Then the engine ends with a
+complete log.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import select
-import shlex
 import signal
 import sys
 import time
@@ -22,13 +21,17 @@ import msgspec
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.generation_config import sampling_defaults
-from vnext.options import API_KEY_VARIABLE, ServeCommand
-from vnext.runtime.children import Child, ChildDied, start_child
-from vnext.runtime.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
+from vnext.options.reader import ServeCommand
+from vnext.options.settings_check import gpu_settings_given
+from vnext.options.table import flags_of
+from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
+from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.runtime.settings import EngineSettings
 from vnext.server.address import AddressUnusable, bind
-from vnext.server.say import say
+from vnext.server.console import write_line
+from vnext.server.example import curl_line
 from vnext.server.settings import ServerSettings
-from vnext.server.text.files import CheckpointUnreadable, chat_template
+from vnext.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
 
 POLL_S = 0.5
@@ -36,31 +39,31 @@ STARTING_POLL_S = 0.01
 HEALTH_TIMEOUT_S = 5.0
 EDGE_GRACE_S = 5.0  # beyond the drain time: closing sockets and saying goodbye
 EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to call
-EXAMPLE_WORDS = "What is Python?"
 
 
 def serve(command: ServeCommand) -> int:
-    """Serve until a signal comes; returns the exit status (exits.py): all but 0 with one sentence on stderr."""
-    say(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
+    """Serve until a signal comes; returns the exit status (exits.py). For every status but 0, it prints one sentence on stderr."""
+    write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():
             engine, edge, settings = _start(command)
     except (StartFailed, ChildDied) as error:
         return _fail(error)
     except KeyboardInterrupt:
-        say("vnext: stopped")
+        write_line("vnext: stopped")
         return DONE
     try:
+        say_unused(command.engine, engine.ready.environment)
         return _serve_engine(engine, edge, settings)
     finally:
         engine.stop()
-        say("vnext: stopped")
+        write_line("vnext: stopped")
 
 
 def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
-    """Both processes, with the settings of the edge, which gets ready while the model loads.
+    """Start both processes; returns them with the API server's settings. The API server gets ready while the model loads.
 
-    Raises StartFailed, ChildDied or KeyboardInterrupt; nothing is left behind then.
+    Raises StartFailed, ChildDied or KeyboardInterrupt, and then leaves no process behind.
     """
     port = _usable_port(command.server)
     model_path = find_model(command.engine)
@@ -80,7 +83,7 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
             connect_timeout_s=None,
         )
         edge.send_config(msgspec.json.encode(settings))
-        importlib.import_module("http.client")  # for the calls that follow, while the processes import theirs
+        importlib.import_module("http.client")  # for the calls that follow, while the processes do their own imports
         return starting.wait(beside=edge), edge, settings
     except BaseException:
         starting.abandon()
@@ -90,11 +93,12 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
 
 
 def usual_names(model: str, folder: Path) -> tuple[str, ...]:
-    """What requests may call `model`, found in `folder`: the folder's name, or as it was given, which goes first for a hub id."""
+    """The names by which requests may call `model`, found in `folder`: for a folder its name and `model` itself, for a hub id
+    `model` alone."""
     name = os.path.basename(os.path.abspath(folder))
     if not model or Path(model).expanduser() == folder:
         return (name, model) if model not in ("", name) else (name,)
-    return (model,)  # its folder in the hub's cache has a name that nobody knows
+    return (model,)  # its folder in the hub's cache has an internal name
 
 
 def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:
@@ -111,7 +115,7 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
 
 
 def _wait_until_healthy(engine: RunningEngine, edge: Child, settings: ServerSettings, wake: int) -> bool:
-    """Whether the edge answers; False when a signal came first. Raises ChildDied."""
+    """Wait until the API server answers (True) or a signal comes first (False). Raises ChildDied."""
     while not _is_healthy(settings):
         if _wait(engine, edge, wake, STARTING_POLL_S):
             return False
@@ -119,7 +123,7 @@ def _wait_until_healthy(engine: RunningEngine, edge: Child, settings: ServerSett
 
 
 def _wait(engine: RunningEngine, edge: Child, wake: int, timeout_s: float | None) -> bool:
-    """Until a signal comes (True) or the time is over (False; None: no limit). Raises ChildDied."""
+    """Wait for a signal (True) or the timeout (False; None: no limit). Raises ChildDied."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     watched = [fd for fd in (wake, edge.exit_fd, engine.child.exit_fd) if fd is not None]
     while True:
@@ -134,10 +138,10 @@ def _wait(engine: RunningEngine, edge: Child, wake: int, timeout_s: float | None
 
 
 def _end_edge(edge: Child, wake: int, grace_s: float) -> None:
-    """Let the edge drain; a further signal ends it at once."""
+    """Let the API server drain; another signal ends it at once."""
     edge.process.terminate()
     if edge.wait(POLL_S) is None:
-        say("vnext: finishing running requests; once more stops at once")
+        write_line("vnext: finishing running requests; once more stops at once")
         deadline_s = time.monotonic() + grace_s
         while edge.wait(0) is None and time.monotonic() < deadline_s:
             watched = [fd for fd in (wake, edge.exit_fd) if fd is not None]
@@ -161,7 +165,7 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _wake_on_signals() -> Iterator[int]:
-    """A descriptor that gives one byte for each SIGINT or SIGTERM; they do nothing else."""
+    """A descriptor that yields one byte per SIGINT or SIGTERM; the signals have no other effect."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = {
@@ -181,35 +185,38 @@ def _wake_on_signals() -> Iterator[int]:
 
 
 def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
-    config = engine.ready.config
-    say(
-        f"vnext: model    {engine.ready.model}: {engine.ready.environment['dtype']}, {config.model_len_max} tokens a request, "
-        f"{config.block_count} cache blocks of {config.block_size} tokens\n"
-        f"vnext: batch    {invariance_line(engine.ready.environment)}\n"
+    config, environment = engine.ready.config, engine.ready.environment
+    write_line(
+        f"vnext: model    {engine.ready.model}: {environment['dtype']} on {_device(environment)}, "
+        f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens\n"
+        f"vnext: batch    {invariance_line(environment)}\n"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"{_live_line(settings)}"
-        f"vnext: try      {curl_line(settings, _has_template(engine, settings))}\n"
+        f"vnext: try      {curl_line(_url(settings), chat=_has_template(engine, settings), has_key=bool(settings.api_key))}\n"
         "vnext: Ctrl-C stops"
     )
 
 
+def _device(environment: Mapping[str, str]) -> str:
+    name = environment.get("device", "cpu")
+    return "the CPU" if name == "cpu" else name
+
+
+def say_unused(engine: EngineSettings, environment: Mapping[str, str]) -> None:
+    """Print a line for each GPU option where --device auto chose the CPU."""
+    if environment.get("device") == "cpu":
+        for name in gpu_settings_given(engine):
+            write_line(f"vnext: ignored: {flags_of(name)[0]} (the model is computed on the CPU, see --device)")
+
+
 def invariance_line(environment: Mapping[str, str]) -> str:
-    """Whether tokens depend on the batch, as the first rank said it."""
+    """A line on whether tokens depend on the batch, as the first rank reported."""
     holds, _, why = environment.get("batch_invariant", "no: unknown").partition(": ")
     return f"a request's tokens {'do not' if holds == 'yes' else 'may'} depend on its batch ({why})"
 
 
-def curl_line(settings: ServerSettings, chat: bool) -> str:
-    """A command for the reader's shell that gets an answer from this server."""
-    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if settings.api_key else ""
-    body = {"messages": [{"role": "user", "content": EXAMPLE_WORDS}]} if chat else {"prompt": EXAMPLE_WORDS}
-    path = "chat/completions" if chat else "completions"
-    body = json.dumps(body | {"max_tokens": 60, "temperature": 0})
-    return f"curl -s {_url(settings)}/v1/{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
-
-
 def _live_line(settings: ServerSettings) -> str:
-    """How to look on, where that is allowed."""
+    """A line on how to watch the engine live, where the settings allow it."""
     return f"vnext: live     vnext-replay ui --live {_url(settings)}\n" if settings.show_log else ""
 
 
@@ -221,8 +228,8 @@ def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
 
 
 def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
-    """One sentence and the exit status. What a child wrote has passed through to stderr already: one that refused what it
-    was given has said all there is to say."""
+    """Print one sentence; returns the exit status. Prints nothing for a child that refused its input: its own sentence has
+    already passed through to stderr."""
     if isinstance(error, ChildDied) and error.returncode == REFUSED:
         return REFUSED
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
@@ -235,7 +242,7 @@ def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
 
 
 def _usable_port(settings: ServerSettings) -> int:
-    """The port to serve on: the wanted one, or a free one for 0. StartRefused at once, before a model is loaded for nothing."""
+    """The port to serve on: the wanted one, or a free one for 0. Raises StartRefused early, before a model loads."""
     try:
         with bind(settings.host, settings.port) as probe:
             return probe.getsockname()[1]
@@ -249,7 +256,7 @@ def _url(settings: ServerSettings) -> str:
 
 
 def _is_healthy(settings: ServerSettings) -> bool:
-    import http.client  # imported already, at a time that costs nothing
+    import http.client  # already imported, while the child processes started
 
     connection = http.client.HTTPConnection(
         EVERYWHERE.get(settings.host, settings.host), settings.port, timeout=HEALTH_TIMEOUT_S

@@ -1,7 +1,8 @@
-"""Paged attention on a GPU: decodes against copy bandwidth and gather + SDPA, prompts against flash SDPA, both beside
-what else there is (peers.py).
+"""Benchmark of paged attention on a GPU: decodes against copy bandwidth and gather + SDPA, prompts against flash SDPA,
+both beside other libraries (peers.py).
 
-Owns shapes, bytes, operations and the check before each time. Keys and values are random and lie in scattered blocks.
+Owns the shapes, the counts of bytes and operations, and the check before each timing. Keys and values are random, in scattered
+blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 
 ERROR_MAX = 2.0**-7
-"""Of bfloat16 operands: the norm of the difference over the norm of what it should be."""
+"""For bfloat16 operands: the norm of the difference over the norm of the expected result."""
 CHECKED_ROWS = 2
 BF16 = torch.bfloat16
 
@@ -47,7 +48,7 @@ DECODES = {
     "decode 32 x 8k": (Shape(32, 8192), Shape(2, 260, **TOY), 0.85),
     "decode 32 x 1k": (Shape(32, 1024), Shape(3, 33, **TOY), 0.70),
 }
-"""The shape, that of a dry run, and the share of copy bandwidth that is asked for."""
+"""The shape, the shape of a dry run, and the target share of copy bandwidth."""
 PREFILL = (Shape(1, 4096), Shape(1, 70, **TOY), 0.60)
 
 
@@ -69,13 +70,13 @@ def make_layer(place: Place, shape: Shape) -> Layer:
 
 
 def gathered(cache: torch.Tensor, table: torch.Tensor, context: int) -> torch.Tensor:
-    """[rows, kv_heads, context, D] of a cache: what SDPA takes."""
+    """Gather a cache into [rows, kv_heads, context, D], the layout of SDPA."""
     pages = cache[table.long()].transpose(1, 2)
     return pages.reshape(pages.shape[0], pages.shape[1], -1, pages.shape[-1])[:, :, :context]
 
 
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Raises AssertionError where it is too large, or no number."""
+    """Return the relative error. Raises AssertionError if it is too large or not a number."""
     error = float((found.double() - expected.double()).norm() / expected.double().norm())
     assert error <= ERROR_MAX, f"off by {error:.2e} of its norm, {ERROR_MAX:.2e} allowed"
     return error
@@ -84,7 +85,7 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
 def decode(
     place: Place, name: str, shape: Shape, target: float, copy_rate: float | None
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """One query a row."""
+    """One query per row."""
     layer = make_layer(place, shape)
     query = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
     starts, contexts = np.arange(shape.rows + 1), np.full(shape.rows, shape.context)
@@ -159,7 +160,7 @@ def prefill(place: Place, shape: Shape, target: float) -> tuple[tuple[Figure, ..
 
 
 def flash(place: Place) -> Any:
-    """Only torch's flash kernel on a GPU, any on a CPU."""
+    """Allow only torch's flash kernel on a GPU, any kernel on a CPU."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     return sdpa_kernel([SDPBackend.MATH] if place.is_dry else [SDPBackend.FLASH_ATTENTION])

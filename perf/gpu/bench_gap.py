@@ -1,8 +1,8 @@
-"""The time between two steps of decodes on a GPU: what its work waits for the host, by the runtime's own steps.
+"""Benchmark of the gap between two decode steps on a GPU: the time its work waits for the host, with the runtime's own steps.
 
-Owns a small engine in this process: the scheduler plans, the states are folded, a rank's steps are asked for two ahead and
-committed with their own tokens. The gap is what lies on the device between the end of one step's graph and the beginning
-of the next: its block's copy, its samples' copy, and all waiting.
+Owns a small engine in this process: the scheduler plans, states are folded, and a rank's steps are launched two ahead and
+committed with their own tokens. The gap is the time on the device from the end of one step's graph to the start of the next:
+the copy of its inputs, the copy of its samples, and all waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOY_STEPS = 3
 
 
 class TimedGraph:
-    """A graph whose replays are marked on the device before and behind."""
+    """A graph that records a device event before and after each replay."""
 
     def __init__(self, graph: Any, marks: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
         self._graph, self._marks = graph, marks
@@ -41,14 +41,14 @@ class TimedGraph:
 
 
 def device_of(place: Place) -> tuple[Any, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
-    """The GPU behind its face, or its twin; where replays leave their marks."""
+    """Return the GPU's interface, or its CPU substitute, and the list that receives the events of replays."""
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
     if place.is_dry:
         use_cases()
         from device_twin import TwinDevice
 
         return TwinDevice(), marks
-    from vnext.runtime.device_cuda import CudaDevice
+    from vnext.runtime.gpu.cuda import CudaDevice
 
     class TimedDevice(CudaDevice):
         def graph(self) -> TimedGraph:
@@ -76,41 +76,41 @@ def run(place: Place, config: Any, params: Any) -> Iterator[tuple[tuple[Figure, 
 
 
 def decode(place: Place, device: Any, config: Any, params: Any) -> list[float]:
-    """Some rows through their prompts and many decodes; what each launch took on the host, in microseconds."""
-    from vnext.models.kv_cache import make_kv_cache
+    """Run rows through their prompts and many decodes; return the host time of each launch in microseconds."""
+    from vnext.models.layers.kv_cache import make_kv_cache
+    from vnext.models.layers.sharding import alone
     from vnext.models.registry import family
-    from vnext.models.sharding import alone
-    from vnext.runtime.buckets import Shapes
-    from vnext.runtime.device_model import DeviceModel
-    from vnext.runtime.device_steps import DeviceForms, DeviceSteps
-    from vnext.runtime.sampling import choose_by_kernel
+    from vnext.runtime.gpu.buckets import Shapes
+    from vnext.runtime.gpu.model import DeviceModel
+    from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
+    from vnext.sampling.sampling import choose_by_kernel
     from vnext.sched.schedule import schedule
     from vnext.state.events import StepCommitted, pack_tokens
     from vnext.state.reduce import reduce
 
     rows, steps_max = (TOY_ROWS, TOY_STEPS) if place.is_dry else (ROWS, STEPS + WARM_UPS)
     state = state_of(config, rows, steps_max)
-    kv = make_kv_cache(config, state.config.block_count + 1, BLOCK_SIZE, torch.bfloat16, place.device, alone())
+    kv = make_kv_cache(config, state.config.page_count + 1, BLOCK_SIZE, torch.bfloat16, place.device, alone())
     model = DeviceModel(family(config.architecture), params, kv, config, alone())
     forms = DeviceForms(operations=place.operations, choose=choose_by_kernel, shapes=Shapes((rows,), ()))
-    steps, flying, launches_us = DeviceSteps(device, model, state, forms), deque(), []
+    steps, pending_step, launches_us = DeviceSteps(device, model, state, forms), deque(), []
     steps.prepare()
-    while state.requests or flying:
+    while state.requests or pending_step:
         if (plan := schedule(state)) is not None:
             state = reduce(state, plan)
             begin_s = time.perf_counter()
-            flying.append(steps.launch(state))
+            pending_step.append(steps.launch(state))
             launches_us.append((time.perf_counter() - begin_s) * 1e6)
-            if len(flying) < AHEAD:
+            if len(pending_step) < AHEAD:
                 continue
-        done = flying.popleft()
+        done = pending_step.popleft()
         state = reduce(state, StepCommitted(step=done.step, tokens=pack_tokens(done.outputs().tokens)))
     assert steps.forms_run["graph"] >= steps_max - AHEAD, steps.forms_run
     return launches_us[-steps_max:]
 
 
 def state_of(config: Any, rows: int, steps_max: int) -> Any:
-    """An engine's state with `rows` requests that have arrived, each of `steps_max` tokens, drawn without filters."""
+    """Return a state with `rows` waiting requests, each for `steps_max` tokens, sampled without filters."""
     from vnext.state.config import SchedulerConfig
     from vnext.state.events import EngineStarted, RequestArrived, pack_tokens
     from vnext.state.params import Sampling
@@ -118,8 +118,8 @@ def state_of(config: Any, rows: int, steps_max: int) -> Any:
 
     length = PROMPT_TOKENS + steps_max + 1
     bounds = SchedulerConfig(
-        block_size=BLOCK_SIZE, block_count=rows * -(-length // BLOCK_SIZE), batch_tokens_max=rows * PROMPT_TOKENS,
-        running_max=rows, model_len_max=length, pipeline_depth=AHEAD, eos_token_ids=(), vocab_size=config.vocab_size,
+        block_size=BLOCK_SIZE, page_count=rows * -(-length // BLOCK_SIZE), max_num_batched_tokens=rows * PROMPT_TOKENS,
+        max_num_seqs=rows, max_model_len=length, pipeline_depth=AHEAD, eos_token_ids=(), vocab_size=config.vocab_size,
         digest_interval=64,
     )  # fmt: skip
     state = start(EngineStarted(config=bounds, model="", model_digest="", world_size=1, environment={}, started_ns=0))

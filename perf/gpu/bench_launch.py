@@ -1,7 +1,7 @@
-"""What the launch of a layer's operations costs the host, from C++ and from Python, with a GPU's own driver and allocator.
+"""Benchmark of the host's cost of launching a layer's operations, from C++ and from Python, with the real driver and allocator.
 
-Owns nothing of speed on the GPU: a call's time ends when it returns. Launches are few between two waits for the GPU, so that
-its queue is never full; results of the two forms are compared bit for bit before.
+Measures no speed of the GPU: a call's time ends when it returns. Few launches occur between two waits for the GPU, so its queue
+is never full. The results of both implementations are first compared bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS, CALLS = 30, 20
 
 
 def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, ...], dict[str, Any]]]:
-    """A figure for each operation and form."""
+    """Yield a figure for each operation and implementation."""
     works, results, figures = cases(place), {}, []
     for form in launch_forms(place):
         for name, work in works.items():
@@ -35,7 +35,7 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
 
 
 def host_us(work: Callable[[], Any]) -> float:
-    """Median of what a call takes on the host."""
+    """Return the median host time of a call."""
     rounds = []
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
@@ -47,7 +47,7 @@ def host_us(work: Callable[[], Any]) -> float:
 
 
 def cases(place: Place) -> dict[str, Callable[[], torch.Tensor]]:
-    """The operations of a layer, each giving one tensor."""
+    """Return the operations of a layer, each of which returns one tensor."""
     heads, kv_heads, head_dim, inner = (
         (TOY_HEADS, TOY_KV_HEADS, TOY_HEAD_DIM, TOY_INNER) if place.is_dry else (HEADS, KV_HEADS, HEAD_DIM, INNER)
     )

@@ -1,7 +1,7 @@
-"""Sampling, what rows ask for before it, and the batch's index work on a GPU, at the sizes of a large decode step.
+"""Benchmark of sampling, logit adjustments and the batch's index kernels on a GPU, at the sizes of a large decode step.
 
-Owns their inputs and the check before each time: tokens against torch's form of the same arithmetic, indices against plain
-torch on the same tensors.
+Owns the inputs and the check before each timing: tokens are compared with torch's implementation of the same arithmetic,
+indices with plain torch on the same tensors.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
 from vnext.kernels.cuda.operations import sample_rows
-from vnext.runtime.logits import adjust_rows
-from vnext.runtime.row_parameters import RowParameters
-from vnext.runtime.sampling import adjust_by_kernel, choose
-from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.runtime.gpu.row_parameters import RowParameters
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.logits import adjust_rows
+from vnext.sampling.sampling import adjust_by_kernel, choose
+from vnext.state.params import ROW_DTYPES
 
 VOCABULARY, ROWS, CHECKED_ROWS = 128_256, 256, 8
 TOY_VOCABULARY, TOY_ROWS = 300, 4
@@ -40,7 +41,7 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
 
 
 def inputs_of(rows: int, top_k: int, top_p: float, device: torch.device) -> SamplingInputs:
-    """The same wish for every row, seeds and positions of its own."""
+    """Return equal sampling parameters for every row, with different seeds and positions."""
     places = torch.arange(rows, device=device)
     return SamplingInputs(
         temperature=torch.full((rows,), 0.8, device=device),
@@ -55,12 +56,12 @@ def inputs_of(rows: int, top_k: int, top_p: float, device: torch.device) -> Samp
 def sampling(
     place: Place, name: str, logits: torch.Tensor, inputs: SamplingInputs
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    columns = inputs[:6]
+    columns = inputs.columns()
 
     def ours() -> torch.Tensor:
-        return sample_rows(logits, *columns)
+        return sample_rows(logits, columns)
 
-    few = SamplingInputs(*(column[:CHECKED_ROWS].cpu() for column in columns))
+    few = SamplingInputs(**{name: column[:CHECKED_ROWS].cpu() for name, column in zip(ROW_DTYPES, columns)})
     expected = choose(logits[:CHECKED_ROWS].cpu(), few, draw_by_inversion)
     assert torch.equal(ours()[:CHECKED_ROWS].cpu(), expected), "tokens are not those of torch's form"
     times = place.clock.times(ours)
@@ -69,7 +70,7 @@ def sampling(
 
 
 def adjusting(place: Place, logits: torch.Tensor) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """All rows with a bias, stop tokens and penalties of a thousand tokens that they have seen; and none with any."""
+    """All rows with a bias, stop tokens and penalties over a thousand past tokens; then no row with any."""
     rows, vocabulary = logits.shape
     places, device = torch.arange(rows, device=place.device), place.device
     positions, tables = places + 1, RowParameters(rows + 1, vocabulary, device).tables
@@ -91,7 +92,7 @@ def adjusting(place: Place, logits: torch.Tensor) -> tuple[tuple[Figure, ...], d
 
 
 def batch(place: Place, rows: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """A decode step of all rows: one in BLOCK_ROUNDS of them gets a block, every token its place, every row its token."""
+    """A decode step of all rows: one in BLOCK_ROUNDS gets a block, every token its slot, every row its token."""
     device, generator = place.device, torch.Generator().manual_seed(3)
     table = torch.randint(0, 10_000, (rows, WIDTH), generator=generator, dtype=torch.int32).to(device)
     grown = torch.arange(0, rows, BLOCK_ROUNDS, device=device)

@@ -1,8 +1,8 @@
-"""A whole decode step of the 8 B Llama shape on a GPU: embedding, all layers, logits, sampling; random weights in bfloat16.
+"""Benchmark of a whole decode step of the 8 B Llama shape on a GPU: embedding, layers, logits, sampling; random bfloat16 weights.
 
-Owns the weights and the order of the step, which is that of `vnext/models/decoder.py` layer by layer; attention is described
-beforehand, so that the step can be one graph; the time between steps is bench_gap's. Last, what products of one shape
-(`--deterministic`) cost.
+Owns the weights and the order of the step, which is that of `vnext/models/layers/decoder.py` layer by layer. The attention
+metadata is built beforehand, so that the step can be one graph; bench_gap measures the time between steps. The last figures are
+the cost of products of one fixed shape (`--deterministic`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vnext.kernels.cuda.operations import sample_rows
 from vnext.kernels.table import Operations
 
 if TYPE_CHECKING:
-    from vnext.models.config import ModelConfig
-    from vnext.models.decoder import Params
+    from vnext.models.config.model_config import ModelConfig
+    from vnext.models.layers.decoder import Params
 
 BF16 = torch.bfloat16
 WEIGHT_STD = 0.02
@@ -47,17 +47,19 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
     params = random_params(place, config)
     matrix_rate = place.clock.matrix_rate()
     shapes = (TOY_SINGLE, TOY_MANY) if place.is_dry else (SINGLE, MANY)
-    found = [single(place, config, params, *shapes[0], copy_rate), many(place, config, params, *shapes[1], copy_rate, matrix_rate)]
-    yield from (measured for _, measured in found)
+    alone_times, measured = single(place, config, params, *shapes[0], copy_rate)
+    yield measured
+    many_times, measured = many(place, config, params, *shapes[1], copy_rate, matrix_rate)
+    yield measured
     yield from bench_gap.run(place, config, params[0])
     del params
-    yield fixed(place, config, shapes, [times for times, _ in found])
+    yield fixed(place, config, shapes, [alone_times, many_times])
 
 
 def model_config(is_toy: bool) -> ModelConfig:
     """Llama 3.1 8B, or a toy."""
-    from vnext.models.config import ModelConfig
-    from vnext.models.rope_config import Rope
+    from vnext.models.config.model_config import ModelConfig
+    from vnext.models.config.rope_config import Rope
 
     sizes = (300, 64, 96, 2, 4, 2, 16) if is_toy else (128_256, 4096, 14_336, 32, 32, 8, 128)
     names = ("vocab_size", "hidden_size", "intermediate_size", "layer_count", "head_count", "kv_head_count", "head_dim")
@@ -110,8 +112,8 @@ class RandomSource:
 
 
 def random_params(place: Place, config: ModelConfig, form: str = "plain") -> tuple[Params, int]:
-    """The parameters, and the bytes of them that a step reads: all but the embedding, of which it reads some rows."""
-    from vnext.models.llama import assemble
+    """Return the parameters and the bytes a step reads: all but the embedding, of which it reads only some rows."""
+    from vnext.models.families.llama import assemble
 
     source = RandomSource(place, config, form)
     params = assemble(source, config)
@@ -119,7 +121,7 @@ def random_params(place: Place, config: ModelConfig, form: str = "plain") -> tup
 
 
 class Decode:
-    """One decode step of `rows` rows that all have `context` tokens, the last of which it computes."""
+    """One decode step of `rows` rows of `context` tokens each; it computes the last token."""
 
     def __init__(self, place: Place, config: ModelConfig, params: Params, rows: int, context: int) -> None:
         width = -(-context // BLOCK_SIZE)
@@ -135,15 +137,15 @@ class Decode:
         self.positions = torch.full((rows,), context - 1, device=place.device)
         self.token_ids = torch.arange(rows, device=place.device) % config.vocab_size
         self.host = (np.arange(rows + 1), np.full(rows, context))
-        self.columns = inputs_of(rows, 0, 1.0, place.device)[:6]
+        self.columns = inputs_of(rows, 0, 1.0, place.device).columns()
         self.config, self.params, self.rows = config, params, rows
 
     def logits_by(self, operations: Operations) -> Callable[[], torch.Tensor]:
-        """The step up to its logits float32 [rows, vocabulary]."""
-        from vnext.models.decoder import run_layer
-        from vnext.models.layers import Step
-        from vnext.models.rope import rotary_angles
-        from vnext.models.sharding import alone
+        """Return the step up to its logits, float32 [rows, vocabulary]."""
+        from vnext.models.layers.decoder import run_layer
+        from vnext.models.layers.layers import Step
+        from vnext.models.layers.rope import rotary_angles
+        from vnext.models.layers.sharding import alone
 
         config, params = self.config, self.params
         metadata = operations.attention_metadata(*self.host, self.table, BLOCK_SIZE, config.kv_head_count)
@@ -161,16 +163,16 @@ class Decode:
         return logits
 
     def check(self, place: Place) -> float:
-        """Logits beside those of the references. Raises AssertionError."""
+        """Compare the logits with those of the references. Raises AssertionError."""
         found, expected = self.logits_by(place.operations)().double(), self.logits_by(place.plain)().double()
         error = float((found - expected).norm() / expected.norm())
         assert error <= ERROR_MAX, f"logits are off by {error:.2e} of their norm, {ERROR_MAX} allowed"
         return error
 
     def step(self, place: Place) -> Callable[[], torch.Tensor]:
-        """The whole step: its tokens."""
+        """Return the whole step, which returns tokens."""
         logits = self.logits_by(place.operations)
-        return lambda: sample_rows(logits(), *self.columns)
+        return lambda: sample_rows(logits(), self.columns)
 
     @property
     def kv_bytes(self) -> int:
@@ -180,7 +182,7 @@ class Decode:
 def single(
     place: Place, config: ModelConfig, made: tuple[Params, int], rows: int, context: int, copy_rate: float | None
 ) -> tuple[Times, tuple[tuple[Figure, ...], dict[str, Any]]]:
-    """One row: the weights' bytes are the floor."""
+    """One row: the bytes of the weights are the lower bound."""
     params, weight_bytes = made
     decode = Decode(place, config, params, rows, context)
     error, times = decode.check(place), place.clock.times(decode.step(place))
@@ -197,7 +199,7 @@ def many(
     place: Place, config: ModelConfig, made: tuple[Params, int], rows: int, context: int, copy_rate: float | None,
     matrix_rate: float | None,
 ) -> tuple[Times, tuple[tuple[Figure, ...], dict[str, Any]]]:  # fmt: skip
-    """Many rows: weights and caches are read once; their products are counted too, and the larger time is the floor."""
+    """Many rows: the lower bound is the larger of the time to read weights and caches once and the time of the products."""
     params, weight_bytes = made
     decode = Decode(place, config, params, rows, context)
     times = place.clock.times(decode.step(place))
@@ -214,7 +216,7 @@ def many(
 def fixed(
     place: Place, config: ModelConfig, shapes: tuple[tuple[int, int], ...], plain: list[Times]
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """The same steps by products of one shape, beside those of the batch's own."""
+    """The same steps with products of one fixed shape, beside products of the batch's shape."""
     params, _ = random_params(place, config, "fixed")
     figures, details = [], {}
     for (rows, context), before in zip(shapes, plain, strict=True):

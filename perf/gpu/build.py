@@ -1,7 +1,7 @@
 """The part `build`: the compiled extensions in place, every CUDA source for the present GPU, and all of it loaded.
 
-Owns what is compiled: the forms of the compile gate of tests/cuda and those that the benches ask for. Cubins stay in the
-cache, so the other parts compile nothing. A dry run compiles a few forms for sm_90, which needs no GPU, and loads none.
+Owns the list of compiled variants: those of the compile gate of tests/cuda, and the small ones of its other tests. Cubins stay in
+the cache, so the other parts compile nothing. A dry run compiles a few variants for sm_90, which needs no GPU, and loads none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,39 +18,45 @@ from typing import Any
 
 import torch
 
+from perf.gpu.findings import Findings
 from perf.gpu.place import use_cases
-from perf.gpu.report import FAILED, PASSED, ROOT, SKIPPED, Report
+from perf.gpu.report import FAILED, PASSED, ROOT, SKIPPED, Verdict
 from vnext.kernels.cuda import compiling
-from vnext.kernels.cuda.face import Defines
+from vnext.kernels.cuda.interface import Defines
 
 DRY_ARCH, DRY_FORMS = "sm_90", 2
 WORKERS_MAX = 8
 
 
-def run(dry: bool, folder: Path) -> Report:
+def build(dry: bool, folder: Path, findings: Findings) -> Verdict:
     """Extensions, then cubins, then modules."""
     use_cases()
-    from test_compile_gate import FORMS, installed
+    from test_compile_gate import FORMS, TEST_FORMS, installed
 
     if not installed():
         why = "NVRTC, CuPy or the headers of the CUDA runtime are not installed"
-        return Report(SKIPPED if dry else FAILED, why)
+        return Verdict(SKIPPED if dry else FAILED, why)
     built = {} if dry else extensions()
+    findings.detail("extensions", built)
     arch = DRY_ARCH if dry else "sm_{}{}".format(*torch.cuda.get_device_capability())
-    forms = [(form.source, form.defines) for form in (FORMS[:: len(FORMS) // DRY_FORMS][:DRY_FORMS] if dry else FORMS)]
-    begin_s = time.monotonic()
-    found = compiled(forms, arch, 1 if dry else min(WORKERS_MAX, len(os.sched_getaffinity(0))))
-    details = {"arch": arch, "seconds": round(time.monotonic() - begin_s, 1), "extensions": built, "kernels": found}
+    asked = FORMS[:: len(FORMS) // DRY_FORMS][:DRY_FORMS] if dry else [*FORMS, *TEST_FORMS]
+    begin_s, found = time.monotonic(), []
+    workers = 1 if dry else min(WORKERS_MAX, len(os.sched_getaffinity(0)))
+    for kernel in compiled([(form.source, form.defines) for form in asked], arch, workers):
+        findings.detail(f"compiled {kernel['source']} {kernel['name']} {kernel['defines']}", kernel)
+        found.append(kernel)
+    findings.detail("compiled", {"arch": arch, "kernels": len(found), "seconds": round(time.monotonic() - begin_s, 1)})
     spilled = [kernel["name"] for kernel in found if kernel["spilled_bytes"] or kernel["stack_bytes"]]
     wrong = [f"{', '.join(spilled)} spill"] if spilled else []
     if not dry:
         wrong += loaded(found)
+        findings.detail("loaded", found)
     said = "; ".join(wrong) or f"{len(found)} kernels for {arch}" + (f", launched {built['launches']}" if built else "")
-    return Report(FAILED if wrong else PASSED, said, details=details)
+    return Verdict(FAILED if wrong else PASSED, said)
 
 
 def extensions() -> dict[str, Any]:
-    """setup.py build_ext in the checkout; a failed one leaves the plain forms to serve, and is told."""
+    """Run setup.py build_ext in the checkout. After a failure, which is reported, the plain implementations serve."""
     begin_s = time.monotonic()
     command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace", f"--parallel={WORKERS_MAX}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -57,20 +64,22 @@ def extensions() -> dict[str, Any]:
     seconds = round(time.monotonic() - begin_s, 1)
     names = sorted(path.relative_to(ROOT).as_posix().partition(".")[0] for path in (ROOT / "vnext").rglob("*.so"))
     asked = "from vnext.kernels.cuda import operations, compiled; print(compiled.describe())"
-    told = subprocess.run((sys.executable, "-c", asked), cwd=ROOT, capture_output=True, text=True, check=False)
-    return {"status": done.returncode, "seconds": seconds, "built": names, "launches": told.stdout.strip()}
+    reported = subprocess.run((sys.executable, "-c", asked), cwd=ROOT, capture_output=True, text=True, check=False)
+    return {"status": done.returncode, "seconds": seconds, "built": names, "launches": reported.stdout.strip()}
 
 
-def compiled(forms: list[tuple[str, Defines]], arch: str, workers: int) -> list[dict[str, Any]]:
-    """Every kernel of every form, with what the assembler says of it."""
+def compiled(forms: list[tuple[str, Defines]], arch: str, workers: int) -> Iterator[dict[str, Any]]:
+    """Yield every kernel of every variant as it is compiled, with the assembler's figures."""
+    given = [(*form, arch) for form in forms]
     if workers == 1:
-        return [kernel for form in forms for kernel in compile_form((*form, arch))]
+        yield from (kernel for form in given for kernel in compile_form(form))
+        return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return [kernel for found in pool.map(compile_form, [(*form, arch) for form in forms]) for kernel in found]
+        yield from (kernel for found in pool.map(compile_form, given) for kernel in found)
 
 
 def compile_form(form: tuple[str, Defines, str]) -> list[dict[str, Any]]:
-    """One source with its macros; its cubin goes to the cache."""
+    """Compile one source with its macros; the cubin goes to the cache."""
     use_cases()
     from test_compile_gate import uses
 
@@ -89,7 +98,7 @@ def compile_form(form: tuple[str, Defines, str]) -> list[dict[str, Any]]:
 
 
 def loaded(found: list[dict[str, Any]]) -> list[str]:
-    """Each kernel taken from its module on the GPU; what the driver says of it beside what the assembler said."""
+    """Load each kernel on the GPU; compare the driver's figures with the assembler's."""
     from cupy.cuda import driver
 
     from vnext.kernels.cuda.driver import CudaBackend

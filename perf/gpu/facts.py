@@ -1,4 +1,4 @@
-"""What the check ran on: the device, its clocks as they are, versions, load. Looks, changes nothing."""
+"""Facts about the machine of the check: device, clocks, versions, load. Reads only; changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 10
 
 
 def facts() -> dict[str, Any]:
-    """Everything that does not change during the check."""
+    """Return the facts that do not change during the check."""
     return {
         "device": device(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -35,7 +35,7 @@ def facts() -> dict[str, Any]:
 
 
 def device() -> dict[str, Any]:
-    """The current GPU; empty without one."""
+    """Describe the current GPU; empty without one."""
     if not torch.cuda.is_available():
         return {}
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -50,12 +50,12 @@ def device() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """What changes: the load of the machine, the GPU's clocks."""
+    """Return the changing facts: the load of the machine, the GPU's clocks."""
     return {"load": [round(value, 2) for value in os.getloadavg()], "clocks": clocks()}
 
 
 def clocks() -> dict[str, str]:
-    """As nvidia-smi reads them; empty without it."""
+    """Return the clocks from nvidia-smi; empty without it."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {}

@@ -1,7 +1,7 @@
-"""Attention as others offer it on the same tensors: torch's varlen and flex attention, FlashInfer where it is installed.
+"""Other attention libraries on the same tensors: torch's varlen and flex attention, and FlashInfer if it is installed.
 
-Owns how each is asked. What cannot be asked here (another version, no such kernel, not installed) is told as a reason and
-fails nothing: it is no finding about our kernels.
+Owns the calls. A library that cannot run here (another version, a missing kernel, not installed) is reported with the reason
+and fails nothing, because that says nothing about our kernels.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def varlen(asked: Asked) -> Work:
     rows, kv_heads, context, head_dim = asked.keys.shape
     queries, heads = int(asked.starts[1]), asked.query.shape[1]
     more: dict[str, Any] = {}
-    if queries > 1:  # an older form, then the newer one
+    if queries > 1:  # an older signature, then the newer one
         more = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
     tensors = [part.transpose(1, 2).reshape(rows * context, kv_heads, head_dim) for part in (asked.keys, asked.values)]
-    if heads != kv_heads and "enable_gqa" in known:  # older ones took shared heads without being told
+    if heads != kv_heads and "enable_gqa" in known:  # older versions infer shared heads
         more["enable_gqa"] = True
     device = asked.query.device
     starts = torch.from_numpy(asked.starts.astype(np.int32)).to(device)
@@ -73,7 +73,7 @@ def flex(place: Place, asked: Asked) -> Work:
 
 
 def by_flashinfer(asked: Asked) -> Work:
-    """FlashInfer over the pages, planned beforehand as ours is."""
+    """FlashInfer over the pages, planned beforehand like our kernel."""
     _, kv_heads, block_size, head_dim = asked.key_cache.shape
     metadata = flashinfer.attention_metadata(asked.starts, asked.contexts, asked.table, block_size, kv_heads)
     return lambda: flashinfer.paged_attention(asked.query, asked.key_cache, asked.value_cache, metadata, head_dim**-0.5)
@@ -82,20 +82,20 @@ def by_flashinfer(asked: Asked) -> Work:
 def compared(
     place: Place, name: str, asked: Asked, mine: Times, expected: torch.Tensor, check: Callable[..., float]
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
-    """What each other takes beside ours, and why not where it cannot be asked."""
+    """Time each library beside our kernel, with the reason if it cannot run."""
     makers: dict[str, Callable[[], Work]] = {"varlen": lambda: varlen(asked), "flex": lambda: flex(place, asked)}
     if flashinfer.is_installed():
         makers["FlashInfer"] = lambda: by_flashinfer(asked)
-    figures, told = [], {}
+    figures, reported = [], {}
     for peer, make in makers.items():
         try:
             work = make()
             check(work(), expected)
             times = place.clock.times(work)
-        except Exception as error:  # whatever another library raises: it is told, and ours is measured all the same
-            told[peer] = {"not_compared": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        except Exception as error:  # any error of another library is reported, and our kernel is still measured
+            reported[peer] = {"not_compared": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
             continue
         ratio = times.best_us / mine.best_us if times.best_us and mine.best_us else None
         figures.append(figure(f"{name}: {peer} attention takes", ratio, "times"))
-        told[peer] = times._asdict()
-    return tuple(figures), told
+        reported[peer] = times._asdict()
+    return tuple(figures), reported

@@ -1,7 +1,7 @@
 """Where the check runs: a GPU and its table of operations, or the host shim of tests/cuda behind the same signatures.
 
-Owns that choice and nothing else: whoever holds a Place makes the same calls in either. In a dry run tensors are the
-CPU's, the CUDA kernels run on it by the shim, and no time is taken.
+Owns only that choice: code that holds a Place makes the same calls on both. In a dry run tensors are on the CPU, the shim runs
+the CUDA kernels there, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CASES = (ROOT / "tests" / "cuda", ROOT / "tests" / "kernels", ROOT / "tests")
 
 
 class Place(NamedTuple):
-    """`operations`: those that a runtime would find for the device; `plain`: their references, on the same tensors."""
+    """`operations`: those the runtime selects for the device; `plain`: their references, on the same tensors."""
 
     device: torch.device
     is_dry: bool
@@ -34,14 +34,14 @@ class Place(NamedTuple):
 
 
 def use_cases() -> None:
-    """Let the tests' case files be imported by their names."""
+    """Make the tests' case files importable by name."""
     for folder in CASES:
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
 
 
 def place(dry: bool, libraries: Path) -> Place:
-    """The place; `libraries`: a folder for what a dry run compiles. Raises RuntimeError where there is no compiler for it."""
+    """Return the place. `libraries`: a folder for a dry run's compiled files. Raises RuntimeError without a compiler."""
     if not dry:
         device = torch.device("cuda", torch.cuda.current_device())
         return Place(device, False, operations("cuda"), plain_operations(), GpuClock(device))
@@ -53,7 +53,7 @@ def place(dry: bool, libraries: Path) -> Place:
 
 
 def use_shim(libraries: Path) -> None:
-    """CPU tensors by the host shim, compiled quickly."""
+    """Run CPU tensors on the host shim, compiled without optimization."""
     use_cases()
     from host_shim import HostBackend, HostLauncher, compiler
 
@@ -68,7 +68,7 @@ def use_shim(libraries: Path) -> None:
 
 
 def launch_forms(place: Place) -> Iterator[str]:
-    """Both forms of the operations, one after the other, in use until the next is asked for: "from C++", "from Python"."""
+    """Yield "from C++", then "from Python"; each implementation is active until the next is requested."""
     if compiled.serves(place.device.type):
         yield "from C++"
     with compiled.set_aside(place.device.type) if compiled.serves(place.device.type) else nullcontext():

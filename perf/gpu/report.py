@@ -1,17 +1,18 @@
-"""What a part of the check on a GPU says: its verdict, why, its figures beside their targets, and everything else it saw.
+"""The report of a part of the check on a GPU: verdict, reason, figures with targets, and all other findings.
 
-Owns the form and how it goes from a part's process to the check's: one JSON file.
+Owns these types; `findings` carries them from a part's process to the check's.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSED, FAILED, MISSING, SKIPPED = "passed", "failed", "missing", "skipped"
 """`missing`: what the part drives is not in this tree; `skipped`: this machine lacks a tool. Neither has passed."""
+DIED = "died"
+"""The outcome of a test that ended with its process."""
 
 
 class Figure(NamedTuple):
@@ -24,13 +25,21 @@ class Figure(NamedTuple):
     met: bool | None = None
 
 
+class Verdict(NamedTuple):
+    """The outcome of a part."""
+
+    verdict: str
+    why: str = ""
+
+
 class Report(NamedTuple):
-    """Of one part."""
+    """One part's verdict and findings. `tests`: test -> (outcome, why)."""
 
     verdict: str
     why: str = ""
     figures: tuple[Figure, ...] = ()
     details: dict[str, Any] = {}
+    tests: dict[str, tuple[str, str]] = {}
 
 
 def figure(name: str, value: float | None, unit: str, *, at_least: float | None = None, at_most: float | None = None) -> Figure:
@@ -43,22 +52,22 @@ def figure(name: str, value: float | None, unit: str, *, at_least: float | None 
 
 
 def rounded(value: float | None) -> float | None:
-    """Five digits."""
+    """Round to five significant digits."""
     return None if value is None else float(f"{value:.5g}")
 
 
 def as_values(report: Report) -> dict[str, Any]:
-    """The report as JSON has it."""
+    """Return the report as JSON values."""
     return report._asdict() | {"figures": [each._asdict() for each in report.figures]}
 
 
-def write(report: Report, path: Path) -> None:
-    path.write_text(json.dumps(as_values(report), indent=1))
-
-
-def read(path: Path) -> Report | None:
-    """What `write` wrote; None where a part ended before."""
-    if not path.is_file():
-        return None
-    values = json.loads(path.read_text())
-    return Report(values["verdict"], values["why"], tuple(Figure(**each) for each in values["figures"]), values["details"])
+def by_kernel(report: Report) -> dict[str, dict[str, int | str]]:
+    """Return test function -> count of each outcome, and why the first failed: one line per kernel and property."""
+    found: dict[str, dict[str, int | str]] = {}
+    for test, (outcome, why) in sorted(report.tests.items()):
+        name, _, case = test.rpartition("/")[2].removeprefix("test_").partition("[")
+        counts = found.setdefault(name.replace(".py::test_", ": "), {})
+        counts[outcome] = int(counts.get(outcome, 0)) + 1
+        if outcome in (FAILED, DIED):
+            counts.setdefault("why", f"{'[' * bool(case)}{case} {why}".strip())
+    return found

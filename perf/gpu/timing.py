@@ -1,9 +1,9 @@
 """Times of work on a GPU: medians over events, the cache flushed before each round.
 
-Owns the method. Work is timed twice over: as it is called (`eager_us`, launches included where the GPU waits for them) and
-as a captured graph (`graph_us`, the GPU alone). The graph is timed in two halves; what they differ by is `spread_us`. A
-round begins by reading more memory than the L2 cache holds (not by writing: lines to be written back would cost the work
-their bandwidth), which also gives the host time to launch ahead.
+Owns the method. Work is timed as called (`eager_us`, which includes launches the GPU waits for) and as a captured graph
+(`graph_us`, the GPU alone). The graph is timed in two halves; `spread_us` is their difference. Each round first reads more memory
+than the L2 cache holds, which also lets the host launch ahead. It reads rather than writes, because writing dirty lines back
+would take bandwidth from the work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Times(NamedTuple):
 
     @property
     def best_us(self) -> float | None:
-        """Of the GPU alone, where that is known."""
+        """Return the time of the GPU alone if it is known, else the eager time."""
         return self.eager_us if self.graph_us is None else self.graph_us
 
 

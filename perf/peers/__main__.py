@@ -1,7 +1,7 @@
 """vnext beside other engines on this machine: `python -m perf.peers SHAPE [--engines ...] [--rows ...] [--json OUT]`.
 
-Owns the order of a run: in every round each engine is started afresh, does every row and ends, and the next round
-begins with another engine, so that what drifts on the machine meets all of them. Figures are medians over all rounds.
+Owns the order of a run. In every round each engine starts afresh, does every row and ends; the next round begins with another
+engine, so that drift on the machine affects all of them. Figures are medians over all rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUSY_WINDOW_S = 1.0
 
 
 class Results:
-    """What has been measured so far: figures by row and engine, each session's load, what engines say of themselves."""
+    """The measurements so far: figures by row and engine, the load of each session, each engine's description."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, list[float]]] = {}
@@ -136,7 +136,7 @@ def measured_limits(options: argparse.Namespace) -> dict[str, Any]:
 def record(
     options: argparse.Namespace, before: Any, limits: dict[str, Any], results: Results, rows: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything, in the form of perf/records."""
+    """Return all results in the format of perf/records."""
     base = options.engines[0]
     figures = {
         row: {
@@ -175,7 +175,7 @@ def read_into_page_cache(model: Path) -> None:
 
 
 def cores_busy() -> float:
-    """Cores that others kept busy during a short while in which this program only slept."""
+    """Return the number of cores that other programs kept busy while this program slept briefly."""
     idle_s = idle_seconds()
     begin_s = time.perf_counter()
     time.sleep(BUSY_WINDOW_S)

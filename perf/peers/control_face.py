@@ -1,8 +1,8 @@
-"""How a control plane is measured, the same for every engine: rounds, clocks and medians, without the engine itself.
+"""The measurement of a control plane, equal for every engine: rounds, clocks and medians, without the engine itself.
 
 Standard library only: the runners import it inside their engine's own environment (run_vllm_scheduler.py) or in this one
 (run_vnext_scheduler.py). A runner prints one line of JSON: {"about": {...}, "figures": {engine: {row: value}}}.
-What the rows mean stands in control_plane.py.
+control_plane.py documents the rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCKS = (1, 32, 256)
 STEPS, WARM_UP_STEPS = 160, 32
 PROMPTS, WARM_UP_PROMPTS = 60, 5
 BLOCK_TURNS, LOOP_TURNS = 300, 300
-MESSAGES = 32  # two for each place in a block of 16
+MESSAGES = 32  # two for each position in a block of 16
 
 
 class Steady(Protocol):
@@ -34,10 +34,10 @@ class Steady(Protocol):
         """The next step's message to the workers; the step itself is done."""
 
     def encode(self) -> bytes:
-        """The last message's bytes, made again."""
+        """Encode the last message again and return its bytes."""
 
     def running(self) -> int:
-        """Requests that are still running."""
+        """Return the number of running requests."""
 
 
 class Prompts(Protocol):
@@ -50,7 +50,7 @@ class Prompts(Protocol):
         """Let it arrive."""
 
     def first(self) -> int:
-        """Decide and apply its first step; the number of its tokens that are computed in it."""
+        """Decide and apply its first step; return the number of its tokens computed in that step."""
 
 
 def measured_us(work: Callable[[], object], rounds: int, prepare: Callable[[], object] | None = None) -> float:
@@ -66,7 +66,7 @@ def measured_us(work: Callable[[], object], rounds: int, prepare: Callable[[], o
 
 
 def measured_steps(steady: Steady, request_count: int) -> dict[str, float]:
-    """The rows of a steady engine. The heap is frozen before, as long-lived servers do: no row pays for its size."""
+    """Measure the rows of a steady engine. gc.freeze runs first, as in long-lived servers, so no row pays for the heap's size."""
     for _ in range(WARM_UP_STEPS):
         steady.step()
     gc.collect()
@@ -123,13 +123,13 @@ def measured_loop() -> dict[str, float]:
 
 
 def private_output() -> Any:
-    """What was standard output; whatever a library prints from now on goes to standard error."""
+    """Return the original standard output and redirect later prints of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return channel
 
 
 def tell(channel: Any, about: dict[str, Any], figures: dict[str, dict[str, float]]) -> None:
-    """The runner's one line."""
+    """Write the runner's one line."""
     channel.write(json.dumps({"about": {"python": sys.version.split()[0], **about}, "figures": figures}) + "\n")
     channel.flush()

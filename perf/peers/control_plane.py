@@ -2,8 +2,8 @@
 
 Owns the order of a run and its record. In every round each engine is a fresh process (run_vnext_scheduler.py here,
 run_vllm_scheduler.py with each interpreter named by --vllm, by default those that setup.sh made), and the next round
-begins with another one. A process says the medians of its calls; the record has these of all rounds, and as the figure their median.
-`--add` continues a record, so that a run can be cut into pieces.
+begins with another one. A process reports the medians of its calls; the record has these of all rounds, and their median as
+the figure. `--add` continues a record, so that a run can be split.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS = {
 BASE = "vnext"
 IMPORT = "import {}; print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
 RUNNER_TIMEOUT_S = 600
-# vLLM without a GPU and without a hub: nothing is compiled, nothing is asked for.
+# vLLM without a GPU and without the hub: it compiles and downloads nothing.
 VLLM_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CACHE_ROOT": str(PEERS / "vllm-cache"),
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """After every round, so that an interrupted run keeps those that it did."""
+    """Write the record after every round, so that an interrupted run keeps its rounds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
 
@@ -109,10 +109,10 @@ def session(runner: Runner, round_index: int) -> dict[str, Any]:
     print(f"round {round_index + 1}: {runner.script}, {runner.python}", file=sys.stderr, flush=True)
     seen = {"round": round_index, "load": os.getloadavg(), "cores_busy_before": round(cores_busy(), 2)}
     import_s, import_mb = imported(runner)
-    told = json.loads(spoken(runner, [runner.python, str(HERE / runner.script)]).splitlines()[-1])
-    default = next(iter(told["figures"]))  # further ones are other modes of the same engine
-    told["figures"][default] |= {"import_s": import_s, "import_mb": import_mb}
-    return seen | told
+    reported = json.loads(spoken(runner, [runner.python, str(HERE / runner.script)]).splitlines()[-1])
+    default = next(iter(reported["figures"]))  # further ones are other modes of the same engine
+    reported["figures"][default] |= {"import_s": import_s, "import_mb": import_mb}
+    return seen | reported
 
 
 def imported(runner: Runner) -> tuple[float, float]:
@@ -123,7 +123,7 @@ def imported(runner: Runner) -> tuple[float, float]:
 
 
 def spoken(runner: Runner, command: Sequence[str]) -> str:
-    """What a process printed. EngineError when it failed."""
+    """Return a process's output. Raises EngineError if it failed."""
     own = environment(1) | VLLM_ENVIRONMENT
     ran = subprocess.run(
         command, cwd=ROOT, env=own, capture_output=True, text=True, check=False, timeout=RUNNER_TIMEOUT_S
@@ -148,7 +148,7 @@ def rows_of(sessions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[f
 
 
 def times_less(runs: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """How many times less vnext takes than each other engine, by medians: every row here is a cost."""
+    """Return how many times less vnext takes than each other engine, by medians: every row here is a cost."""
     if BASE not in runs:
         return {}
     ours = median(runs[BASE])

@@ -1,4 +1,4 @@
-"""The one face of all engines: a process that takes jobs as lines of JSON and answers each with its tokens and seconds.
+"""The interface of all engines: a process that takes jobs as lines of JSON and answers each with its tokens and seconds.
 
 Owns the runner's side: arguments, the channel, the clock around a job. Standard library only, and Python 3.11 up: every
 runner imports it inside its engine's own environment, where neither vnext nor the rest of perf is installed.
@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 
 class Engine(Protocol):
-    """What a runner has to offer."""
+    """The interface that a runner implements."""
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         """All prompts at once, greedily; answer i has lengths[i] tokens. Returns when the last one is there."""
 
     def about(self) -> dict[str, Any]:
-        """Versions and whatever was set apart from the engine's defaults, for the record."""
+        """Return versions and all settings that differ from the engine's defaults, for the record."""
 
     def roots(self) -> list[int]:
         """Processes that are the engine; with all their children they make up its memory."""
@@ -59,7 +59,7 @@ def timed(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def private_output() -> Any:
-    """What was standard output; whatever a library prints from now on goes to standard error."""
+    """Return the original standard output and redirect later prints of libraries to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return channel

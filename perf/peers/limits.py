@@ -1,9 +1,9 @@
-"""What the machine itself can do: read memory, multiply bfloat16 matrices, give memory. `python -m perf.peers.limits SHAPE`
+"""The limits of the machine: reading memory, multiplying bfloat16 matrices, allocating memory. `python -m perf.peers.limits SHAPE`
 
-The bounds that figures are held against: a decoded token reads every weight once, a prompt's token multiplies with
-every weight once. Both by torch with the engines' number of threads; the best of several runs, since a bound is meant.
-Beside them, how fast memory is given to a process that has none yet, once new and once handed back and taken again: a
-virtual machine's host may take fifty times longer for the former, and a prompt whose keys go to new pages waits for it.
+These bound the figures: a decoded token reads every weight once, a prompt's token multiplies with every weight once. Both are
+measured in torch with the engines' number of threads; the best of several runs counts, because it is a bound. A third limit is
+the rate at which a process gets memory, once new and once returned and taken again. The host of a virtual machine may take
+fifty times longer for new memory, and a prompt whose keys go to new pages waits for it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def cache_bytes_per_token(shape: Shape) -> int:
 def measured(shape: Shape, threads: int) -> dict[str, object]:
     """All limits and the counts that turn them into bounds of tokens a second."""
     torch.set_num_threads(threads)
-    new, again = given_gb_per_s()  # first, before anything else of this process was handed back
+    new, again = given_gb_per_s()  # first, before this process returns any memory
     read, gemm, counts = read_gb_per_s(), gemm_tflops(shape), weight_counts(shape)
     multiplying_s = 2 * counts["multiplied_per_prompt_token"] / (gemm["layer"] * 1e12)
     paging_s = cache_bytes_per_token(shape) / (new * 1e9)

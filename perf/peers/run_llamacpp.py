@@ -1,8 +1,8 @@
 """llama.cpp through its Python binding: all prompts in one context, batched as its own server batches its slots.
 
-The binding's convenient class answers one prompt after another; here its low-level calls are used, so that llama.cpp
-is measured and not that class. What prompts begin with in common is computed once and its cells are copied. Each
-sequence has cells of its own: with one pool for all (`kv_unified`) every token is held against everybody's.
+The binding's high-level class answers one prompt after another; this module uses the low-level calls, to measure llama.cpp and
+not that class. A common prefix of the prompts is computed once and its cells are copied. Each sequence has its own cells: with
+one pool for all (`kv_unified`) every token attends over the cells of all sequences.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LlamaCpp:
         return answers
 
     def _compute_shared(self, prompts: list[list[int]]) -> int:
-        """Compute what all prompts begin with, for all of them; the number of its tokens, 0 where it is short."""
+        """Compute the common prefix once for all prompts; return its number of tokens, 0 if it is too short."""
         shared = len(os.path.commonprefix(prompts)) if len(prompts) > 1 else 0
         shared = min(shared, min(map(len, prompts)) - 1)
         if shared < SHARED_MIN:

@@ -1,8 +1,8 @@
 """vLLM's control plane as control_plane.py measures it: its scheduler, cache manager and hashing, without a GPU.
 
 Written for 0.8.5 and 0.33; between them the constructors changed, and only `construct*` knows how. Defaults of `vllm serve`
-throughout (statistics on, hash of the version's own), blocks of 16, prefix cache on. No worker exists: results are made
-here, outside of the clock. The shape's configuration is a tiny Llama's; a scheduler never looks at it.
+throughout (statistics on, the version's default hash), blocks of 16, prefix cache on. There are no workers: this module makes
+the results, outside the clock. The model configuration is that of a tiny Llama; a scheduler does not read it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODEL = {
 
 
 class Vllm:
-    """Whatever is made once: the model's configuration and the way to name blocks."""
+    """State that is created once: the model's configuration and the block hash function."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -50,12 +50,12 @@ class Vllm:
         self._hasher: dict[str, Any] = {}
         self.hash = ""
 
-    def scheduler(self, running_max: int, block_count: int, ahead: bool) -> Scheduler:
+    def scheduler(self, max_num_seqs: int, page_count: int, ahead: bool) -> Scheduler:
         """`ahead`: asynchronous scheduling, where the version has it."""
-        sizes = {"max_num_seqs": running_max, "max_num_batched_tokens": BATCH_TOKENS_MAX}
+        sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": BATCH_TOKENS_MAX}
         new = {} if OLD else {"is_encoder_decoder": False, "async_scheduling": ahead}
         cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
-        cache.num_gpu_blocks = block_count
+        cache.num_gpu_blocks = page_count
         config = VllmConfig(
             model_config=self._model,
             scheduler_config=SchedulerConfig(**sizes, **new, max_model_len=MODEL_LEN_MAX, enable_chunked_prefill=True),
@@ -63,7 +63,7 @@ class Vllm:
             device_config=DeviceConfig("cpu"),
         )
         self._set_hash(config)
-        return self._construct(config, block_count)
+        return self._construct(config, page_count)
 
     def _set_hash(self, config: VllmConfig) -> None:
         """As vllm/v1/engine/core.py sets it up; 0.8.5 hashes inside of its cache manager."""
@@ -76,12 +76,12 @@ class Vllm:
             init_none_hash(function)
             self._hasher = {"block_hasher": get_request_block_hasher(BLOCK_SIZE, function)}
 
-    def _construct(self, config: VllmConfig, block_count: int) -> Scheduler:
+    def _construct(self, config: VllmConfig, page_count: int) -> Scheduler:
         spec = FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=64, dtype=torch.float32, **({"use_mla": False} if OLD else {})
         )
         tensors: dict[str, Any] = {"tensors": {}} if OLD else {"kv_cache_tensors": []}
-        cache = KVCacheConfig(num_blocks=block_count, kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)], **tensors)
+        cache = KVCacheConfig(num_blocks=page_count, kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)], **tensors)
         parts = {"vllm_config": config, "kv_cache_config": cache, "structured_output_manager": StructuredOutputManager(config)}
         if OLD:
             return Scheduler(**parts, log_stats=True)
@@ -113,8 +113,8 @@ def results(scheduler: Scheduler, planned: Any) -> ModelRunnerOutput:
     )
 
 
-def fresh_prompt(chance: random.Random, length: int) -> list[int]:
-    return [chance.randrange(3, VOCABULARY) for _ in range(length)]
+def fresh_prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(length)]
 
 
 class Steady:
@@ -123,11 +123,11 @@ class Steady:
     def __init__(self, engine: Vllm, request_count: int, ahead: bool) -> None:
         length = PROMPT_LENGTH + BLOCK_SIZE + STEPS_MAX
         self._scheduler = engine.scheduler(request_count, request_count * (length // BLOCK_SIZE + 2), ahead)
-        chance = random.Random(0)
+        rng = random.Random(0)
         for index in range(request_count):
-            prompt = fresh_prompt(chance, PROMPT_LENGTH + index % BLOCK_SIZE)
+            prompt = fresh_prompt(rng, PROMPT_LENGTH + index % BLOCK_SIZE)
             self._scheduler.add_request(engine.request(index, prompt, STEPS_MAX))
-        self._flights: list[tuple[Any, ModelRunnerOutput]] = []
+        self._steps_in_flight: list[tuple[Any, ModelRunnerOutput]] = []
         self._lead = 1 if ahead else 0
         while len(self._scheduler.waiting) or not self._all_decode():
             self._fill()
@@ -136,9 +136,9 @@ class Steady:
     def _fill(self) -> None:
         """A step whose results depend on how far the prompts are."""
         self._planned = self._scheduler.schedule()
-        self._flights.append((self._planned, results(self._scheduler, self._planned)))
-        if len(self._flights) > self._lead:
-            self._scheduler.update_from_output(*self._flights.pop(0))
+        self._steps_in_flight.append((self._planned, results(self._scheduler, self._planned)))
+        if len(self._steps_in_flight) > self._lead:
+            self._scheduler.update_from_output(*self._steps_in_flight.pop(0))
 
     def _all_decode(self) -> bool:
         requests = self._scheduler.requests.values()
@@ -147,8 +147,8 @@ class Steady:
     def step(self) -> object:
         """The results of a steady step are always the same, so that nothing is made of them here."""
         self._planned = self._scheduler.schedule()
-        self._flights.append((self._planned, self._results))
-        return self._scheduler.update_from_output(*self._flights.pop(0))
+        self._steps_in_flight.append((self._planned, self._results))
+        return self._scheduler.update_from_output(*self._steps_in_flight.pop(0))
 
     def message(self) -> bytes:
         self.step()
@@ -156,8 +156,8 @@ class Steady:
 
     def encode(self) -> bytes:
         """What MultiprocExecutor puts into its queue, by the serialiser of that queue."""
-        told = ("execute_model", (self._planned,), {}, 0)
-        return shm_broadcast.pickle.dumps(told, protocol=shm_broadcast.pickle.HIGHEST_PROTOCOL)
+        reported = ("execute_model", (self._planned,), {}, 0)
+        return shm_broadcast.pickle.dumps(reported, protocol=shm_broadcast.pickle.HIGHEST_PROTOCOL)
 
     def running(self) -> int:
         return len(self._scheduler.running)
@@ -168,8 +168,8 @@ class Prompts:
 
     def __init__(self, engine: Vllm, shared: bool, ahead: bool) -> None:
         self._engine, self._scheduler = engine, engine.scheduler(256, POOL_BLOCKS, ahead)
-        self._chance, self._shared, self._count = random.Random(1), shared, 0
-        self._prompt = fresh_prompt(self._chance, LONG_PROMPT)
+        self._rng, self._shared, self._count = random.Random(1), shared, 0
+        self._prompt = fresh_prompt(self._rng, LONG_PROMPT)
 
     def next(self) -> None:
         scheduler = self._scheduler
@@ -181,7 +181,7 @@ class Prompts:
                 scheduler.update_from_output(planned, results(scheduler, planned))
         self._count, self._planned = self._count + 1, None
         if not self._shared:
-            self._prompt = fresh_prompt(self._chance, LONG_PROMPT)
+            self._prompt = fresh_prompt(self._rng, LONG_PROMPT)
 
     def arrive(self) -> object:
         return self._scheduler.add_request(self._engine.request(self._count, self._prompt, 2))

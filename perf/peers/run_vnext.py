@@ -11,14 +11,14 @@ import face
 
 
 class Vnext:
-    """The defaults of `LLM(...)`, but for the threads and the place of the log."""
+    """The defaults of `LLM(...)`, but for the device, the threads and the place of the log."""
 
     def __init__(self, model: Path, threads: int) -> None:
         from vnext import LLM, SamplingParams
 
         self._params = SamplingParams
         self._logs = tempfile.TemporaryDirectory()
-        self._llm = LLM(model, threads=threads, log_dir=self._logs.name)
+        self._llm = LLM(model, device="cpu", threads=threads, log_dir=self._logs.name)
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         params = [self._params(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]

@@ -12,36 +12,35 @@ from perf.bench_state import (
     committed,
     steady_decode,
 )
-from vnext.runtime.broadcast import encode_events
+from vnext.runtime.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
-from vnext.state.committing import settle
 from vnext.state.events import AnyEvent
 from vnext.state.laws import check_cheap
 from vnext.state.outputs import outputs
 from vnext.state.pool import new_pool, release, take
-from vnext.state.reduce import reduce
+from vnext.state.reduce import fold, reduce
 from vnext.version import __version__
 
 POOL_BLOCKS = 20_000
 
 
 class Steady:
-    """Asynchronous mode: plan the next step, then commit the oldest and make its outputs, as vnext/runtime/core.py does."""
+    """Asynchronous mode: plan the next step, then commit the oldest and make its outputs, as
+    vnext/runtime/core/engine_core.py does."""
 
     def __init__(self, request_count: int) -> None:
         self.state = steady_decode(request_count)
-        self._told: tuple[AnyEvent, ...] = ()
+        self._reported: tuple[AnyEvent, ...] = ()
 
     def step(self) -> object:
         plan = schedule(self.state)
         self.state = reduce(self.state, plan)
         check_cheap(self.state)
         before, commit = self.state, committed(self.state)
-        settled = settle(before, commit)
-        self.state = reduce(before, commit, settled)
+        self.state, effects = fold(before, commit)
         check_cheap(self.state)
-        self._told = (commit, plan)
-        return outputs(before, commit, self.state, settled)
+        self._reported = (commit, plan)
+        return outputs(before, commit, self.state, effects)
 
     def bare(self) -> object:
         """perf/bench_state.py's step: no outputs."""
@@ -53,7 +52,7 @@ class Steady:
         return self.encode()
 
     def encode(self) -> bytes:
-        return encode_events(self._told)
+        return encode_events(self._reported)
 
     def running(self) -> int:
         return len(self.state.rows)

@@ -1,7 +1,7 @@
-"""What is measured: the rows, their prompts and how seconds become figures. Pure; the same seed gives the same prompts.
+"""The workloads: the rows, their prompts and the conversion of seconds to figures. Pure: a seed determines the prompts.
 
-A job is what one `generate` call gets. No prompt is used twice in a run, so nothing is answered from a prefix cache
-unless the row is about that. Prompts are random token ids: all engines do the same work, whatever their tokenizers say.
+A job is the input of one `generate` call. No prompt repeats within a run, so the prefix cache never hits except in the row that
+measures it. Prompts are random token ids, so all engines do the same work regardless of their tokenizers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table. `jobs(chance, vocab_size, scale)` are one repeat; `figure(jobs, seconds)` its result."""
+    """One line of the table. `jobs(rng, vocab_size, scale)` are one repeat; `figure(jobs, seconds)` its result."""
 
     name: str
     unit: str
@@ -37,19 +37,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     figure: Callable[[Sequence[Job], Sequence[float]], float] | None = None
 
 
-def tokens(chance: random.Random, vocab_size: int, length: float) -> list[int]:
-    """So many random ids, at least one."""
-    return [chance.randrange(FIRST_TOKEN, vocab_size) for _ in range(max(1, round(length)))]
+def tokens(rng: random.Random, vocab_size: int, length: float) -> list[int]:
+    """Return `length` random ids, at least one."""
+    return [rng.randrange(FIRST_TOKEN, vocab_size) for _ in range(max(1, round(length)))]
 
 
 def answer_length(length: float) -> int:
     return max(2, round(length))
 
 
-def decode_jobs(chance: random.Random, vocab_size: int, scale: float) -> list[Job]:
+def decode_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]:
     """64 tokens with an answer of 128, and 64 others with an answer of 1: the difference is decoding alone."""
     return [
-        Job(prompts=[tokens(chance, vocab_size, 64 * scale)], lengths=[length])
+        Job(prompts=[tokens(rng, vocab_size, 64 * scale)], lengths=[length])
         for length in (answer_length(128 * scale), 1)
     ]
 
@@ -58,25 +58,25 @@ def decode_figure(jobs: Sequence[Job], seconds: Sequence[float]) -> float:
     return (jobs[0].output_tokens - jobs[1].output_tokens) / max(seconds[0] - seconds[1], 1e-9)
 
 
-def prefill_jobs(chance: random.Random, vocab_size: int, scale: float) -> list[Job]:
+def prefill_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]:
     """A prompt of 1,024 tokens; the answer is its first token."""
-    return [Job(prompts=[tokens(chance, vocab_size, 1024 * scale)], lengths=[1])]
+    return [Job(prompts=[tokens(rng, vocab_size, 1024 * scale)], lengths=[1])]
 
 
 def prefill_figure(jobs: Sequence[Job], seconds: Sequence[float]) -> float:
     return len(jobs[0].prompts[0]) / seconds[0]
 
 
-def concurrent_jobs(chance: random.Random, vocab_size: int, scale: float) -> list[Job]:
+def concurrent_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]:
     """32 requests at once: prompts of 64 to 256 tokens, answers of 64 to 128."""
-    prompts = [tokens(chance, vocab_size, chance.uniform(64, 256) * scale) for _ in range(CONCURRENCY)]
-    return [Job(prompts=prompts, lengths=[answer_length(chance.uniform(64, 128) * scale) for _ in range(CONCURRENCY)])]
+    prompts = [tokens(rng, vocab_size, rng.uniform(64, 256) * scale) for _ in range(CONCURRENCY)]
+    return [Job(prompts=prompts, lengths=[answer_length(rng.uniform(64, 128) * scale) for _ in range(CONCURRENCY)])]
 
 
-def shared_jobs(chance: random.Random, vocab_size: int, scale: float) -> list[Job]:
+def shared_jobs(rng: random.Random, vocab_size: int, scale: float) -> list[Job]:
     """32 requests at once that begin with the same 512 tokens, 32 of their own behind them; answers of 32."""
-    shared = tokens(chance, vocab_size, 512 * scale)
-    prompts = [shared + tokens(chance, vocab_size, 32 * scale) for _ in range(CONCURRENCY)]
+    shared = tokens(rng, vocab_size, 512 * scale)
+    prompts = [shared + tokens(rng, vocab_size, 32 * scale) for _ in range(CONCURRENCY)]
     return [Job(prompts=prompts, lengths=[answer_length(32 * scale)] * CONCURRENCY)]
 
 

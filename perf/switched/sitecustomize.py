@@ -1,9 +1,10 @@
-"""Python imports this at its start where this folder is on its path, in each process of a server: the switch of
-perf.recording_blocks is put into the engine core's."""
+"""Installs the switch of perf.recording_blocks in the engine core's process.
+
+Python imports this module at start in every process that has this folder on its path."""
 
 import sys
 
-if any("vnext.runtime.core_main" in word for word in sys.orig_argv):
+if any("vnext.runtime.core.main" in word for word in sys.orig_argv):
     from perf.recording_blocks import install
 
     install()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cuda.arguments import Argument
-from vnext.kernels.cuda.face import Backend, Defines, Kernel
+from vnext.kernels.cuda.interface import Backend, Defines, Kernel
 
 ALIGNMENT = 256
 """Of an allocation, in bytes, here and on a GPU."""

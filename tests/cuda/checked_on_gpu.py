@@ -19,7 +19,7 @@ from sanitized import attention, overrun, row_wise, sample
 from vnext.kernels.cuda import backends, rows
 from vnext.kernels.cuda.compiling import compile_source
 from vnext.kernels.cuda.driver import CudaBackend, bind
-from vnext.kernels.cuda.face import Defines
+from vnext.kernels.cuda.interface import Defines
 
 NO_BARRIER = next(bug for bug in ROW_BUGS if bug.name == "no barrier in the sum of a block")
 

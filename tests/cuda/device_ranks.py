@@ -19,13 +19,13 @@ import torch.distributed as dist
 from host_shim import HostBackend, HostKernel
 
 from vnext.kernels.cuda.exchange import SIGNALS_BYTES, SUMMED, WATCH_WORDS
-from vnext.kernels.cuda.face import Defines
-from vnext.runtime import shared_file
-from vnext.runtime.collectives import choose_group
-from vnext.runtime.device_choice import MakeMemory, choose_device_group
-from vnext.runtime.device_group import DeviceGroup, Limits
+from vnext.kernels.cuda.interface import Defines
+from vnext.runtime.collectives.choose_collectives import MakeMemory, choose_device_group
+from vnext.runtime.collectives.cpu_collectives import choose_group
+from vnext.runtime.collectives.device_group import DeviceGroup, Limits
+from vnext.runtime.processes import shared_file
 
-LIMITS = Limits(capacity_bytes=2**15, one_shot_bytes_max=2**14, patience_ms=60_000)
+LIMITS = Limits(capacity_bytes=2**15, one_shot_bytes_max=2**14, timeout_ms=60_000)
 COUNTS = (1, 3, 8, 9, 257, 1021, 3001, 5003, 9001)
 """Elements: of one chunk or less, one-shot and two-shot of several blocks, and of two pieces in float32."""
 FIRST_SLOT_BYTES = SIGNALS_BYTES

@@ -24,10 +24,10 @@ from host_shim import ORDERS, STRAGGLING
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED
-from vnext.runtime.device_group import DeviceGroup, Limits
-from vnext.runtime.shared_group import RankLost
+from vnext.runtime.collectives.device_group import DeviceGroup, Limits
+from vnext.runtime.collectives.errors import RankLost
 
-HASTY = msgspec.structs.replace(LIMITS, patience_ms=300)
+HASTY = msgspec.structs.replace(LIMITS, timeout_ms=300)
 BUSY_COUNTS = (5, 5003, 9001, 40)  # one-shot, two-shot, two pieces, one-shot
 
 Join = Callable[..., DeviceGroup]
@@ -49,7 +49,7 @@ def run_ranks(backend: RankBackend, world_size: int, work: Callable[[int, Join],
         if kill_after_s:
             time.sleep(kill_after_s)
             os.kill(pids[-1], signal.SIGKILL)
-        return [told_by(pid, *pipe) for pid, pipe in zip(pids, pipes, strict=True)]
+        return [reported_by(pid, *pipe) for pid, pipe in zip(pids, pipes, strict=True)]
 
 
 def run_rank(
@@ -72,10 +72,10 @@ def run_rank(
     return 0
 
 
-def told_by(pid: int, pipe_in: int, pipe_out: int) -> Any:
+def reported_by(pid: int, pipe_in: int, pipe_out: int) -> Any:
     os.close(pipe_out)
-    with os.fdopen(pipe_in) as told:
-        said = told.read()
+    with os.fdopen(pipe_in) as reported:
+        said = reported.read()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return json.loads(said) if status == 0 else status
 
@@ -100,7 +100,7 @@ def sums(backend: RankBackend, world_size: int) -> list[Any]:
 def kills(backend: RankBackend, world_size: int, count: int) -> list[Any]:
     """The last rank is killed at some moment of a busy group: of each other, how many sums it had, whether all were right,
     and its error."""
-    chance = random.Random(5)
+    rng = random.Random(5)
 
     def work(rank: int, join: Join) -> Any:
         group = join()
@@ -116,21 +116,24 @@ def kills(backend: RankBackend, world_size: int, count: int) -> list[Any]:
             is_right &= same_bits(found, rank_order_sum(done, world_size, length, torch.float32))
             done += 1
 
-    return [run_ranks(backend, world_size, work, 0.1 + chance.uniform(0.0, 0.1)) for _ in range(count)]
+    return [run_ranks(backend, world_size, work, 0.1 + rng.uniform(0.0, 0.1)) for _ in range(count)]
 
 
 def late(backend: RankBackend) -> list[Any]:
-    """Rank 1 lives but comes too late: what rank 0 says of it; rank 1 then finds rank 0 gone."""
+    """Rank 1 lives but comes only when rank 0 has left: what rank 0 says of it; rank 1 then finds rank 0 gone."""
+    left, leave = os.pipe()
 
     def work(rank: int, join: Join) -> Any:
         group = join(HASTY)
-        time.sleep(1.0 * rank)
+        if rank == 1:
+            os.read(left, 1)
         try:
             for _ in range(2):
                 group.all_reduce(torch.ones(3))
                 group.require_whole()
         except RankLost as error:
             group.close()
+            os.write(leave, b"!")
             return str(error)
 
     return run_ranks(backend, 2, work)
@@ -143,11 +146,11 @@ def main(libraries: str) -> None:
     for world_size in (2, 4):
         for scalar in ("float", "__nv_bfloat16", "__half")[: 3 if world_size == 2 else 1]:
             backend.build("all_reduce.cu", (("SCALAR", scalar), ("WORLD", str(world_size))))
-    told = {
+    reported = {
         "sums2": sums(backend, 2), "sums4": sums(backend, 4), "kills": kills(backend, 2, 2) + kills(backend, 4, 2),
         "late": late(backend),
     }  # fmt: skip
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from device_twin import TwinDevice
 from rank_drive import device_rank, drive, some_arrivals, started_with
 
 from vnext.kernels.table import Operations
-from vnext.models.sharding import Parallel, alone
-from vnext.runtime.buckets import Shapes
-from vnext.runtime.device_steps import DeviceForms
-from vnext.runtime.runner import ModelRunner
-from vnext.runtime.sampling import adjust_by_kernel, choose_by_kernel
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel
 from vnext.state.events import RequestArrived
 
 
@@ -26,4 +26,4 @@ def answers(
     runner = ModelRunner(folder, dtype, "cpu", parallel)
     rank = device_rank(runner, TwinDevice(), forms)
     found = drive(rank, started_with(runner, **bounds), arrive(count, 8))
-    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.forms_run
+    return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.made.forms_run

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
 from vnext.kernels.cuda.compiled import Launcher, address_of
-from vnext.kernels.cuda.face import Defines, sources
+from vnext.kernels.cuda.interface import Defines, sources
 
 SHIM = Path(__file__).parent / "shim"
 FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
@@ -139,7 +139,17 @@ class HostBackend:
         generated = library.with_suffix(".cpp")
         generated.write_text(text)
         first = (f"-I{self.precompiled()}",) if self._precompile else ()
-        command = (compiler(), *options, *first, f"-I{SHIM}", f"-I{self._include}", f"-I{sources()}", str(generated), "-o", str(library))
+        command = (
+            compiler(),
+            *options,
+            *first,
+            f"-I{SHIM}",
+            f"-I{self._include}",
+            f"-I{sources()}",
+            str(generated),
+            "-o",
+            str(library),
+        )
         run_compiler(command, source)
         return library
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from vnext.kernels.cuda.face import sources
+from vnext.kernels.cuda.interface import sources
 
 
 class Bug(NamedTuple):
@@ -20,55 +20,150 @@ class Bug(NamedTuple):
 
 ATTENTION, KEYS = "paged_attention.cu", "attention_keys.cuh"
 ATTENTION_BUGS = [
-    Bug("no barrier before the keys are read", ATTENTION, "copy_async_wait<1>();\n        __syncthreads();", "copy_async_wait<1>();"),
-    Bug("no barrier before a stage is filled again", ATTENTION, "clear(sums);\n        }\n        __syncthreads();", "clear(sums);\n        }"),
+    Bug(
+        "no barrier before the keys are read",
+        ATTENTION,
+        "copy_async_wait<1>();\n        __syncthreads();",
+        "copy_async_wait<1>();",
+    ),
+    Bug(
+        "no barrier before a stage is filled again",
+        ATTENTION,
+        "clear(sums);\n        }\n        __syncthreads();",
+        "clear(sums);\n        }",
+    ),
     Bug("no wait for the keys", ATTENTION, "copy_async_wait<1>();", ""),
     Bug("one group too few waited for", ATTENTION, "copy_async_wait<1>();", "copy_async_wait<2>();"),
-    Bug("the next page", KEYS, "table_stride + position / heads.block_size", "table_stride + (position + 1) / heads.block_size"),
+    Bug(
+        "the next page",
+        KEYS,
+        "table_stride + position / heads.block_size",
+        "table_stride + (position + 1) / heads.block_size",
+    ),
     Bug("the page of another head", KEYS, "heads.kv_heads + int(blockIdx.y))", "heads.kv_heads + int(blockIdx.y / 2))"),
-    Bug("splits added without their peaks", ATTENTION, "value = joined(value, partial_values[row * HEAD_DIM + d], by);", "value += partial_values[row * HEAD_DIM + d];"),
+    Bug(
+        "splits added without their peaks",
+        ATTENTION,
+        "value = joined(value, partial_values[row * HEAD_DIM + d], by);",
+        "value += partial_values[row * HEAD_DIM + d];",
+    ),
     Bug("the last split left out", ATTENTION, "split < merge[2]; ++split", "split + 1 < merge[2]; ++split"),
-    Bug("a split that starts with the sums of the last one", ATTENTION, "                join_split(own, sums);\n            clear(sums);", "                join_split(own, sums);"),
+    Bug(
+        "a split that starts with the sums of the last one",
+        ATTENTION,
+        "                join_split(own, sums);\n            clear(sums);",
+        "                join_split(own, sums);",
+    ),
     Bug("a query that does not see itself", ATTENTION, "position > limit ||", "position >= limit ||"),
     Bug("a window one key too wide", ATTENTION, "position <= limit - window", "position < limit - window"),
     Bug("lanes that keep their share of a total", ATTENTION, "sums.totals[1] = row_sum(sums.totals[1]);", ""),
     Bug("sums that a new peak leaves as they were", ATTENTION, "kept[0] != 1.0f || kept[1] != 1.0f", "kept[0] != 1.0f"),
-    Bug("a step taken for one that all rows see", ATTENTION, "last <= min(limits[0], limits[1])", "last <= max(limits[0], limits[1])"),
+    Bug(
+        "a step taken for one that all rows see",
+        ATTENTION,
+        "last <= min(limits[0], limits[1])",
+        "last <= max(limits[0], limits[1])",
+    ),
     Bug("a row's peak of two lanes", ATTENTION, "    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));\n", ""),
     Bug("keys behind the end not hidden by zeros", KEYS, "value_cache + source, valid);", "value_cache + source, 16);"),
-    Bug("tiles of values swapped", "attention_tiles.cuh", "mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});", "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});"),
-]  # fmt: skip
+    Bug(
+        "tiles of values swapped",
+        "attention_tiles.cuh",
+        "mma_m16n8k16<T>(sums[n], a, {b[0], b[1]});",
+        "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});",
+    ),
+]
 ROW_BUGS = [
     Bug("no barrier in the sum of a block", "platform.cuh", "x;\n    __syncthreads();", "x;"),
-    Bug("no barrier between a head and its turn", "rows.cu", "        __syncwarp();\n        const int kv_head", "        const int kv_head"),
-    Bug("neighbours, not halves, form a pair", "rows.cu", "const bool is_first = i < half;", "const bool is_first = i % 2 == 0;"),
-    Bug("rounding left out between norm and weight", "rows.cu", "rounded<SCALAR>(rounded<W>(normed) * to_float(weight))", "rounded<SCALAR>(normed * to_float(weight))"),
-]  # fmt: skip
+    Bug(
+        "no barrier between a head and its turn",
+        "rows.cu",
+        "        __syncwarp();\n        const int kv_head",
+        "        const int kv_head",
+    ),
+    Bug(
+        "neighbours, not halves, form a pair",
+        "rows.cu",
+        "const bool is_first = i < half;",
+        "const bool is_first = i % 2 == 0;",
+    ),
+    Bug(
+        "rounding left out between norm and weight",
+        "rows.cu",
+        "rounded<SCALAR>(rounded<W>(normed) * to_float(weight))",
+        "rounded<SCALAR>(normed * to_float(weight))",
+    ),
+]
 SEARCH, ROWS_READ = "sampling_search.cuh", "sampling_rows.cuh"
 SAMPLING_BUGS = [
-    Bug("no barrier before a digit is looked for", SEARCH, "% BINS), mass);\n        });\n        __syncthreads();", "% BINS), mass);\n        });"),
+    Bug(
+        "no barrier before a digit is looked for",
+        SEARCH,
+        "% BINS), mass);\n        });\n        __syncthreads();",
+        "% BINS), mass);\n        });",
+    ),
     Bug("the token after the one drawn", SEARCH, "return last - int(", "return last + 1 - int("),
     Bug("a need that the higher digits do not lessen", SEARCH, "    search->need = need - above;\n", ""),
     Bug("the higher id among equals", ROWS_READ, "a.token < b.token", "a.token > b.token"),
     Bug("few tokens for all that a mass needs", "sampling.cu", "if (wanted <= found.mass) {", "if (true) {"),
-    Bug("no barrier before the few are counted", "sampling.cu", "*space.count = 0;\n    __syncthreads();", "*space.count = 0;"),
-    Bug("no barrier between bias and penalties", "sampling.cu", "bias_room + entry]);\n        }\n        __syncthreads();", "bias_room + entry]);\n        }"),
+    Bug(
+        "no barrier before the few are counted",
+        "sampling.cu",
+        "*space.count = 0;\n    __syncthreads();",
+        "*space.count = 0;",
+    ),
+    Bug(
+        "no barrier between bias and penalties",
+        "sampling.cu",
+        "bias_room + entry]);\n        }\n        __syncthreads();",
+        "bias_room + entry]);\n        }",
+    ),
     Bug("the prompt's mark counted", "sampling.cu", "count = entry & (IN_PROMPT - 1)", "count = entry"),
-]  # fmt: skip
+]
 
 EXCHANGE = "all_reduce.cu"
 EXCHANGE_BUGS = [
-    Bug("a flag that releases nothing", EXCHANGE, "store_release_system(&theirs->told[phase][turn->turn][group.rank], operation);", "*const_cast<volatile unsigned *>(&theirs->told[phase][turn->turn][group.rank]) = operation;"),
-    Bug("a look that acquires nothing", EXCHANGE, "is_before(load_acquire_system(told), operation); ++looks", "is_before(*const_cast<const volatile unsigned *>(told), operation); ++looks"),
-    Bug("told before the whole block has published", EXCHANGE, "    __syncthreads();\n    const int other", "    const int other"),
-    Bug("no barrier behind the wait", EXCHANGE, "    __syncthreads();\n    return turn->is_whole;", "    return turn->is_whole;"),
+    Bug(
+        "a flag that releases nothing",
+        EXCHANGE,
+        "store_release_system(&theirs->told[phase][turn->turn][group.rank], operation);",
+        "*const_cast<volatile unsigned *>(&theirs->told[phase][turn->turn][group.rank]) = operation;",
+    ),
+    Bug(
+        "a look that acquires nothing",
+        EXCHANGE,
+        "is_before(load_acquire_system(told), operation); ++looks",
+        "is_before(*const_cast<const volatile unsigned *>(told), operation); ++looks",
+    ),
+    Bug(
+        "told before the whole block has published",
+        EXCHANGE,
+        "    __syncthreads();\n    const int other",
+        "    const int other",
+    ),
+    Bug(
+        "no barrier behind the wait",
+        EXCHANGE,
+        "    __syncthreads();\n    return turn->is_whole;",
+        "    return turn->is_whole;",
+    ),
     Bug("the flag of the operation before", EXCHANGE, "int(told - operation) < 0", "int(told - operation) < -1"),
-    Bug("one set of slots, written while others read", EXCHANGE, "operation % SETS * capacity_bytes", "0 * capacity_bytes"),
+    Bug(
+        "one set of slots, written while others read",
+        EXCHANGE,
+        "operation % SETS * capacity_bytes",
+        "0 * capacity_bytes",
+    ),
     Bug("the second meeting waits for the first", EXCHANGE, "&own->told[phase]", "&own->told[ENTERED]"),
-    Bug("the own part first", EXCHANGE, "(group.slot<Chunk<SCALAR>>(rank, operation) + at)", "(group.slot<Chunk<SCALAR>>((group.rank + rank) % WORLD, operation) + at)"),
+    Bug(
+        "the own part first",
+        EXCHANGE,
+        "(group.slot<Chunk<SCALAR>>(rank, operation) + at)",
+        "(group.slot<Chunk<SCALAR>>((group.rank + rank) % WORLD, operation) + at)",
+    ),
     Bug("blocks by their index, not by their start", EXCHANGE, "*turn = {unsigned(before),", "*turn = {blockIdx.x,"),
     Bug("a missing rank that nobody hears of", EXCHANGE, "if (coming == MISSING) ", "if (false) "),
-]  # fmt: skip
+]
 
 
 def plant(bug: Bug, folder: Path) -> Path:

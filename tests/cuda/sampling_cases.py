@@ -6,16 +6,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from sampling_values import values_of
 
 from vnext.kernels.cuda import sampling
-from vnext.runtime.sampling_inputs import IN_PROMPT, Banned, LogitBias, Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import IN_PROMPT, Banned, LogitBias, Penalties, RowTables, SamplingInputs
+from vnext.state.params import CHOOSING
 
 THREADS = 128
 INFINITY, NAN = float("inf"), float("nan")
-TEMPERATURES = (0.0, 1e-40, 1e-5, 0.1, 0.7, 1.0, 1.0, 1.5, 5.0, 1e30)
-TOP_K = (0, 0, 0, 1, 2, 50, 200, 3000, 10**9)
-TOP_P = (1.0, 1.0, 0.0, 1e-9, 0.5, 0.9, 0.99, 0.999999)
-MIN_P = (0.0, 0.0, 0.0, 1.0, 0.05, 1e-6, 1e-11, 1e-20)
 
 
 class Draws:
@@ -32,10 +30,7 @@ class Draws:
 
     def inputs(self, rows: int) -> SamplingInputs:
         return SamplingInputs(
-            temperature=self.pick(TEMPERATURES, rows),
-            top_k=self.pick(TOP_K, rows),
-            top_p=self.pick(TOP_P, rows),
-            min_p=self.pick(MIN_P, rows),
+            **{name: self.pick(values_of(name), rows) for name in CHOOSING},
             seed=self.integers(-(2**63), 2**63 - 1, rows),
             position=self.integers(0, 2**32, rows),
         )
@@ -53,8 +48,7 @@ class Draws:
 
 
 def sampled(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> torch.Tensor:
-    columns = (inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p, inputs.seed, inputs.position)
-    return sampling.sample_rows(logits, *columns, threads=threads)
+    return sampling.sample_rows(logits, inputs.columns(), threads=threads)
 
 
 class Asked(NamedTuple):

@@ -54,10 +54,10 @@ def sample() -> None:
 
 def exchange(backend: RankBackend) -> None:
     """Sums and joins of two ranks, slots exactly as large as they must be."""
-    told = run_threads(
+    reported = run_threads(
         backend, ORDERS[1:3], lambda rank, group: wrong_sums(group, rank, 2, (torch.float32,)) + wrong_joins(group, rank, 2)
     )
-    assert told == [[], []], told
+    assert reported == [[], []], reported
 
 
 def overrun(backend: HostBackend) -> None:

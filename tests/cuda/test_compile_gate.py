@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from vnext.kernels.cuda import compiling
-from vnext.kernels.cuda.face import Defines, sources
+from vnext.kernels.cuda.interface import Defines, sources
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 BF16, HALF, FLOAT = "__nv_bfloat16", "__half", "float"
@@ -63,7 +63,18 @@ def exchange(scalar: str, world_size: int) -> Form:
 
 SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "adjust_rows": 40})
 EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
-FORMS = [*ATTENTION, *EXCHANGES, SAMPLING, rows(BF16), rows(HALF), rows(FLOAT), rows(BF16, WEIGHT=FLOAT), rows(BF16, CACHE="__nv_fp8_e4m3")]
+FORMS = [
+    *ATTENTION,
+    *EXCHANGES,
+    SAMPLING,
+    rows(BF16),
+    rows(HALF),
+    rows(FLOAT),
+    rows(BF16, WEIGHT=FLOAT),
+    rows(BF16, CACHE="__nv_fp8_e4m3"),
+]
+TEST_FORMS = [attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3")]
+"""What only tests ask for: compiled by the check on a GPU before it runs them."""
 TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16)]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
 

@@ -256,9 +256,12 @@ def test_what_goes_wrong_is_told_in_its_own_words(recorded: Recorded) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="^asked for the first time inside a graph's capture"):
             OPS.rms_norm(x, weight, 1e-6)
-    for refusal, told in ((ValueError("tensors are on another GPU"), "ValueError: tensors are on"), (MemoryError(), "MemoryError")):
+    for refusal, reported in (
+        (ValueError("tensors are on another GPU"), "ValueError: tensors are on"),
+        (MemoryError(), "MemoryError"),
+    ):
         recorded.refusal = refusal
-        with pytest.raises(RuntimeError, match=told):
+        with pytest.raises(RuntimeError, match=reported):
             OPS.rms_norm(x, weight, 1e-6)
     recorded.refusal, recorded.code = None, 719
     with pytest.raises(RuntimeError, match="code 719 means nothing"):
@@ -304,12 +307,13 @@ def test_without_the_module_python_serves(recorded: Recorded) -> None:
         raise ImportError("_native.so: undefined symbol: torch_call_dispatcher\nsecond line")
 
     with compiled.set_aside("cpu"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "import_module", broken)
+        patch.setattr("vnext.compiled.import_module", broken)
+        patch.setitem(compiled.absent, compiled.CUDA_LAUNCHES, "")  # put back afterwards
         module, why = compiled.load()
         patch.setattr(compiled, "_native", module)
         patch.setattr(compiled, "_why_not", why)
-        told = "the extension does not fit this torch (_native.so: undefined symbol: torch_call_dispatcher)"
-        assert compiled.describe() == f"from Python: {told}" and not compiled.is_built()
+        reported = "the extension does not fit this torch (_native.so: undefined symbol: torch_call_dispatcher)"
+        assert compiled.describe() == f"from Python: {reported}" and not compiled.is_built()
         compiled.serve_gpu()
         with pytest.raises(RuntimeError, match="does not fit this torch"):
             compiled.serve("cpu", compiled.Launcher(0, 0, str))

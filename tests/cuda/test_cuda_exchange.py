@@ -37,8 +37,8 @@ from host_shim import ORDERS, SEED_SHIFT, STRAGGLING
 
 from vnext.kernels.cuda import backends
 from vnext.kernels.cuda.exchange import SUMMED, memory_bytes
-from vnext.runtime import device_choice, device_memory
-from vnext.runtime.device_group import DeviceGroup, default_limits
+from vnext.runtime.collectives import choose_collectives, device_memory
+from vnext.runtime.collectives.device_group import DeviceGroup, default_limits
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 250
@@ -108,8 +108,8 @@ def test_counters_go_over_their_end(ranks: RankBackend) -> None:
     def work(rank: int, group: DeviceGroup) -> Any:
         memory = group._memory._bytes
         memory[:8].view(torch.int64)[0] = ctypes.c_int32(LAST).value << 32
-        told = memory[16 + 2 * 8 * 8 :][: 2 * 64 * 8 * 4].view(torch.int32)
-        told[:] = ctypes.c_int32(LAST).value
+        reported = memory[16 + 2 * 8 * 8 :][: 2 * 64 * 8 * 4].view(torch.int32)
+        reported[:] = ctypes.c_int32(LAST).value
         group._part()
         wrong = wrong_sums(group, rank, 2, (torch.bfloat16,))
         return wrong, memory[:8].view(torch.int64).item() >> 32
@@ -144,9 +144,9 @@ def test_ranks_out_of_step_are_told_so_and_compute_no_more(ranks: RankBackend) -
             group.all_reduce(torch.ones(3))
         return errors
 
-    told = run_threads(ranks, (0, 0), work)
-    assert told[0] == ["the ranks are out of step: rank 1 came for another operation than rank 0"] * 2
-    assert told[1] == ["the ranks are out of step: rank 0 came for another operation than rank 1"] * 2
+    reported = run_threads(ranks, (0, 0), work)
+    assert reported[0] == ["the ranks are out of step: rank 1 came for another operation than rank 0"] * 2
+    assert reported[1] == ["the ranks are out of step: rank 0 came for another operation than rank 1"] * 2
 
 
 def test_other_types_are_refused(ranks: RankBackend) -> None:
@@ -225,12 +225,12 @@ def test_more_ranks_get_smaller_one_shots() -> None:
 
 def test_the_doctors_line_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_choice.describe() == "none: torch sees no GPU"
+    assert choose_collectives.describe() == "none: torch sees no GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(device_choice, "find_spec", lambda name: None)
-    assert "through the host" in device_choice.describe() or "CuPy" in device_choice.describe()
-    monkeypatch.setattr(device_choice, "find_spec", lambda name: name)
-    assert "sizes not measured" in device_choice.describe()
+    monkeypatch.setattr(choose_collectives, "find_spec", lambda name: None)
+    assert "through the host" in choose_collectives.describe() or "CuPy" in choose_collectives.describe()
+    monkeypatch.setattr(choose_collectives, "find_spec", lambda name: name)
+    assert "sizes not measured" in choose_collectives.describe()
 
 
 # ---- CUDA's memory, its runtime played by the host ---------------------------------------------------------------

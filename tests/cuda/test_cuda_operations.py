@@ -45,16 +45,15 @@ def test_rows_are_good_operations(form: str) -> None:
 
 
 def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
-    logits, ones, counts = draw(3, 40), torch.ones(3), torch.arange(3)
-    columns = (ones, counts, ones * 0.9, ones * 0, counts, counts)
-    torch.library.opcheck(OPS.sample_rows.default, (logits, *columns, 64), test_utils=CHECKS)
+    logits, inputs = draw(3, 40), Draws(2).inputs(3)
+    torch.library.opcheck(OPS.sample_rows.default, (logits, list(inputs.columns()), 64), test_utils=CHECKS)
     tables, *places = asked(Draws(1), 40, 3)[:3]
     wide = draw(5, 40)
     torch.library.opcheck(OPS.adjust_rows.default, (wide.clone(), *places, *tables), test_utils=CHECKS)
     again = wide.clone()
     operations.adjust_rows(again, *places, *tables)
     assert not torch.equal(again, wide)
-    assert torch.equal(operations.sample_rows(logits, ones * 0, *columns[1:]), logits.argmax(-1))
+    assert torch.equal(operations.sample_rows(logits, inputs._replace(temperature=torch.zeros(3)).columns()), logits.argmax(-1))
 
 
 def test_attention_is_a_good_operation(form: str) -> None:
@@ -123,11 +122,10 @@ def test_what_no_kernel_was_written_for_is_the_references(shim: HostBackend) -> 
 
 
 def test_the_table_has_them_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table.backends, "is_usable", lambda: True)
-    assert {entry.row.operation for entry in table.cuda_entries()} == {f.__name__ for f in operations.FUNCTIONS}
-    assert {entry.row.device_type for entry in table.cuda_entries()} == {"cuda"}
-    monkeypatch.setattr(table.backends, "is_usable", lambda: False)
-    assert table.cuda_entries() == []
+    for usable, served in ((True, {f.__name__ for f in operations.FUNCTIONS}), (False, set())):
+        monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda usable=usable: usable)
+        rows = [entry.row for entry in table.make_table().values() if entry.row.implementation == "cuda"]
+        assert {row.operation for row in rows} == served and {row.device_type for row in rows} <= {"cuda"}
 
 
 def test_a_launch_takes_only_what_says_how_wide_it_is() -> None:

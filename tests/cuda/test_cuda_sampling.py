@@ -12,10 +12,11 @@ from planted_bugs import ROWS_READ, Bug, plant
 from sampling_cases import THREADS, Draws, asked, sampled
 
 from vnext.kernels.cuda import backends, sampling
-from vnext.runtime.logits import adjust, adjust_rows
-from vnext.runtime.sampling import choose
-from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.logits import adjust, adjust_rows
+from vnext.sampling.sampling import choose
+from vnext.state.params import ROW_DTYPES
 
 INFINITY = float("inf")
 
@@ -23,7 +24,7 @@ INFINITY = float("inf")
 def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> int:
     expected, found = choose(logits, inputs, draw_by_inversion), sampled(logits, inputs, threads)
     for row in (found != expected).nonzero()[:, 0].tolist():
-        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs[:6]]}")
+        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs.columns()]}")
     return int(((inputs.temperature > 0) & (found != logits.argmax(-1))).sum())
 
 
@@ -58,7 +59,7 @@ def test_rows_apart_in_memory(shim: HostBackend) -> None:
     wide, inputs = draws.logits(20, 300), draws.inputs(10)
     for logits in (wide[::2, 100:], wide[:10].T.contiguous().T, wide[:1].expand(10, -1)):
         assert_same_tokens(logits, inputs)
-    empty = SamplingInputs(*(column[:0] for column in inputs[:6]))
+    empty = SamplingInputs(**{name: column[:0] for name, column in zip(ROW_DTYPES, inputs.columns())})
     assert sampled(wide[:0], empty).tolist() == []
 
 

@@ -19,12 +19,12 @@ from rank_drive import device_rank, drive, runner_of, some_arrivals, started_wit
 
 from vnext.kernels.cuda import flashinfer
 from vnext.kernels.table import plain_operations
-from vnext.runtime import device_loading
-from vnext.runtime.buckets import Shapes
-from vnext.runtime.determinism import Invariance
-from vnext.runtime.device_steps import DeviceForms
-from vnext.runtime.sampling import chooser
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.processes.determinism import Invariance
+from vnext.runtime.rank import gpu_loading
 from vnext.runtime.settings import GpuSettings, SettingsError
+from vnext.sampling.sampling import sampler_for
 
 
 class Wrapper:
@@ -50,7 +50,14 @@ class Wrapper:
         self._scale, self._window, self._cap, self._types = sm_scale, window_left, logits_soft_cap, (q_data_type, kv_data_type)
         self.planned_in_turn.append(id(self))
 
-    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], *, k_scale: float = 1.0, v_scale: float = 1.0) -> torch.Tensor:
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> torch.Tensor:
         keys, values = paged_kv_cache
         heads, kv_heads, head_dim, page_size = self._layer
         assert q.shape[1:] == (heads, head_dim) and keys.shape[1:] == (kv_heads, page_size, head_dim)
@@ -119,13 +126,17 @@ def test_wrappers_are_planned_in_turn() -> None:
 
 def test_steps_in_pieces_and_as_they_are_give_the_tokens_of_the_reference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = plain_operations()
-    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: plain)
-    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: plain)
+    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: plain)
+    monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: plain)
     folder, found = tiny_checkpoint(tmp_path / "tiny"), []
     theirs = plain._replace(attention_metadata=flashinfer.attention_metadata, paged_attention=flashinfer.paged_attention)
     for operations, shapes in ((plain, Shapes((), ())), (theirs, Shapes((), ())), (theirs, Shapes((), (24,)))):
-        forms = DeviceForms(operations=operations, choose=chooser("cpu"), shapes=shapes)
-        answers = drive(device_rank(runner_of(folder), TwinDevice(), forms), started_with(runner_of(folder)), some_arrivals(4, seed=8))
+        forms = DeviceForms(operations=operations, choose=sampler_for("cpu"), shapes=shapes)
+        answers = drive(
+            device_rank(runner_of(folder), TwinDevice(), forms),
+            started_with(runner_of(folder)),
+            some_arrivals(4, seed=8),
+        )
         found.append({id_: [token for token, _ in each] for id_, each in answers.items()})
     assert found[0] == found[1] == found[2] and Wrapper.planned_in_turn
 
@@ -135,7 +146,7 @@ def test_it_is_chosen_where_it_serves_and_refused_with_a_reason(monkeypatch: pyt
     runner = runner_of(tiny_checkpoint(tmp_path / "tiny", head_dim=64), "bfloat16")
     runner.invariance = Invariance(holds=False, why="")
     monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda: True)
-    forms = device_loading.device_forms(runner, asked)
+    forms = gpu_loading.device_forms(runner, asked)
     assert forms.operations.paged_attention is flashinfer.paged_attention and forms.cascade is None
     assert forms.shapes.rows == () and forms.shapes.tokens
     for change, reason in (
@@ -145,5 +156,5 @@ def test_it_is_chosen_where_it_serves_and_refused_with_a_reason(monkeypatch: pyt
     ):
         change()
         with pytest.raises(SettingsError, match=f"--attention is flashinfer, but it.*{reason}"):
-            device_loading.device_forms(runner, asked)
-    assert device_loading.device_forms(runner, replace(asked, attention="auto")).shapes.rows
+            gpu_loading.device_forms(runner, asked)
+    assert gpu_loading.device_forms(runner, replace(asked, attention="auto")).shapes.rows

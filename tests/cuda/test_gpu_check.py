@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -61,17 +62,19 @@ def run_check(root: Path, out: Path, *arguments: str) -> subprocess.CompletedPro
 
 
 def test_a_dry_run_makes_every_call_and_claims_no_time(root: Path, libraries: Path, tmp_path: Path) -> None:
-    ran = run_check(root, tmp_path / "out", "--dry-run", "--only", "bench")
+    ran = run_check(root, tmp_path / "out", "--dry-run", "--only", "bench", "step")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (path,) = (tmp_path / "out").glob("*.json")
     record = json.loads(path.read_text())
-    bench = record["parts"]["bench"]
-    assert record["dry_run"] and "dry-run" in path.name and bench["verdict"] == "passed"
-    targets = [figure for figure in bench["figures"] if figure["target"]]
-    assert len(targets) == 14 and all(figure["value"] is None and figure["met"] is None for figure in bench["figures"])
-    errors = [told["error"] for told in bench["details"].values() if "error" in told]
+    assert record["dry_run"] and "dry-run" in path.name
+    assert {name: part["verdict"] for name, part in record["parts"].items()} == {"bench": "passed", "step": "passed"}
+    figures = [figure for part in record["parts"].values() for figure in part["figures"]]
+    assert len([figure for figure in figures if figure["target"]]) == 14
+    assert all(figure["value"] is None and figure["met"] is None for figure in figures)
+    details = [reported for part in record["parts"].values() for reported in part["details"].values()]
+    errors = [reported["error"] for reported in details if "error" in reported]
     assert len(errors) == 4 and all(0 < error < 0.02 for error in errors)
-    peers = [told["peers"] for told in bench["details"].values() if "peers" in told]
+    peers = [reported["peers"] for reported in details if "peers" in reported]
     assert [set(each) >= {"varlen", "flex"} for each in peers] == [True] * 3
     assert all("not_compared" not in each["flex"] for each in peers), "flex attention agrees with ours, also on a CPU"
     assert "no times" in ran.stdout and "bench     passed" in ran.stdout
@@ -89,57 +92,132 @@ HARMS = {
     "dies": "os.kill(os.getpid(), 9)",
     "hangs": "time.sleep(600)",
     "fails": "raise ValueError('no such thing')",
-    "lacks": "",
+    "lacks": "return Verdict(MISSING, 'not here')",
 }
 
 
 @pytest.fixture
-def harmed(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
-    """The check with parts that do what their names say, in place of its own."""
+def check_on_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.syspath_prepend(str(root))
-    from perf.gpu import __main__ as check_on_gpu
+    from perf.gpu import __main__
 
+    return __main__
+
+
+@pytest.fixture
+def harmed(check_on_gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> object:
+    """The check with parts that find one thing and then do what their names say, in place of its own."""
     parts = "".join(
-        f"\ndef {name}(dry, folder):\n    {act or 'pass'}\n    return Report(MISSING, 'not here')\n"
+        f"\ndef {name}(dry, folder, findings):\n    findings.figures(figure('seen', 3.0, 'us', at_most=4))\n"
+        f"    print('heard', flush=True)\n    {act}\n"
         for name, act in HARMS.items()
     )
-    (tmp_path / "perf").mkdir()
-    program = f"import os, time\nfrom perf.gpu import part\nfrom perf.gpu.report import MISSING, Report\n{parts}\n"
-    program += "part.NAMES = ('dies', 'hangs', 'fails', 'lacks')\npart.part = lambda name: globals()[name]\npart.main()\n"
+    program = "import os, time\nfrom perf.gpu import part\nfrom perf.gpu.report import MISSING, Verdict, figure\n"
+    program += f"{parts}\npart.NAMES = {tuple(HARMS)}\npart.part = lambda name: globals()[name]\npart.main()\n"
     (tmp_path / "harmed.py").write_text(program)
     monkeypatch.setattr(check_on_gpu, "PROGRAM", (sys.executable, str(tmp_path / "harmed.py")))
-    monkeypatch.setattr(check_on_gpu, "LIMITS_S", dict.fromkeys(HARMS, 20) | {"hangs": 4})
     return check_on_gpu
 
 
-def test_a_part_that_dies_hangs_or_fails_stops_no_other(harmed, tmp_path: Path) -> None:
-    said = {name: harmed.run_part(name, True, tmp_path).report for name in HARMS}
+def test_a_part_that_dies_hangs_or_fails_stops_no_other_and_loses_nothing(harmed, tmp_path: Path) -> None:
+    said = {name: harmed.run_part(name, True, tmp_path, 4 if name == "hangs" else 20).report for name in HARMS}
     assert {name: report.verdict for name, report in said.items()} == {
         "dies": "failed", "hangs": "failed", "fails": "failed", "lacks": "missing",
     }  # fmt: skip
     assert "status -9" in said["dies"].why and "longer than 4 s" in said["hangs"].why
     assert said["fails"].why == "ValueError: no such thing"
+    assert [[(each.name, each.value, each.met) for each in report.figures] for report in said.values()] == [
+        [("seen", 3.0, True)]
+    ] * len(HARMS)
+    assert (tmp_path / harmed.LOG).read_text().count("heard\n") == len(HARMS)
 
 
-def test_tests_that_fail_or_do_not_run_are_no_pass(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(root))
+TESTS = {
+    "good": "assert True",
+    "bad": "assert 1 == 2",
+    "sticky": "sys.modules['torch'] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True, synchronize=broken))",
+    "later": "assert True",
+    "stuck": "time.sleep(600)",
+    "dead": "os.kill(os.getpid(), 9)",
+    "last": "assert True",
+}
+"""`sticky` passes and leaves a device on which all that follows would fail, in its process."""
+
+
+def some_tests(folder: Path, names: tuple[str, ...]) -> Path:
+    path = folder / "test_some.py"
+    head = "import os, sys, time\nfrom types import SimpleNamespace\n\ndef broken():\n    raise RuntimeError('CUDA error: an illegal address')\n"
+    path.write_text(head + "".join(f"\ndef test_{name}():\n    {TESTS.get(name, name)}\n" for name in names))
+    return path
+
+
+QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "2", "--max-worker-restart", "9")], ids=["one process", "two"])
+def test_a_broken_device_a_hang_and_a_death_cost_one_test_each(check_on_gpu, tmp_path: Path, processes: tuple[str, ...]) -> None:
     from perf.gpu import checks
+    from perf.gpu.findings import Findings
+    from perf.gpu.report import by_kernel
 
-    path = tmp_path / "test_some.py"
+    findings = Findings(tmp_path / "found.jsonl", "kernels")
+    path = some_tests(tmp_path, tuple(TESTS))
+    verdict = checks.tests(findings, "--confcutdir", str(tmp_path), *processes, str(path), hang_s=5, **QUICK)
+    outcomes = {test.partition("::test_")[2]: reported for test, reported in findings.report("").tests.items()}
+    assert {name: outcome for name, (outcome, _) in outcomes.items() if outcome != "passed"} == {
+        "bad": "failed", "sticky": "failed", "stuck": "failed", "dead": "died" if not processes else "failed",
+    }  # fmt: skip
+    assert set(outcomes) == set(TESTS)
+    assert "illegal address" in outcomes["sticky"][1] and "longer than 5 s" in outcomes["stuck"][1]
+    assert verdict.verdict == "failed" and verdict.why.endswith("and 3 more")
+    assert by_kernel(findings.report(""))["some: sticky"] == {"failed": 1, "why": "CUDA error: an illegal address"}
+
+
+def test_tests_that_fail_or_do_not_run_are_no_pass(check_on_gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from perf.gpu import checks
+    from perf.gpu.findings import Findings
+
     said = {}
-    for name, body in {"good": "pass", "bad": "assert 1 == 2", "idle": "import pytest; pytest.skip('no GPU')"}.items():
-        path.write_text(f"def test_{name}():\n    {body}\n")
-        said[name] = checks.tests("--confcutdir", str(tmp_path), str(path), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    assert {name: report.verdict for name, report in said.items()} == {"good": "passed", "bad": "failed", "idle": "failed"}
-    assert said["good"].why == "1 tests" and "test_bad" in said["bad"].why and said["idle"].why == "no test ran"
+    for name in ("good", "bad", "import pytest; pytest.skip('no GPU')"):
+        findings, path = Findings(tmp_path / f"{len(said)}.jsonl", "kernels"), some_tests(tmp_path, (name,))
+        path.write_text(path.read_text().replace(f"test_{name}", f"test_{len(said)}"))
+        said[name.partition(" ")[0]] = checks.tests(findings, "--confcutdir", str(tmp_path), str(path), **QUICK)
+    assert {name: verdict.verdict for name, verdict in said.items()} == {"good": "passed", "bad": "failed", "import": "failed"}
+    assert said["good"].why == "1 tests" and "test_1: " in said["bad"].why and said["import"].why == "no test ran"
     (tmp_path / "tests" / "gpu").mkdir(parents=True)
     monkeypatch.setattr(checks, "ROOT", tmp_path)
     for part in (checks.engine, checks.ipc):
-        assert part(False, tmp_path).verdict == "missing"
+        assert part(False, tmp_path, findings).verdict == "missing"
 
 
-def test_the_parts_end_within_nine_minutes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(root))
-    from perf.gpu import __main__ as check_on_gpu
+def test_the_parts_end_within_nine_minutes_and_the_last_ones_pay_for_the_first(check_on_gpu) -> None:
+    names = list(check_on_gpu.NAMES)
+    assert list(check_on_gpu.SHARES) == names and check_on_gpu.TOTAL_S <= 9 * 60 - 10
+    assert sum(share.expected_s for share in check_on_gpu.SHARES.values()) <= check_on_gpu.TOTAL_S
+    left_s = check_on_gpu.TOTAL_S
+    for place, name in enumerate(names):  # every part takes all that it may
+        given_s = check_on_gpu.limit(name, names[place + 1 :], left_s)
+        assert given_s >= min(check_on_gpu.SHARES[name].least_s, left_s) and given_s <= max(left_s, 1.0)
+        left_s -= given_s
 
-    assert tuple(check_on_gpu.LIMITS_S) == check_on_gpu.NAMES and sum(check_on_gpu.LIMITS_S.values()) <= 9 * 60 - 10
+
+def test_wheels_are_taken_for_what_a_python_lacks(root: Path, tmp_path: Path) -> None:
+    """A package that is here is not replaced by a wheel of it; one that is not here is found beside it."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("msgspec", "vnext_probe"):
+        metadata = f"{name}-9.9.dist-info"
+        with zipfile.ZipFile(wheels / f"{name}-9.9-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", "print('from the wheel')\n")
+            wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+            wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{metadata}/RECORD", "")
+    script = (root / "scripts" / "gpu_check.sh").read_text().rpartition('"$PYTHON" -m perf.gpu')[0]
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "vnext").mkdir()
+    (tmp_path / "scripts" / "check.sh").write_text(script + '"$PYTHON" -c "import msgspec, vnext_probe; msgspec.json"\n')
+    environment = os.environ | {"WHEELS": str(wheels), "PYTHON": sys.executable}
+    ran = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / "check.sh")], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "from the wheel\n"), ran.stderr

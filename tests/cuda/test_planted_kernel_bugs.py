@@ -17,11 +17,11 @@ from sampling_cases import Draws, asked, sampled
 
 from vnext.kernels import references
 from vnext.kernels.cuda import backends, rows, sampling
-from vnext.runtime.device_group import DeviceGroup
-from vnext.runtime.logits import adjust
-from vnext.runtime.sampling import choose
-from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.shared_group import RankLost
+from vnext.runtime.collectives.device_group import DeviceGroup
+from vnext.runtime.collectives.errors import RankLost
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.logits import adjust
+from vnext.sampling.sampling import choose
 
 SHAPE = Shape(4, 2, 64, 16)
 SEQUENCES = make_sequences([330, 70], SHAPE, torch.bfloat16)
@@ -89,6 +89,9 @@ def tokens_are_right(backend: HostBackend) -> bool:
     return True
 
 
+TURNS_MAX = 40
+
+
 def sums_are_right(backend: HostBackend) -> bool:
     """Three ranks, whose sums know an order of adding: in any order of theirs, some late, and one that leaves."""
 
@@ -103,7 +106,7 @@ def sums_are_right(backend: HostBackend) -> bool:
             group.require_whole()
         return True
 
-    hasty = msgspec.structs.replace(LIMITS, patience_ms=400)
+    hasty = msgspec.structs.replace(LIMITS, timeout_ms=400)
     try:
         for orders in ((0, *ORDERS[1:3]), (STRAGGLING, ORDERS[3], 0)):
             if not all(run_threads(backend, orders, work, hasty)):
@@ -134,4 +137,8 @@ def test_sampling(backend: HostBackend, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("backend", [None, *EXCHANGE_BUGS], ids=name_of, indirect=True)
 def test_sums_over_ranks(backend: HostBackend, request: pytest.FixtureRequest) -> None:
-    assert sums_are_right(backend) == (request.node.callspec.params["backend"] is None)
+    """A bug of timing shows when threads meet badly, which may take a few turns."""
+    if request.node.callspec.params["backend"] is None:
+        assert sums_are_right(backend)
+    else:
+        assert not all(sums_are_right(backend) for _ in range(TURNS_MAX)), "the planted bug is not found"

@@ -14,13 +14,13 @@ from graph_cases import answers
 from rank_drive import tiny_checkpoint
 
 from vnext.kernels.table import Operations
-from vnext.runtime.batch_fed import FedBatch
-from vnext.runtime.buckets import Shapes
-from vnext.runtime.row_parameters import RowParameters
-from vnext.runtime.staging import Staging
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.device_batch import DeviceBatch
+from vnext.runtime.gpu.row_parameters import RowParameters
+from vnext.runtime.gpu.staging import Staging
 
 
-def read_a_token(batch: FedBatch, wants: object, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+def read_a_token(batch: DeviceBatch, wants: object, rows: torch.Tensor, tokens: torch.Tensor) -> None:
     batch.null_row += 0 * int(tokens[0])
 
 
@@ -70,7 +70,7 @@ OF_INPUTS = (
     fill_by_value,
 )  # fmt: skip
 FAULTS = [
-    (FedBatch, "remember", read_a_token), (Staging, "send", wait_for_the_work),
+    (DeviceBatch, "remember", read_a_token), (Staging, "send", wait_for_the_work),
     *((RowParameters, "inputs", deed) for deed in OF_INPUTS),
 ]  # fmt: skip
 

@@ -107,12 +107,12 @@ def complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -
 
 
 async def _complete_all(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
-    gate = asyncio.Semaphore(concurrency)
+    limiter = asyncio.Semaphore(concurrency)
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def complete(body: dict[str, Any]) -> dict[str, Any]:
-            async with gate, session.post(f"{url}/v1/completions", json=body) as response:
+            async with limiter, session.post(f"{url}/v1/completions", json=body) as response:
                 answer = await response.json()
                 assert response.status == 200, answer
                 return answer

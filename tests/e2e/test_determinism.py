@@ -15,8 +15,8 @@ from engine_here import engines_here
 
 from vnext.kernels.cpu import native
 from vnext.llm import LLM
-from vnext.replay.source import open_log
-from vnext.runtime.determinism import cpu_flags, has_strict_path
+from vnext.replay.reading.source import open_log
+from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
 from vnext.sampling_params import SamplingParams
 
 PROMPT_COUNT = 48
@@ -94,7 +94,7 @@ def test_two_ranks_of_int8_weights(tmp_path: Path) -> None:
     settings = {"quantization": "int8", "tensor_parallel_size": 2, "executor": "mp", "digest_interval": 1}
     logged = answers(together=True, log="shape", log_dir=str(tmp_path), **settings)
     assert answers(together=True, **settings, threads=1, max_num_batched_tokens=24) == logged
-    (folder,) = tmp_path.iterdir()
+    (folder,) = filter(Path.is_dir, tmp_path.iterdir())
     found = open_log(folder).header.started.environment
     assert (found["quantization"], found["dtype"]) == ("int8", "bfloat16")
 
@@ -106,5 +106,5 @@ def test_sixteen_bits_in_plain_torch_when_it_is_asked_for(tmp_path: Path) -> Non
     settings = {"dtype": "float16", "deterministic": True}
     expected = answers(together=False, log="shape", log_dir=str(tmp_path), **settings)
     assert answers(together=True, max_num_batched_tokens=24, **settings) == expected
-    (folder,) = tmp_path.iterdir()
+    (folder,) = filter(Path.is_dir, tmp_path.iterdir())
     assert open_log(folder).header.started.environment["batch_invariant"].startswith("yes: plain torch, products of float16")

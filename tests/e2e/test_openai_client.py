@@ -90,8 +90,9 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
 def test_errors_are_typed_and_the_next_request_is_served(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model="demo", prompt="x", temperature=-1)
-    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens") as refused:
         client.completions.create(model="demo", prompt="x", max_tokens=10**6)
+    assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError, match="nothing-like-it"):
         client.completions.create(model="nothing-like-it", prompt="x")
     with pytest.raises(openai.AuthenticationError):

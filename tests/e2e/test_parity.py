@@ -19,7 +19,7 @@ from engine_here import engines_here
 from serving import Server, complete_all, eventually, serving
 
 from vnext.llm import LLM
-from vnext.replay.cli import main as replay
+from vnext.replay.cli.main import main as replay
 from vnext.sampling_params import SamplingParams
 
 CONCURRENCY = 32
@@ -157,7 +157,7 @@ def ran_by_server(log_dir: Path, model: Path, prompts: list[list[int]], **settin
     with serving(log_dir, str(model), "--served-model-name", "stories", *flags(COMMON | settings)) as server:
         greedy, sampled = run_all(server, prompts)
         assert eventually(lambda: server.metric("vnext_blocks_held") == 0)
-        preempted = server.metric("vnext_preemptions_total")
+        preempted = server.metric("vnext_num_preemptions_total")
         assert server.stop() == 0
     return Ran(greedy, sampled, preempted, server.log_dir)
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from serving import ROOT, complete_all, serving
 
-from vnext.replay.cli import main as replay
+from vnext.replay.cli.main import main as replay
 
 COMMON = ["--dtype", "float32", "--threads", "1", "--digest-interval", "1"]
 END_TIMEOUT_S = 30
@@ -44,7 +44,7 @@ def in_background(url: str, count: int) -> tuple[threading.Thread, list[Any]]:
 def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
         thread, found = in_background(server.url, 3)
-        while server.metric("vnext_requests_running") < 3:
+        while server.metric("vnext_num_requests_running") < 3:
             pass
         assert server.stop() == 0
         thread.join(END_TIMEOUT_S)
@@ -62,11 +62,11 @@ def test_a_server_killed_under_load_leaves_a_log_that_verifies_and_holds_what_wa
     from kill_under_load import kill
 
     killed = kill(seed, form)
-    assert killed.wrong == "" and killed.steps > 0 and killed.told > 0 and killed.frames_lost == 0
+    assert killed.wrong == "" and killed.steps > 0 and killed.reported > 0 and killed.frames_lost == 0
     assert killed.processes == (3 if form == "full, one process" else 4)
 
 
-@pytest.mark.parametrize("module", ["vnext.runtime.rank_main", "vnext.runtime.core_main", "vnext.server"])
+@pytest.mark.parametrize("module", ["vnext.runtime.rank.main", "vnext.runtime.core.main", "vnext.server"])
 def test_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(tmp_path: Path, module: str) -> None:
     with serving(tmp_path, *COMMON) as server:
         family = server.processes
@@ -84,7 +84,7 @@ def test_a_signal_ends_a_start(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     family: list[psutil.Process] = []
-    while not any("vnext.runtime.rank_main" in process.cmdline() for process in family):
+    while not any("vnext.runtime.rank.main" in process.cmdline() for process in family):
         assert server.poll() is None
         family = psutil.Process(server.pid).children(recursive=True)
     server.send_signal(signal.SIGTERM)

@@ -15,8 +15,8 @@ from core_drive import Engine, arrival_of
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.laws import check_decision
 from vnext.state.events import PrefixCacheReset, StepPlanned
+from vnext.state.feasibility import refusal
 from vnext.state.pool import free_blocks
-from vnext.state.refusal import refusal
 from vnext.state.state import State
 
 INDENT = "    "
@@ -31,7 +31,7 @@ def played(text: str) -> str:
             continue
         lines.append(line)
         if line and not line.startswith("#"):
-            lines += [(INDENT + told).rstrip() for told in player.play(line.split())]
+            lines += [(INDENT + reported).rstrip() for reported in player.play(line.split())]
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +99,7 @@ class Player:
         lines = []
         for _ in range(count):
             planned = self._plan()
-            taken = self._commit(arguments)[1] if self.engine.state.flights else ""
+            taken = self._commit(arguments)[1] if self.engine.state.in_flight else ""
             lines.append(self._line(planned, taken))
         return lines
 
@@ -111,26 +111,28 @@ class Player:
         return "nothing to plan" if plan is None else self._planned(before, plan)
 
     def _planned(self, before: State, plan: StepPlanned) -> str:
-        flight, running = self.engine.state.flights[-1], set(before.rows.id.tolist())
-        entries = zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.samples.tolist())
-        told = [
+        scheduled, running = self.engine.state.in_flight[-1], set(before.rows.id.tolist())
+        entries = zip(
+            scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()
+        )
+        reported = [
             f"{'' if id_ in running else '+'}{self.names[id_]}[{start},{start + count}){'*' if samples else ''}"
             for id_, start, count, samples in entries
         ]
-        told += [f"-{self.names[int(before.rows.id[row])]}" for row in plan.preempted]
-        return f"step {plan.step}  " + " ".join(told)
+        reported += [f"-{self.names[int(before.rows.id[row])]}" for row in plan.preempted]
+        return f"step {plan.step}  " + " ".join(reported)
 
     def _commit(self, arguments: list[str]) -> tuple[str, str]:
-        flight = self.engine.state.flights[0]
+        scheduled = self.engine.state.in_flight[0]
         tokens = {self._id(name): int(token) for name, token in _pairs([word for word in arguments if "=" in word]).items()}
         default = next((int(word) for word in arguments if "=" not in word), TOKEN)
-        asked = [int(id_) for id_ in flight.ids[flight.samples]]
+        asked = [int(id_) for id_ in scheduled.ids[scheduled.samples]]
         news = {item.sample: item for item in self.engine.commit(*[tokens.get(id_, default) for id_ in asked])}
-        told = [
+        reported = [
             f"{self.names[id_]}:{f'{news[place].token} {news[place].finish}'.strip() if place in news else 'dropped'}"
             for place, id_ in enumerate(asked)
         ]
-        return f"step {flight.step}", " ".join(told) or "-"
+        return f"step {scheduled.step}", " ".join(reported) or "-"
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Player:
         """Tables of the rows, then the free blocks in the order in which they leave; a prime marks content that is kept."""
         pool, engine = self.engine.state.pool, self.engine
         tables = [f"{self.names[id_]} {' '.join(map(str, engine.blocks(id_)))}" for id_ in engine.running]
-        free = [f"{block}'" if pool.names.key_of(block) else str(block) for block in free_blocks(pool).tolist()]
+        free = [f"{block}'" if pool.prefix_index.hash_of(block) else str(block) for block in free_blocks(pool).tolist()]
         return " | ".join([*tables, "free " + (" ".join(free) or "-")])
 
 

@@ -9,8 +9,8 @@ import torch
 from vnext.kernels import products
 from vnext.kernels.cuda import experts
 from vnext.kernels.table import operations
-from vnext.runtime.device_cuda import CudaDevice
-from vnext.runtime.staging import Staging
+from vnext.runtime.gpu.cuda import CudaDevice
+from vnext.runtime.gpu.staging import Staging
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_drive import device_rank, drive, picky_arrivals, runner_of, started_with, tiny_checkpoint
+from rank_drive import device_rank, drive, host_rank, picky_arrivals, runner_of, started_with, tiny_checkpoint
 
-from vnext.runtime.device_loading import device_forms, open_device
-from vnext.runtime.device_steps import DeviceSteps, Flying
-from vnext.runtime.rank import Rank
+from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
+from vnext.runtime.rank.gpu_loading import device_forms, open_device
 from vnext.runtime.settings import GpuSettings
 from vnext.state.state import State
 
@@ -25,7 +24,7 @@ def test_steps_of_rows_that_ask_for_much_wait_for_nothing(
     """torch's errors know no waits for events and no copies from memory that is not pinned; tests/device_watch.py does."""
     launch = DeviceSteps.launch
 
-    def strict(steps: DeviceSteps, state: State) -> Flying:
+    def strict(steps: DeviceSteps, state: State) -> PendingStep:
         torch.cuda.set_sync_debug_mode("error")
         try:
             return launch(steps, state)
@@ -35,13 +34,13 @@ def test_steps_of_rows_that_ask_for_much_wait_for_nothing(
     monkeypatch.setattr(DeviceSteps, "launch", strict)
     folder, arrivals, device = tiny_checkpoint(tmp_path / "tiny"), picky_arrivals(14, 3), open_device(0)
     plain = runner_of(folder)
-    started = started_with(plain, pipeline_depth=3, block_count=30)
-    expected = drive(Rank(0, plain), started, arrivals)
+    started = started_with(plain, pipeline_depth=3, page_count=30)
+    expected = drive(host_rank(plain), started, arrivals)
     runner = runner_of(folder, device=str(device.torch_device))
     gpu = GpuSettings(tokens_max=24, rows_max=8, enforce_eager=enforce_eager)
     rank = device_rank(runner, device, device_forms(runner, gpu))
     found = drive(rank, started, arrivals)
-    assert (rank.steps.forms_run["graph"] == 0) == enforce_eager
+    assert (rank.steps.made.forms_run["graph"] == 0) == enforce_eager
     alike = [id_ for id_ in expected if [token for token, _ in found[id_]] == [token for token, _ in expected[id_]]]
     assert len(alike) >= ALIKE_MIN
     for id_ in alike:

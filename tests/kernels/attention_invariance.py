@@ -7,7 +7,7 @@ from attention_cases import attend as attend_paged, make_sequences
 
 from vnext.kernels import references
 from vnext.kernels.table import choose
-from vnext.runtime.determinism import cpu_flags, has_strict_path
+from vnext.runtime.processes.determinism import cpu_flags, has_strict_path
 
 LENGTHS = [300, 1, 77, 128, 129, 260, 17, 5]
 SHAPES = [(4, 4, 4, 16), (4, 4, 8, 16), (8, 4, 8, 16), (6, 2, 64, 3), (4, 1, 128, 16), (7, 1, 80, 1), (2, 2, 64, 200)]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from cpu_levels import LEVELS, needs_native, using
+from sampling_values import values_of
 
 from vnext.kernels.cpu.native import Level
 from vnext.kernels.cpu.sampling import sample_rows
-from vnext.runtime.sampling import choose, choose_compiled
-from vnext.runtime.sampling_draw import draw_by_inversion
-from vnext.runtime.sampling_inputs import SamplingInputs
-from vnext.runtime.sampling_weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.sampling import choose, choose_compiled
+from vnext.sampling.weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
+from vnext.state.params import CHOOSING
 
 levels = pytest.mark.parametrize("level", LEVELS)
 INFINITY, NAN = float("inf"), float("nan")
 
-TEMPERATURES = (0.0, 1e-40, 1e-5, 0.1, 0.7, 1.0, 1.0, 1.5, 5.0, 1e30)
-TOP_K = (0, 0, 0, 1, 2, 50, 200, 3000, 10**9)
-TOP_P = (1.0, 1.0, 0.0, 1e-9, 0.5, 0.9, 0.99, 0.999999)
-MIN_P = (0.0, 0.0, 0.0, 1.0, 0.05, 1e-6, 1e-11, 1e-20)
 SPREADS = (0.0, 0.01, 0.5, 1.0, 3.0, 10.0, 100.0)
 
 
@@ -32,7 +30,7 @@ class Draws:
     def pick(self, values: tuple[float, ...], count: int) -> torch.Tensor:
         return torch.tensor(values)[torch.randint(0, len(values), (count,), generator=self._generator)]
 
-    def chance(self, share: float) -> bool:
+    def rng(self, share: float) -> bool:
         return float(torch.rand(1, generator=self._generator)) < share
 
     def integers(self, low: int, high: int, count: int) -> torch.Tensor:
@@ -40,10 +38,7 @@ class Draws:
 
     def inputs(self, rows: int) -> SamplingInputs:
         return SamplingInputs(
-            temperature=self.pick(TEMPERATURES, rows),
-            top_k=self.pick(TOP_K, rows),
-            top_p=self.pick(TOP_P, rows),
-            min_p=self.pick(MIN_P, rows),
+            **{name: self.pick(values_of(name), rows) for name in CHOOSING},
             seed=self.integers(-(2**63), 2**63 - 1, rows),
             position=self.integers(0, 2**32, rows),
         )
@@ -51,14 +46,14 @@ class Draws:
     def logits(self, rows: int, vocabulary: int) -> torch.Tensor:
         spread = self.pick(SPREADS, rows)[:, None]
         logits = torch.randn(rows, vocabulary, generator=self._generator) * spread + self.pick((0.0, 5.0, -3e3), 1)
-        if self.chance(0.3):
+        if self.rng(0.3):
             logits = logits.round()
-        if self.chance(0.3):
+        if self.rng(0.3):
             logits[torch.rand(rows, vocabulary, generator=self._generator) < 0.7] = -INFINITY
-        if self.chance(0.4):
+        if self.rng(0.4):
             column = int(self.integers(0, vocabulary, 1))
             logits[0, column] = float(self.pick((NAN, INFINITY, -INFINITY, 0.0, -0.0), 1))
-        if self.chance(0.1):
+        if self.rng(0.1):
             logits[-1] = float(self.pick((NAN, INFINITY, -INFINITY, 0.0), 1))
         return logits
 
@@ -66,7 +61,7 @@ class Draws:
 def assert_same_tokens(logits: torch.Tensor, inputs: SamplingInputs) -> int:
     expected, found = choose(logits, inputs, draw_by_inversion), choose_compiled(logits, inputs)
     for row in (found != expected).nonzero()[:, 0].tolist():
-        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs[:6]]}")
+        raise AssertionError(f"row {row}: {found[row]} for {expected[row]} with {[part[row] for part in inputs.columns()]}")
     return int(((inputs.temperature > 0) & (found != logits.argmax(-1))).sum())
 
 
@@ -115,8 +110,7 @@ def test_rows_apart_in_memory() -> None:
     wide, inputs = draws.logits(20, 700), draws.inputs(10)
     for logits in (wide[::2, 100:], wide[:10].T.contiguous().T, wide[:1].expand(10, -1)):
         assert_same_tokens(logits, inputs)
-    columns = [getattr(inputs, name)[:0] for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
-    assert sample_rows(wide[:0], *columns).tolist() == []
+    assert sample_rows(wide[:0], [column[:0] for column in inputs.columns()]).tolist() == []
 
 
 def test_the_power_is_right_and_none_is_above_the_likeliest() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from attention_cases import attend, dense, make_sequences
 
-from vnext.runtime.determinism import cpu_flags, mkl_branch
+from vnext.runtime.processes.determinism import cpu_flags, mkl_branch
 
 HERE = Path(__file__).resolve().parent
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

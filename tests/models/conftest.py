@@ -10,4 +10,4 @@ from vnext.kernels.table import plain_operations
 @pytest.fixture
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are loaded as plain tensors, which can be looked at, not packed for this machine's kernels."""
-    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: plain_operations())
+    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: plain_operations())

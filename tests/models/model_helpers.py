@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.models.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.models.config import ModelConfig, Rope
-from vnext.models.sharding import Parallel, alone
+from vnext.models.config.model_config import ModelConfig, Rope
+from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.models.layers.sharding import Parallel, alone
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
 
@@ -89,7 +89,7 @@ class Model(NamedTuple):
 
     def logits(self, *chunks: Chunk) -> torch.Tensor:
         """Logits [T, V] of every token of one step."""
-        from vnext.models.kv_cache import kv_groups
+        from vnext.models.layers.kv_cache import kv_groups
 
         batch = make_batch(chunks, self.kv[0][0].shape[2], len(kv_groups(self.config).windows))
         hidden, _ = self.family.forward(self.params, self.kv, batch, self.config, self.parallel)
@@ -99,7 +99,7 @@ class Model(NamedTuple):
 def load_model(
     path: Path,
     *,
-    block_count: int = 64,
+    page_count: int = 64,
     block_size: int = 16,
     parallel: Parallel | None = None,
     dtype: torch.dtype = torch.float32,
@@ -108,16 +108,16 @@ def load_model(
     asked_length: int | None = None,
 ) -> Model:
     """The checkpoint in `path` on the CPU, in float32 unless told otherwise."""
-    from vnext.models.config import load_config
-    from vnext.models.kv_cache import kv_groups, make_kv_cache
+    from vnext.models.config.model_config import load_config
+    from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
+    from vnext.models.loading.weights import load_params
     from vnext.models.registry import family
-    from vnext.models.weights import load_params
 
     parallel = parallel or alone()
     config = load_config(path, asked_length=asked_length)
     module = family(config.architecture)
     params = load_params(path, config, parallel, dtype, "cpu", quantization=quantization, form="wide" if wide else "plain")
-    page_count = block_count * len(kv_groups(config).windows)
+    page_count = page_count * len(kv_groups(config).windows)
     kv = make_kv_cache(config, page_count, block_size, dtype, "cpu", parallel)
     return Model(module, params, kv, config, parallel)
 

@@ -43,8 +43,8 @@ if __name__ == "__main__":
     plain = {"new": lambda device_type: plain_operations()}
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch("vnext.models.weights.operations", **plain),
-        patch("vnext.models.layers.operations", **plain),
+        patch("vnext.models.loading.weights.operations", **plain),
+        patch("vnext.models.layers.layers.operations", **plain),
     ):
         for form in FORMS:
             check(save_checkpoint(Path(folder) / "model", **CHANGES), form)

@@ -16,13 +16,13 @@ from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, ThreadGroup, load_model
 
 from vnext.kernels.table import plain_operations
-from vnext.models.config import load_config, parse_config
+from vnext.models.config.model_config import load_config, parse_config
 from vnext.models.errors import ModelError
-from vnext.models.kv_cache import kv_groups, make_kv_cache
-from vnext.models.sharding import Parallel, alone
-from vnext.models.weights import load_params
-from vnext.runtime.graph_pieces import PieceGraphs
-from vnext.runtime.runner import ModelRunner
+from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.weights import load_params
+from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
+from vnext.runtime.rank.runner import ModelRunner
 
 PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(1))]
 BLOCKS = [9, 2, 30, 4, 11, 8, 50, 51, 52, 53, 0, 1]
@@ -110,15 +110,15 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
 ) -> None:
     """On one rank and on two. Attention and the products of experts aside, which are kernels' business."""
     plain = plain_operations()._replace(experts=lambda x, *others: torch.zeros_like(x))
-    monkeypatch.setattr("vnext.models.weights.operations", lambda device_type: plain)
-    monkeypatch.setattr("vnext.models.layers.operations", lambda device_type: plain)
+    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: plain)
+    monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: plain)
     if not (saved / name).exists():
         save_case(saved / name, name)
     config = load_config(saved / name, False, CASES[name].asked_length)
     for parallel in (alone(), ONE_OF_TWO):
         device, runner = TwinDevice(), ModelRunner(saved / name, "float32", "cpu", parallel, config=config)
         model, watch = runner.device_model(4, 16), Watch(device)
-        pieces = PieceGraphs(device, model, 4, plain.paged_attention)
+        pieces = PiecewiseGraphs(device, model, 4, plain.paged_attention)
         static = pieces._static(8)
 
         step = partial(pieces._body, static, lambda query, *others: torch.zeros_like(query))

@@ -11,10 +11,10 @@ from family_cases import save_case
 from model_helpers import Chunk, load_model, tiny_config
 from safetensors.torch import load_file, save_file
 
-from vnext.models.config import Experts, load_config
+from vnext.models.config.model_config import Experts, load_config
 from vnext.models.errors import ModelError
-from vnext.models.sharding import Parallel, check_world_size
-from vnext.models.weights import load_params
+from vnext.models.layers.sharding import Parallel, check_world_size
+from vnext.models.loading.weights import load_params
 
 CHUNK = Chunk(list(range(5, 60)), 0, [9, 2, 30, 4])
 

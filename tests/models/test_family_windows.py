@@ -10,18 +10,18 @@ import pytest
 import torch
 from family_cases import VOCAB_SIZE, save_case
 
-from vnext.models.kv_cache import kv_groups
-from vnext.models.sharding import alone
-from vnext.runtime.batch import PersistentBatch
-from vnext.runtime.runner import ModelRunner
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.models.layers.sharding import alone
+from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.rank.runner import ModelRunner
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.feasibility import refusal
 from vnext.state.laws import check
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
-from vnext.state.refusal import refusal
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import pages_needed
 
@@ -33,18 +33,18 @@ LENGTHS = (400, 90, 231, 12, 90)
 class Engine:
     """State, scheduler, persistent batch and model in one thread. Free pages without a name hold no number."""
 
-    def __init__(self, path: Path, block_count: int, *, caching: bool, depth: int = 2) -> None:
+    def __init__(self, path: Path, page_count: int, *, caching: bool, depth: int = 2) -> None:
         self.runner = ModelRunner(path, "float32", "cpu", alone())
         windows = kv_groups(self.runner.config).windows
         config = SchedulerConfig(
-            block_size=BLOCK_SIZE, block_count=block_count, batch_tokens_max=CHUNK, running_max=4, model_len_max=512,
+            block_size=BLOCK_SIZE, page_count=page_count, max_num_batched_tokens=CHUNK, max_num_seqs=4, max_model_len=512,
             prefix_caching=caching, pipeline_depth=depth, vocab_size=VOCAB_SIZE, windows=windows,
         )  # fmt: skip
         self.state = start(
             EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
         )
         self.batch = PersistentBatch(config, VOCAB_SIZE)
-        self.runner.make_cache(block_count, BLOCK_SIZE)
+        self.runner.make_cache(page_count, BLOCK_SIZE)
         self.tokens: dict[int, list[int]] = {}
         self.held: list[int] = []
 
@@ -64,14 +64,14 @@ class Engine:
                 self._poison(self.state)
                 self.state = reduce(self.state, plan)
                 check(self.state)
-                self.held.append(self.state.pool.block_count - self.state.pool.free)
+                self.held.append(self.state.pool.page_count - self.state.pool.free)
                 sampled = self.runner.run(self.batch.step_inputs(self.state)).tokens
-                self.batch.take_sampled(self.state.flights[-1], sampled)
+                self.batch.take_sampled(self.state.in_flight[-1], sampled)
                 results.append(pack_tokens(sampled))
             self._commit(StepCommitted(step=self.state.committed, tokens=results.pop(0)))
 
     def _poison(self, state: State) -> None:
-        keys = state.pool.names.keys()
+        keys = state.pool.prefix_index.keys()
         pages = [page for page in np.flatnonzero(state.pool.ref == 0).tolist() if keys[page] is None]
         for key, value in self.runner._kv:
             key[pages], value[pages] = torch.nan, torch.nan
@@ -116,18 +116,23 @@ def test_tokens_over_many_windows(saved: Path, name: str) -> None:
     assert any(windows) and max(windows) * 9 < max(LENGTHS) + TOKEN_COUNT
     for caching in (False, True):
         bounds = SchedulerConfig(
-            block_size=BLOCK_SIZE, block_count=1, batch_tokens_max=CHUNK, running_max=4, model_len_max=512, windows=windows
+            block_size=BLOCK_SIZE,
+            page_count=1,
+            max_num_batched_tokens=CHUNK,
+            max_num_seqs=4,
+            max_model_len=512,
+            windows=windows,
         )
         longest = max(LENGTHS) + TOKEN_COUNT - 1
         tight = pages_needed(bounds, longest)
         assert tight < len(windows) * blocks_for(longest, BLOCK_SIZE), "windows need less than the whole context"
-        for block_count in (tight, 3 * tight):
-            engine = Engine(saved / name, block_count, caching=caching)
+        for page_count in (tight, 3 * tight):
+            engine = Engine(saved / name, page_count, caching=caching)
             for prompt in prompts():
                 engine.arrive(prompt)
             engine.run()
-            assert list(engine.tokens.values()) == expected, (caching, block_count)
-            assert engine.state.pool.free == block_count
+            assert list(engine.tokens.values()) == expected, (caching, page_count)
+            assert engine.state.pool.free == page_count
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,7 +155,9 @@ def test_a_prompt_that_its_window_lets_in(saved: Path) -> None:
     arrival = RequestArrived(
         id=0, name="", prompt=pack_tokens(prompts()[0]), priority=0, arrival_ns=0, sampling=Sampling(seed=0, max_tokens=1)
     )
-    whole = SchedulerConfig(block_size=BLOCK_SIZE, block_count=20, batch_tokens_max=CHUNK, running_max=4, model_len_max=512)
+    whole = SchedulerConfig(
+        block_size=BLOCK_SIZE, page_count=20, max_num_batched_tokens=CHUNK, max_num_seqs=4, max_model_len=512
+    )
     assert "more than the cache's 80" in refusal(whole, arrival)
     engine.arrive(prompts()[0])
     engine.run()

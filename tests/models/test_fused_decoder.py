@@ -12,10 +12,10 @@ from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, load_model, make_batch
 
 from vnext.kernels.table import operations, plain_operations, substituted
-from vnext.models import fused
-from vnext.models.kv_cache import kv_groups, make_kv_cache
-from vnext.models.layers import layer_steps
-from vnext.models.weights import load_params
+from vnext.models.layers import fused
+from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
+from vnext.models.layers.layers import layer_steps
+from vnext.models.loading.weights import load_params
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
 from cpu_levels import LEVELS, needs_native, using

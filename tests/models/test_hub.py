@@ -15,8 +15,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from vnext.models import hub
 from vnext.models.errors import ModelError
+from vnext.models.loading import hub
 
 RESPONSE = SimpleNamespace(headers={}, request=None)
 

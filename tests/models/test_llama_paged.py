@@ -39,7 +39,7 @@ def in_chunks(model: Model, tokens: list[int], sizes: list[int], blocks: list[in
 def test_scattered_blocks_are_as_good_as_contiguous_ones(checkpoint: Path, block_size: int) -> None:
     count = -(-len(TOKENS) // block_size)
     blocks = torch.randperm(count + 5, generator=torch.Generator().manual_seed(7))[:count].tolist()
-    model = load_model(checkpoint, block_count=count + 5, block_size=block_size)
+    model = load_model(checkpoint, page_count=count + 5, block_size=block_size)
     torch.testing.assert_close(model.logits(Chunk(TOKENS, 0, blocks)), whole(checkpoint, TOKENS), **CLOSE)
 
 
@@ -91,8 +91,8 @@ def test_only_asked_rows_are_returned_and_none_is_fine(checkpoint: Path) -> None
 
 
 def test_bfloat16_stays_near_float32(checkpoint: Path) -> None:
-    from vnext.models.kv_cache import make_kv_cache
-    from vnext.models.weights import load_params
+    from vnext.models.layers.kv_cache import make_kv_cache
+    from vnext.models.loading.weights import load_params
 
     model = load_model(checkpoint)
     params = load_params(checkpoint, model.config, model.parallel, torch.bfloat16, "cpu")

@@ -12,7 +12,7 @@ from checkpoints import save_checkpoint
 from model_helpers import DEMO_MODEL, Chunk, ThreadGroup, load_model
 from msgspec.structs import replace
 
-from vnext.models.sharding import Parallel
+from vnext.models.layers.sharding import Parallel
 
 BLOCKS = [3, 1, 2, 7]
 CASES: list[tuple[int, dict[str, Any]]] = [
@@ -61,7 +61,7 @@ def test_sums_beside_the_work_give_the_same_logits(tmp_path: Path) -> None:
         return replace(parallel, begin_all_reduce=begin)
 
     def logits(parallel: Parallel) -> torch.Tensor:
-        model = load_model(tmp_path, parallel=parallel, block_count=64)
+        model = load_model(tmp_path, parallel=parallel, page_count=64)
         return model.logits(Chunk(tokens, 0, list(range(40))))
 
     expected = group.run(logits)

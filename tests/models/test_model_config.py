@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import PLAIN
 
-from vnext.models.config import Experts, ModelConfig, load_config, parse_config
+from vnext.models import families
+from vnext.models.config.model_config import Experts, ModelConfig, load_config, parse_config
+from vnext.models.config.rope_config import Rope
 from vnext.models.errors import ModelError
-from vnext.models.registry import FAMILIES, family
-from vnext.models.rope_config import Rope
+from vnext.models.registry import FAMILIES, Family, family
 
 
 def test_defaults_of_an_older_file() -> None:
@@ -58,6 +60,15 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"head_dim": 5}, "head_dim must be even"),
     ({"torch_dtype": "int8"}, "dtype 'int8' is not supported"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false but is 'yes'"),
+    ({"max_position_embeddings": 2**62}, "max_position_embeddings must be at most 2147483647 but is 4611686018427387904"),
+    ({"num_hidden_layers": 2**31}, "num_hidden_layers must be at most 16384 but is 2147483648"),
+    ({"head_dim": 2**20}, "head_dim must be at most 16384"),
+    ({"hidden_size": 10**4000}, r"hidden_size must be at most 1048576 but is 10{119}\.\.\.;"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a number above 0 but is 10"),
+    ({"rope_theta": float("inf")}, "rope_theta must be a number above 0 but is inf"),
+    ({"rope_theta": float("nan")}, "rope_theta must be a number above 0 but is nan"),
+    ({"hidden_act": ["silu"] * 1000}, "config.json has a value of the wrong type"),
+    ({"eos_token_id": 2**62}, "eos_token_id must be a token id or a list of them"),
     ({"eos_token_id": "</s>"}, "eos_token_id must be a token id or a list of them but is '</s>'"),
 ]
 
@@ -71,7 +82,8 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no config.json"):
         load_config(tmp_path)
-    for text, message in (("{", "cannot be read as JSON"), ("[]", "must hold a JSON object but holds list")):
+    deep = '{"a":' * 100_000
+    for text, message in (("{", "cannot be read as JSON"), (deep, "cannot be read as JSON"), ("[]", "must hold a JSON object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelError, match=message):
             load_config(tmp_path)
@@ -89,11 +101,17 @@ def parse_as(architecture: str, **changes: Any) -> ModelConfig:
 def test_every_architecture_has_a_whole_family() -> None:
     for name in FAMILIES:
         assert parse_as(name).architecture == name
-        module = family(name)
-        assert all(callable(getattr(module, part)) for part in ("parse", "assemble", "forward", "logits"))
-        assert module.WEIGHT_AXES
+        assert all(callable(part) for part in family(name)[1:]) and family(name).WEIGHT_AXES
     with pytest.raises(ModelError, match="architecture 'Other' is not supported"):
         family("Other")
+
+
+def test_every_file_of_a_family_is_in_the_table_and_defines_what_one_is_made_of() -> None:
+    folder = Path(families.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files == {*FAMILIES.values()}
+    for name in files:
+        assert {*Family._fields} <= {*import_module(f"vnext.models.families.{name}").__all__}
 
 
 def test_windows() -> None:

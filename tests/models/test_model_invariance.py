@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vnext.runtime.determinism import cpu_flags, has_strict_path, mkl_branch
+from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, mkl_branch
 
 HERE = Path(__file__).resolve().parent
 

@@ -11,10 +11,10 @@ from model_helpers import Chunk, Model, ThreadGroup, load_model
 
 from vnext.kernels.cpu import native
 from vnext.kernels.forms import Int8Weight, quantize
-from vnext.models.config import load_config
+from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
-from vnext.models.sharding import Parallel, alone
-from vnext.models.weights import choose_dtype, load_params
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.weights import choose_dtype, load_params
 
 BUNDLED = Path(__file__).resolve().parents[2] / "vnext" / "demo_model"
 BLOCKS = [3, 9, 4, 21, 5, 6, 7, 8, 30, 31]
@@ -113,7 +113,7 @@ def test_compiled_and_plain_kernels_agree(tmp_path: Path, monkeypatch: pytest.Mo
     path = save_checkpoint(tmp_path, attention_bias=True, tie_word_embeddings=True)
     tokens = list(range(7, 57))
     chosen = load_int8(path).logits(Chunk(tokens, 0, BLOCKS))
-    for name in ("weights", "layers"):
+    for name in ("loading.weights", "layers.layers"):
         monkeypatch.setattr(f"vnext.models.{name}.operations", lambda device_type: plain_operations())
     plain = load_int8(path).logits(Chunk(tokens, 0, BLOCKS))
     assert (chosen - plain).norm() <= 2.0**-6 * plain.norm()

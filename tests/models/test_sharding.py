@@ -7,8 +7,18 @@ import torch
 from model_helpers import tiny_config
 
 from vnext.models.errors import ModelError
-from vnext.models.kv_cache import kv_bytes_per_page, make_kv_cache
-from vnext.models.sharding import Axis, Layout, Parallel, alone, axis_part, axis_size, check_world_size, layout_of, matrix
+from vnext.models.layers.kv_cache import kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.sharding import (
+    Axis,
+    Layout,
+    Parallel,
+    alone,
+    axis_part,
+    axis_size,
+    check_world_size,
+    layout_of,
+    matrix,
+)
 
 
 def rank_of(world_size: int, rank: int) -> Parallel:

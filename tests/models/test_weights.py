@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+import re
+from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from checkpoints import PLAIN, random_tensors, save_checkpoint
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-from vnext.models.checkpoint import open_checkpoint
-from vnext.models.config import load_config
+from vnext.models.config.folder import require_checkpoint
+from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
-from vnext.models.sharding import Parallel, alone
-from vnext.models.weights import choose_dtype, fingerprint, load_params
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.checkpoint import open_checkpoint
+from vnext.models.loading.weights import Loader, choose_dtype, fingerprint, load_params
 
 HALF = Parallel(rank=1, world_size=2, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
 
@@ -182,14 +187,93 @@ def test_a_checkpoint_in_several_files(tmp_path: Path, plain_weights: None) -> N
 
 
 def test_a_header_that_lies_about_a_tensor_is_refused(tmp_path: Path) -> None:
-    """Another shape of other size, and offsets behind the file's end: neither may be read as memory."""
+    """Another shape of other size, offsets behind the file's end, that are no whole numbers, that overlap: none may be read."""
     file = save_checkpoint(tmp_path) / "model.safetensors"
     content = file.read_bytes()
-    for before, after in ((b'"shape":[61,32]', b'"shape":[99,32]'), (b'"data_offsets":[0,', b'"data_offsets":[7,')):
+    spans = re.findall(rb'"data_offsets":\[(\d+),(\d+)\]', content)
+    one, as_large = spans[4:6]  # gate and up
+    assert int(one[1]) - int(one[0]) == int(as_large[1]) - int(as_large[0])
+    lies = (
+        (b'"shape":[61,32]', b'"shape":[99,32]'),
+        (b'"data_offsets":[0,', b'"data_offsets":[7,'),
+        (b"[%s,%s]" % one, b"[%s.0,%s]" % one),
+        (b"[%s,%s]" % as_large, b"[%s,%s]" % one),
+    )
+    for before, after in lies:
         assert before in content
-        file.write_bytes(content.replace(before, after))
+        changed = content.replace(before, after, 1)
+        size = int.from_bytes(content[:8], "little") + len(changed) - len(content)
+        file.write_bytes(size.to_bytes(8, "little") + changed[8:])
         with pytest.raises(ModelError, match="model.safetensors is truncated or corrupt"):
             load(tmp_path)
+
+
+ABSURD: tuple[Any, ...] = (
+    None, True, -1, 1.5, 2**62, 2**70, 10**400, "x", [], {}, [0], [0, 0], [2**70, 2**70], [-5, 3], [0, 1.0], ["a", "b"],
+    [0, 0, 0], "F99", "I64", [[1], [2]], [-61, -32], [True, 1], float("inf"), float("nan"),
+)  # fmt: skip
+
+
+def hostile_headers() -> Iterator[tuple[bytes, int | None]]:
+    """Headers of the plain checkpoint that were meddled with, each with the length that stands before it (None: its own)."""
+    rng, content = random.Random(5), save(random_tensors(PLAIN))
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    for depth in (1_000, 100_000):
+        yield b'{"a":' + b"[" * depth + b"]" * depth + b"}", None
+        yield b'{"a":' * depth + b"1" + b"}" * depth, None
+    for length in (0, 1, size - 1, size + 1, len(content), 2**31, 2**63, 2**64 - 1):
+        yield content[8 : 8 + size], length
+    for _ in range(200):
+        changed, name = json.loads(json.dumps(header)), rng.choice(sorted(header))
+        if rng.random() < 0.3:
+            changed[name] = rng.choice(ABSURD)
+        else:
+            changed[name][rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(ABSURD)
+        yield json.dumps(changed).encode(), None
+    for _ in range(50):
+        garbled = bytearray(content[8 : 8 + size])
+        garbled[rng.randrange(size)] = rng.randrange(256)
+        yield bytes(garbled), None
+
+
+def test_a_hostile_header_is_one_sentence_or_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody else's checkpoint may have it: no other error, and no memory for what its bytes cannot hold."""
+    file = save_checkpoint(tmp_path) / "model.safetensors"
+    content, taken, zeros = file.read_bytes(), [], Loader._zeros
+    size = int.from_bytes(content[:8], "little")
+    monkeypatch.setattr(Loader, "_zeros", lambda self, shape, dtype: taken.append(prod(shape)) or zeros(self, shape, dtype))
+    refused = 0
+    for header, length in hostile_headers():
+        file.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header + content[8 + size :])
+        try:
+            require_checkpoint(tmp_path)
+            load(tmp_path)
+        except ModelError as error:
+            refused += 1
+            assert len(str(error)) < 700 and "\n" not in str(error)
+    assert refused > 200 and max(taken) * 4 <= len(content)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size"])
+def test_sizes_that_the_files_do_not_have_take_no_memory(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, taken, zeros = save_checkpoint(tmp_path), [], Loader._zeros
+    monkeypatch.setattr(Loader, "_zeros", lambda self, shape, dtype: taken.append(prod(shape)) or zeros(self, shape, dtype))
+    (path / "config.json").write_text(json.dumps({**PLAIN, key: 2**31 - 4}))
+    with pytest.raises(ModelError, match="the two files do not belong together|hidden_size must be at most 1048576"):
+        load(path)
+    assert max(taken, default=0) * 4 <= (path / "model.safetensors").stat().st_size
+
+
+def test_a_header_of_any_length_gives_the_same_weights(tmp_path: Path, plain_weights: None) -> None:
+    """Data that begin at any byte."""
+    expected = load(save_checkpoint(tmp_path))
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    for spaces in range(1, 8):
+        file.write_bytes((size + spaces).to_bytes(8, "little") + content[8 : 8 + size] + b" " * spaces + content[8 + size :])
+        assert torch.equal(load(tmp_path).layers[1].mlp.gate_up.weight, expected.layers[1].mlp.gate_up.weight)
 
 
 def test_a_copied_tensor_can_be_released_and_read_again(tmp_path: Path) -> None:

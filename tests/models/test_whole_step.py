@@ -12,15 +12,15 @@ from family_cases import CASES, VOCAB_SIZE, save_case
 from model_helpers import Chunk, make_batch
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
-from vnext.models import whole_step as module
-from vnext.models.config import load_config
-from vnext.models.kv_cache import make_kv_cache
+from vnext.models.config.model_config import load_config
+from vnext.models.layers import whole_step as module
+from vnext.models.layers.kv_cache import make_kv_cache
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.layers.whole_step import WholeStep, whole_step
+from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
-from vnext.models.sharding import Parallel, alone
-from vnext.models.weights import load_params
-from vnext.models.whole_step import WholeStep, whole_step
-from vnext.runtime.sampling import sample
-from vnext.runtime.sampling_inputs import SamplingInputs
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.sampling import sample
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
 from cpu_levels import needs_native

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from vnext.replay.cli import main
+from vnext.replay.cli.main import main
 from vnext.sched.policies import policy_of
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ def test_the_guide_has_its_five_stories() -> None:
     assert [title for path, title in TITLES if path == GUIDE] == [
         "A latency spike", "A drifted rank", "A cold prefix cache", "A preemption storm", "A crash becomes a test",
     ]  # fmt: skip
-    told = re.findall(r"^\$ .*story_logs.py \. (.*)$", GUIDE.read_text(), re.MULTILINE)
-    assert {name for names in told for name in names.split()} == set(STORIES)
+    reported = re.findall(r"^\$ .*story_logs.py \. (.*)$", GUIDE.read_text(), re.MULTILINE)
+    assert {name for names in reported for name in names.split()} == set(STORIES)
 
 
 @pytest.mark.parametrize(("path", "title"), TITLES, ids=[title for _, title in TITLES])

@@ -13,20 +13,21 @@ import msgspec
 import pytest
 from log_drive import engine, record, small_config, started
 
-from vnext.replay import verify as verifying
-from vnext.replay.cli import main
-from vnext.replay.index import Index
-from vnext.replay.info import info
-from vnext.replay.source import open_log
-from vnext.replay.stat import stat
-from vnext.replay.times import stamps_of
-from vnext.replay.verify import verify
-from vnext.runtime.recorder import Recorder
-from vnext.state import digest as digests, log as logs
+from vnext.log import codec as logs
+from vnext.log.codec import RankDetail, RankDigest
+from vnext.log.reading import read
+from vnext.replay.answers.stat import stat
+from vnext.replay.cli.main import main
+from vnext.replay.reading import verify as verifying
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.info import info
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.times import timestamps_of
+from vnext.replay.reading.verify import verify
+from vnext.runtime.record.recorder import Recorder
+from vnext.state import digest as digests
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
 from vnext.state.events import StepPlanned
-from vnext.state.log import RankDetail, RankDigest
-from vnext.state.log_read import read
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56)}
@@ -61,9 +62,9 @@ def test_two_clocks_of_an_old_log_are_read_as_they_were() -> None:
     log = open_log(GOLDEN / "digest-2-clocks")
     bodies = [msgspec.msgpack.decode(item.body) for item in log.items() if isinstance(item, logs.Frame)]
     assert {len(body) for body in bodies} == {5, 7} and all(body[5] > 0 for body in bodies if len(body) == 7)
-    stamps = stamps_of(log)
-    assert stamps.events.tolist() == [body[0] + len(body[1]) for body in bodies]
-    assert stamps.busy_ns == {step: int(1e-4 * (1 + step % 7) * 1e9) for step in range(56)}
+    timestamps = timestamps_of(log)
+    assert timestamps.events.tolist() == [body[0] + len(body[1]) for body in bodies]
+    assert timestamps.busy_ns == {step: int(1e-4 * (1 + step % 7) * 1e9) for step in range(56)}
     counted, read_all = info(log), [item for item in log.items() if isinstance(item, logs.Frame)]
     assert counted.frames == len(read_all) and stat(Index(log)).step_us
 
@@ -121,7 +122,7 @@ def test_what_a_rank_has_otherwise_is_named(tmp_path):
     recorder, config = Recorder.open(tmp_path, started(small_config()), "shape"), small_config()
     past = []
     for events, befores, after, ranks in engine(config, 3, 20):
-        told, past = [], [*past, *befores, after]
+        reported, past = [], [*past, *befores, after]
         for place, report in enumerate(ranks):
             if (report.rank, report.step) == (1, 12):
                 state = next(each for each in past if each.planned == 13)
@@ -129,8 +130,8 @@ def test_what_a_rank_has_otherwise_is_named(tmp_path):
                 cells[2, 0] ^= 1
                 wrong = msgspec.structs.replace(state, rows=type(state.rows)(cells))
                 ranks[place] = RankDigest(1, 12, digest(wrong))
-                told = [RankDetail(1, 12, details(wrong), 0)]
-        recorder.append(events, befores, digest(after), ranks, details=told)
+                reported = [RankDetail(1, 12, details(wrong), 0)]
+        recorder.append(events, befores, digest(after), ranks, details=reported)
     found = verify(open_log(tmp_path)).difference
     assert (found.step, found.field) == (12, "digest of rank 1")
     assert found.message == "rank 1 had another state in step 12: rows.computed"
@@ -143,9 +144,10 @@ def test_details_name_every_part_of_a_digest() -> None:
     assert details(state)[: len(digests.SCALAR_NAMES)] == digests._scalars(state)
 
 
-def test_a_header_without_a_digest_version_is_of_the_first(tmp_path):
+def test_a_header_without_a_digest_version_is_of_the_first_and_closes_nothing(tmp_path):
     path = next(record(tmp_path / "log").iterdir())
     header = next(iter(read([path.read_bytes()]))).header
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
-    old = msgspec.msgpack.encode(plain[:-1])
-    assert logs.header_decoder.decode(old).digest_version == 1 and plain[-1] == header.digest_version == DIGEST_VERSION
+    old = msgspec.msgpack.encode(plain[:-2])
+    assert header.closes and not logs.header_decoder.decode(old).closes
+    assert logs.header_decoder.decode(old).digest_version == 1 and plain[-2] == header.digest_version == DIGEST_VERSION

@@ -14,17 +14,18 @@ import msgspec
 import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
-from vnext.replay.cli import MODULES, main, parser
-from vnext.replay.folding import first_state
-from vnext.replay.source import UnusableLog, open_log
-from vnext.replay.verify import verify
-from vnext.runtime.recorder import Recorder
-from vnext.runtime.segments import Bounds
-from vnext.state import keyframe as keyframes, log as logs
+from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log.codec import RankDigest
+from vnext.log.reading import read
+from vnext.replay.cli.main import MODULES, main, parser
+from vnext.replay.reading.folding import first_state
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import UnusableLog, open_log
+from vnext.replay.reading.verify import verify
+from vnext.runtime.record.recorder import Recorder
+from vnext.runtime.record.segments import Bounds
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
-from vnext.state.log import RankDigest
-from vnext.state.log_read import read
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 
@@ -39,7 +40,7 @@ def answer(capsys, *arguments: object) -> tuple[int, dict]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"policy": "priority", "pipeline_depth": 1}, {"block_size": 1, "block_count": 90}]
+    "changes", [{}, {"policy": "priority", "pipeline_depth": 1}, {"block_size": 1, "page_count": 90}]
 )
 def test_a_recorded_log_verifies_with_all_laws(tmp_path, capsys, seed, privacy, changes):
     log_dir = record(tmp_path / "log", privacy, small_config(**changes), seed, size=3000)
@@ -148,7 +149,7 @@ def test_a_log_cut_at_any_byte_behind_its_header_verifies(tmp_path, capsys):
 def test_a_killed_engine_leaves_a_log_that_verifies(tmp_path, capsys):
     program = (
         "import os, sys; from log_drive import engine, small_config, started; from vnext.state.digest import digest; "
-        "from vnext.runtime.recorder import Recorder; from vnext.runtime.segments import Bounds\n"
+        "from vnext.runtime.record.recorder import Recorder; from vnext.runtime.record.segments import Bounds\n"
         "recorder = Recorder.open(sys.argv[1], started(small_config()), 'shape', Bounds(segment_bytes=3000))\n"
         "for number, (events, befores, after, ranks) in enumerate(engine(small_config(), 1, 40)):\n"
         "    recorder.append(events, befores, digest(after), ranks)\n"
@@ -187,7 +188,7 @@ def test_a_gap_is_reported(tmp_path, capsys):
     assert code == 1 and found["difference"]["field"] == "gap"
     assert "2 frames are missing" in found["difference"]["message"]
     code, found = answer(capsys, "info", tmp_path / "log")
-    assert code == 0 and found["frames_lost"] == 2
+    assert code == 1 and found["frames_lost"] == 2 and found["ended"].startswith("frames lost: 2 before frame")
 
 
 def test_a_configuration_that_cannot_work_is_refused(tmp_path, capsys):
@@ -200,8 +201,8 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
     (tmp_path / "noise.vnextlog").write_bytes(b"no log at all")
     (tmp_path / "empty").mkdir()
     header = open_log(sorted(log_dir.iterdir())[1]).header
-    for name, keyframe in (("middle", b""), ("other", b"no state")):
-        without = msgspec.structs.replace(header, keyframe=keyframe)
+    for name, snapshot in (("middle", b""), ("other", b"no state")):
+        without = msgspec.structs.replace(header, snapshot=snapshot)
         (tmp_path / f"{name}.vnextlog").write_bytes(logs.open_segment(without)[0])
     cases = (
         (["info", tmp_path / "absent"], "there is no log at"),
@@ -209,7 +210,7 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
         (["verify", tmp_path / "empty"], "give a log directory"),
         (["verify", tmp_path / "logs"], "it holds the logs one; name one of them"),
         (["verify", tmp_path / "middle.vnextlog"], "give the directory that holds all its segments"),
-        (["verify", tmp_path / "other.vnextlog"], "its keyframe is of no use"),
+        (["verify", tmp_path / "other.vnextlog"], "its snapshot is of no use"),
         (["show", log_dir, 10**6], "step 1000000 is not in this log: it has steps 0 to"),
         (["req", log_dir, 10**6], "it holds requests 0 to 39"),
     )
@@ -222,10 +223,10 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_segment_file_is_a_log_too(tmp_path, capsys, privacy, seed):
-    """Folded from its keyframe it leads to the same digests; and the whole log's keyframes are its states."""
+    """Folded from its snapshot it leads to the same digests; and the whole log's snapshots are its states."""
     log_dir = record(tmp_path / "log", privacy, drawn_config(random.Random(seed)), seed, arrivals=150, size=2000)
     whole = verify(open_log(log_dir), all_laws=True)
-    assert whole.same and whole.keyframes == len(list(log_dir.iterdir())) - 1 > 1, whole.difference
+    assert whole.same and whole.snapshots == len(list(log_dir.iterdir())) - 1 > 1, whole.difference
     events = 0
     for path in sorted(log_dir.iterdir()):
         verdict = verify(open_log(path), all_laws=True)
@@ -243,11 +244,11 @@ def test_a_log_whose_beginning_is_deleted_says_so_and_answers_for_the_rest(tmp_p
     code, found = answer(capsys, "verify", log_dir)
     assert code == 0 and found["first_event"] == first_event > 100 and found["events"] < whole.events
     assert main(["verify", str(log_dir)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"from event {first_event} on: the older ones are not here" in told and "the log replays exactly" in told
+    reported = " ".join(capsys.readouterr().out.split())
+    assert f"from event {first_event} on: the older ones are not here" in reported and "the log replays exactly" in reported
     assert main(["info", str(log_dir)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"later, at event {first_event}: 2 older segments not here; it is replayed from the state" in told
+    reported = " ".join(capsys.readouterr().out.split())
+    assert f"later, at event {first_event}: 2 older segments not here; it is replayed from the state" in reported
     begin = first_state(open_log(log_dir))
     assert main(["show", str(log_dir), "0"]) == 2
     assert f"it has steps {begin.planned} to" in capsys.readouterr().err.replace("\n", " ")
@@ -263,28 +264,28 @@ def full_disk(fd: int, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("field, change", [("committed", 1), ("head", 1), ("next_id", 1), ("tables", b"")])
-def test_a_keyframe_that_is_not_the_state_is_named(tmp_path, field, change):
+def test_a_snapshot_that_is_not_the_state_is_named(tmp_path, field, change):
     log_dir = record(tmp_path / "log", arrivals=150, size=2000)
     path = sorted(log_dir.iterdir())[1]
     start_item, *frames, _ = read([path.read_bytes()])
-    frame = keyframes.decode(start_item.header.keyframe)
+    frame = snapshots.decode(start_item.header.snapshot)
     wrong = change if isinstance(change, bytes) else getattr(frame, field) + change
     frame = msgspec.structs.replace(frame, **{field: wrong})
-    data, chain = logs.open_segment(msgspec.structs.replace(start_item.header, keyframe=keyframes.encode(frame, 2)))
+    data, chain = logs.open_segment(msgspec.structs.replace(start_item.header, snapshot=snapshots.encode(frame, 2)))
     for each in frames:
         data += logs.encode_frame(each.digest, each.body)
     path.write_bytes(data)
     found = verify(open_log(log_dir)).difference
-    assert found.field == f"keyframe.{field}" and "keyframe of segment 1 is not the state" in found.message
+    assert found.field == f"snapshot.{field}" and "snapshot of segment 1 is not the state" in found.message
     if field == "head":  # a state that could be, with other digests
         assert verify(open_log(path)).difference.field == "chained digest"
         return
-    with pytest.raises(UnusableLog, match="its keyframe is of no use"):
+    with pytest.raises(UnusableLog, match="its snapshot is of no use"):
         verify(open_log(path))
 
 
 def test_frames_lost_before_a_segment_do_not_touch_it(tmp_path, monkeypatch):
-    """From the next keyframe on the log replays again, though what was lost is lost."""
+    """From the next snapshot on the log replays again, though what was lost is lost."""
     recorder = Recorder.open(tmp_path, started(CONFIG), "shape", Bounds(segment_bytes=2000))
     for number, (events, befores, after, ranks) in enumerate(engine(CONFIG, 4, 150)):
         with monkeypatch.context() as patch:
@@ -306,10 +307,11 @@ def test_a_missing_segment_ends_the_log_there(tmp_path, capsys):
 
 def test_a_command_imports_what_it_needs_and_none_imports_torch(tmp_path):
     log_dir = record(tmp_path / "log")
+    assert Index(open_log(log_dir)).last, "an index is made once, by the scheduler's strides"
     program = (
-        "import sys; from vnext.replay.cli import main, parser; code = main(['show', sys.argv[1]]); "
-        "others = [name for name in sys.modules if name.startswith(('vnext.sched', 'rich.progress', 'vnext.replay.cli_'))]; "
-        "assert others == ['vnext.replay.cli_log'], others; "
+        "import sys; from vnext.replay.cli.main import main, parser; code = main(['show', sys.argv[1]]); "
+        "others = [name for name in sys.modules if name.startswith(('vnext.sched', 'rich.progress', 'vnext.replay.cli.')) and name != 'vnext.replay.cli.main']; "
+        "assert others == ['vnext.replay.cli.log'], others; "
         "parser(); code += main(['verify', sys.argv[1]]); "
         "assert not {'torch', 'zmq', 'asyncio'} & set(sys.modules); sys.exit(code)"
     )

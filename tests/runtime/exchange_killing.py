@@ -1,6 +1,7 @@
 """Kills one rank of a shared group at a chosen step, and what the others saw.
 
-A program of its own (forking_program.py), because it forks. A step is an opcode of the group's Python code, a change of the shared memory
+A program of its own (forking_program.py), because it forks. A step is an opcode of the group's Python code, a change
+of the shared memory
 while single machine instructions are stepped through, or a random moment.
 """
 
@@ -30,17 +31,18 @@ from exchange_ranks import (
 from forking_program import serve
 from ring_killing import Stepper, die_at, finished, fork
 
-from vnext.runtime import shared_group
-from vnext.runtime.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.shared_group import RankLost, SharedGroup
+from vnext.runtime.collectives import shared_group
+from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.collectives.shared_group import SharedGroup
 
 COUNTS = (5, 600, 1500, 40)  # one-shot, two-shot, two pieces, one-shot
-TRACED = {"compiled": "/vnext/runtime/shared_group.py", "plain": "/vnext/runtime/"}
+TRACED = {"compiled": "/vnext/runtime/collectives/shared_group.py", "plain": "/vnext/runtime/"}
 VICTIM, WORLD = 1, 3
 BUSY_OPERATIONS = 10**6
 
 Account = dict[str, Any]
-shared_group.LIVES_POLL_S = 0.001  # thousands of kills: the same code, asked more often
+shared_group.LIVENESS_POLL_S = 0.001  # thousands of kills: the same code, asked more often
 
 
 def operate(group: SharedGroup, rank: int, number: int) -> bool:
@@ -54,11 +56,11 @@ class Survivor:
     """A rank that lives: one fork, which plays one group after the other, since a fork with torch costs more than a game."""
 
     def __init__(self, form: str, rank: int) -> None:
-        (orders_in, self._orders), (self._told, told_out) = os.pipe(), os.pipe()
+        (orders_in, self._orders), (self._reported, told_out) = os.pipe(), os.pipe()
         self._pid = fork(partial(self._live, form, rank, orders_in, told_out))
         os.close(orders_in)
         os.close(told_out)
-        self._answers = os.fdopen(self._told)
+        self._answers = os.fdopen(self._reported)
 
     def join(self, name: str, operations: int) -> None:
         """Returns once it has mapped the memory; it begins with `go`."""
@@ -68,7 +70,7 @@ class Survivor:
     def go(self) -> None:
         self._order("go")
 
-    def told(self) -> list[Any]:
+    def reported(self) -> list[Any]:
         """How many results came, whether all were right, and the error at the end, if any."""
         return json.loads(self._answers.readline())
 
@@ -110,9 +112,9 @@ def surviving(form: str) -> Iterator[list[Survivor]]:
 
 
 def kill(
-    form: str, survivors: list[Survivor], victim: Callable[[Join], None], operations: int, chance: random.Random | None = None
+    form: str, survivors: list[Survivor], victim: Callable[[Join], None], operations: int, rng: random.Random | None = None
 ) -> Account:
-    """Two survivors and a victim, each a process; with `chance` the victim is killed from outside, soon."""
+    """Two survivors and a victim, each a process; with `rng` the victim is killed from outside, soon."""
     file, start = ExchangeFile(WORLD, CAPACITY_BYTES, SHOTS["both"]), Start(1)
     pid = fork(partial(victim, partial(start.join, file.name, VICTIM, form)))
     for survivor in survivors:
@@ -120,12 +122,12 @@ def kill(
     start.give()
     for survivor in survivors:
         survivor.go()
-    if chance is not None:
-        time.sleep(chance.uniform(0.0, 0.03))
+    if rng is not None:
+        time.sleep(rng.uniform(0.0, 0.03))
         os.kill(pid, signal.SIGKILL)
     is_finished = finished(pid)
     file.unlink()
-    return {"finished": is_finished, "ends": [survivor.told() for survivor in survivors]}
+    return {"finished": is_finished, "ends": [survivor.reported() for survivor in survivors]}
 
 
 # ---- modes -------------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def opcodes(form: str, stride: int) -> Iterator[Account]:
 
 def busy(form: str, seconds: float) -> Iterator[Account]:
     """Killed at random moments of a busy group."""
-    chance, end_s = random.Random(7), time.monotonic() + seconds
+    rng, end_s = random.Random(7), time.monotonic() + seconds
 
     def victim(join: Join) -> None:
         group = join()
@@ -162,7 +164,7 @@ def busy(form: str, seconds: float) -> Iterator[Account]:
 
     with surviving(form) as survivors:
         while time.monotonic() < end_s:
-            yield kill(form, survivors, victim, BUSY_OPERATIONS, chance)
+            yield kill(form, survivors, victim, BUSY_OPERATIONS, rng)
 
 
 def stepped(form: str) -> Iterator[Account]:

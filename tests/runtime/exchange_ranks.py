@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from forking_program import serve
 
-from vnext.runtime import futex, shared_group
-from vnext.runtime.exchange_memory import Exchange, ExchangeFile
-from vnext.runtime.shared_group import RankLost, SharedGroup
+from vnext.runtime.collectives import shared_group
+from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.collectives.shared_group import SharedGroup
+from vnext.runtime.processes import futex
 
 CAPACITY_BYTES = 4096
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,8 +61,8 @@ def run_ranks(world_size: int, form: str, work: Work, shots: str = "both") -> li
     results = []
     for pid, (pipe_in, pipe_out) in zip(pids, pipes):
         os.close(pipe_out)
-        with os.fdopen(pipe_in) as told:
-            said = told.read()
+        with os.fdopen(pipe_in) as reported:
+            said = reported.read()
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         results.append(json.loads(said) if status == 0 else status)
     file.unlink()

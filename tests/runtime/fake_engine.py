@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import zmq
 
 from vnext.runtime.messages import (
@@ -18,6 +19,8 @@ from vnext.runtime.messages import (
     Hello,
     Message,
     Outputs,
+    Ping,
+    Pong,
     RequestOutput,
     RequestRefused,
     SubmitRequest,
@@ -32,10 +35,10 @@ WAIT_S = 10.0
 
 CONFIG = SchedulerConfig(
     block_size=16,
-    block_count=64,
-    batch_tokens_max=64,
-    running_max=8,
-    model_len_max=512,
+    page_count=64,
+    max_num_batched_tokens=64,
+    max_num_seqs=8,
+    max_model_len=512,
     vocab_size=512,
     eos_token_ids=(1,),
 )
@@ -44,7 +47,8 @@ CONFIG = SchedulerConfig(
 class FakeEngine:
     """Answers each request with the tokens that `answer` gives for it, one a step while `running` is set.
 
-    `refuse` gives a sentence for requests to be refused. Everything a client sent stands in `received`.
+    `refuse` gives a sentence for requests to be refused. Everything a client sent stands in `received`. While `frozen` is set it
+    neither reads nor writes, as a process that is stopped.
     """
 
     def __init__(
@@ -57,10 +61,12 @@ class FakeEngine:
         self.received: list[ClientMessage] = []
         self.running = threading.Event()
         self.running.set()
+        self.frozen = threading.Event()
         self._answer, self._refuse, self._config, self._silent = answer, refuse, config, silent
         self._news = threading.Condition()
         self._ended = threading.Event()
         self._live: dict[str, tuple[bytes, SubmitRequest, list[int]]] = {}
+        self._numbers: dict[str, int] = {}
         self._last_words: list[Message] = []
         self._peers: set[bytes] = set()
         self._context = zmq.Context()
@@ -84,7 +90,11 @@ class FakeEngine:
 
     def die(self, sentence: str) -> None:
         """Say EngineDied and go on existing."""
-        self._last_words.append(EngineDied(message=sentence))
+        self.say(EngineDied(message=sentence))
+
+    def say(self, word: Message) -> None:
+        """To all clients."""
+        self._last_words.append(word)
 
     def close(self) -> None:
         """End at once, as a killed process does: the connection breaks without a word."""
@@ -99,6 +109,9 @@ class FakeEngine:
 
     def _run(self) -> None:
         while not self._ended.is_set():
+            if self.frozen.is_set():
+                self._ended.wait(0.005)
+                continue
             busy = self._live and self.running.is_set()
             if self._socket.poll(1 if busy else 10):
                 self._receive(*self._socket.recv_multipart())
@@ -125,6 +138,8 @@ class FakeEngine:
             case AbortRequests(names=names):
                 for name in names:
                     self._live.pop(name, None)
+            case Ping() if not self._silent:
+                self._send(peer, Pong())
             case Goodbye():
                 self._peers.discard(peer)
         with self._news:
@@ -136,9 +151,17 @@ class FakeEngine:
             output = self._output(name, request, tokens)
             if output.finish:
                 del self._live[name]
-            self._send(peer, Outputs(outputs=(output,)))
+            self._send(peer, self._letter(output))
             if output.finish:
                 self._send(peer, self._stats())
+
+    def _letter(self, output: RequestOutput) -> Outputs:
+        """As an engine core writes it: a plain token is an entry of the columns once its request has a number."""
+        is_first = output.name not in self._numbers
+        number = self._numbers.setdefault(output.name, len(self._numbers))
+        if is_first or output.finish or output.logprobs:
+            return Outputs(outputs=(msgspec.structs.replace(output, number=number),))
+        return Outputs(numbers=number.to_bytes(8, "little"), tokens=output.tokens)
 
     def _output(self, name: str, request: SubmitRequest, tokens: list[int]) -> RequestOutput:
         token = tokens.pop(0)
@@ -160,7 +183,7 @@ class FakeEngine:
         return TokenLogprobs(logprob=-0.5, rank=0, top=tuple(top[:count]))
 
     def _stats(self) -> EngineStats:
-        numbers = {field: 7 for field in EngineStats.__struct_fields__ if not field.endswith("seconds_sum")}
+        numbers = {field: 7 for field in EngineStats.__struct_fields__ if field != "stalled" and not field.endswith("seconds_sum")}
         return EngineStats(**numbers, step_seconds_sum=1.5, plan_seconds_sum=0.25)
 
     def _send(self, peer: bytes, message: Message) -> None:

@@ -30,8 +30,8 @@ def _told_by_a_fork(mode: Mode, arguments: list[Any]) -> tuple[int, list[Any]]:
     if (pid := os.fork()) == 0:
         os.close(pipe_in)
         try:
-            with os.fdopen(pipe_out, "w") as told:
-                told.write(json.dumps(list(mode(*arguments))))
+            with os.fdopen(pipe_out, "w") as reported:
+                reported.write(json.dumps(list(mode(*arguments))))
             os._exit(0)
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -39,8 +39,8 @@ def _told_by_a_fork(mode: Mode, arguments: list[Any]) -> tuple[int, list[Any]]:
         finally:
             os._exit(1)
     os.close(pipe_out)
-    with os.fdopen(pipe_in) as told:
-        said = told.read()
+    with os.fdopen(pipe_in) as reported:
+        said = reported.read()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), json.loads(said or "[]")
 
 
@@ -64,11 +64,11 @@ class Program:
         said_bytes = self._stderr.stat().st_size
         self._process.stdin.write(json.dumps([mode, *arguments]) + "\n")
         self._process.stdin.flush()
-        status, told = json.loads(self._process.stdout.readline())
+        status, reported = json.loads(self._process.stdout.readline())
         said = self._stderr.read_bytes()[said_bytes:].decode()
         if status or said:
             raise Failed(f"{mode} ended with {status}: {said}")
-        return told
+        return reported
 
     def end(self) -> int:
         """Its exit status."""

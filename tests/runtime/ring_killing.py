@@ -21,17 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vnext.runtime import futex, ring_lives, ring_reader, ring_writer
-from vnext.runtime.ring import RingClosed, RingReader, RingWriter
-from vnext.runtime.ring_ends import look
-from vnext.runtime.ring_memory import Segment
-from vnext.runtime.ring_plain import LINE_BYTES, Presence, padded
+from vnext.runtime.processes import file_locks, futex
+from vnext.runtime.ring import reader as ring_reader, writer as ring_writer
+from vnext.runtime.ring.common import look
+from vnext.runtime.ring.memory import Segment
+from vnext.runtime.ring.memory_plain import LINE_BYTES, Presence, padded
+from vnext.runtime.ring.ring import RingClosed, RingReader, RingWriter
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
 CAPACITY_BYTES = 512
 MESSAGES = [b"first", random.Random(1).randbytes(24), random.Random(2).randbytes(300), b""]  # the third in two parts
 BOUNDARIES = [0, 16, 48, 360, 368]  # positions between messages
-TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring_plain.py"}  # what the two forms do not share
+TRACED = {"chosen": "/vnext/runtime/", "plain": "/vnext/runtime/ring/memory_plain.py"}  # what the two forms do not share
 HANG_S = 20.0
 STRIDE = 10
 LINES = 3  # of a ring with two readers
@@ -109,8 +110,8 @@ def seen_by_others() -> list[Any]:
         found.append(path)
         if path.startswith(("/dev/shm/", "/memfd:vnext")):
             with open(f"{folder}/{name}", "r+b", buffering=0) as other:
-                lives = ring_lives.Lives(other.fileno())
-                found += [other.read(), [lives.has_owner(line) for line in range(LINES)]]
+                liveness = file_locks.Liveness(other.fileno())
+                found += [other.read(), [liveness.has_owner(line) for line in range(LINES)]]
     return found
 
 
@@ -319,8 +320,8 @@ def step_through_reading(change: int, waits: futex.WaitMethod | None, message: b
 
 def text(number: int) -> bytes:
     """Message `number` of an endless load: mostly small, some in several parts."""
-    chance = random.Random(number)
-    return chance.randbytes(chance.choice([0, 3, 24, 24, 100, 100, 256, 257, 1500]))
+    rng = random.Random(number)
+    return rng.randbytes(rng.choice([0, 3, 24, 24, 100, 100, 256, 257, 1500]))
 
 
 def write_for_ever(waits: futex.WaitMethod | None, name_out: int, go_in: int) -> None:
@@ -345,7 +346,7 @@ def read_for_ever(name: str, index: int, waits: futex.WaitMethod | None, report:
         os.write(report, f"{count} {end}\n".encode())
 
 
-def kill_later(pid: int, chance: random.Random) -> list[float]:
+def kill_later(pid: int, rng: random.Random) -> list[float]:
     """Kill at a random moment of the next 8 ms, from a signal handler; the list gets the time at which it was done.
 
     The alarm rings on until it is heard: one that comes just before a system call is entered does not interrupt it, and
@@ -360,7 +361,7 @@ def kill_later(pid: int, chance: random.Random) -> list[float]:
             killed.append(time.monotonic())
 
     signal.signal(signal.SIGALRM, kill)
-    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.008), 0.02)
+    signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0001, 0.008), 0.02)
     return killed
 
 
@@ -371,7 +372,7 @@ def reports(pipe_in: int, pipe_out: int) -> list[tuple[int, str]]:
         return [(int(line.split()[0]), line.split()[1]) for line in lines]
 
 
-def kill_busy_writer(chance: random.Random, waits: futex.WaitMethod | None) -> Account:
+def kill_busy_writer(rng: random.Random, waits: futex.WaitMethod | None) -> Account:
     """Two survivors, each a process: they sleep, spin or read when the writer is killed."""
     (name_in, name_out), (go_in, go_out), report = os.pipe(), os.pipe(), os.pipe()
     victim = fork(partial(write_for_ever, waits, name_out, go_in))
@@ -380,7 +381,7 @@ def kill_busy_writer(chance: random.Random, waits: futex.WaitMethod | None) -> A
     with closing(Segment.open(name, None)) as hand:
         while any(look(hand.memory, line)[0] == Presence.FRESH for line in (1, 2)):
             time.sleep(0.0002)
-    killed = kill_later(victim, chance)
+    killed = kill_later(victim, rng)
     os.write(go_out, b"g")
     is_finished = finished(victim)
     are_orderly = [finished(survivor) for survivor in survivors]
@@ -390,14 +391,14 @@ def kill_busy_writer(chance: random.Random, waits: futex.WaitMethod | None) -> A
     return {"finished": is_finished, "orderly": are_orderly, "ends": reports(*report), "seconds": seconds}
 
 
-def kill_busy_reader(chance: random.Random, waits: futex.WaitMethod | None) -> Account:
+def kill_busy_reader(rng: random.Random, waits: futex.WaitMethod | None) -> Account:
     report = os.pipe()
     writer = RingWriter.create(capacity_bytes=CAPACITY_BYTES, reader_count=2, waits=waits)
     victim = fork(partial(read_for_ever, writer.name, 0, waits))
     other = fork(partial(read_for_ever, writer.name, 1, waits, report[1]))
     while writer.attached_count < 2:
         time.sleep(0.0002)
-    killed, end, number = kill_later(victim, chance), "", 0
+    killed, end, number = kill_later(victim, rng), "", 0
     while not end:
         try:
             writer.write(text(number), timeout_s=HANG_S)
@@ -436,9 +437,9 @@ def main(mode: str, form: str, seconds: str = "1") -> None:
     waits = FORMS[form]
     if mode in ("busy-writer", "busy-reader"):
         kill = kill_busy_writer if mode == "busy-writer" else kill_busy_reader
-        chance, end_s = random.Random(form + mode), time.monotonic() + float(seconds)
+        rng, end_s = random.Random(form + mode), time.monotonic() + float(seconds)
         while time.monotonic() < end_s:
-            print(json.dumps(kill(chance, waits)))
+            print(json.dumps(kill(rng, waits)))
         return
     kills: dict[str, list[Callable[[int], Account]]] = {
         "writer": [partial(kill_writer, form=form)],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.runtime.broadcast import decode_events
 from vnext.runtime.messages import RankMessage, RankReady, StepResult
+from vnext.runtime.ring.broadcast import decode_events
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
@@ -15,9 +15,9 @@ from vnext.state.state import State
 
 def toy_tokens(state: State) -> np.ndarray:
     """Each sampled row of the newest step gives 1 + (position + request id) modulo 7."""
-    flight = state.flights[-1]
-    positions = (flight.starts + flight.counts)[flight.samples]
-    return 1 + (positions + flight.ids[flight.samples]) % 7
+    scheduled = state.in_flight[-1]
+    positions = (scheduled.starts + scheduled.counts)[scheduled.samples]
+    return 1 + (positions + scheduled.ids[scheduled.samples]) % 7
 
 
 class ToyExecutor:
@@ -55,7 +55,7 @@ class ToyExecutor:
     def watch(self, poller: object) -> None:
         pass
 
-    def check(self) -> None:
+    def check(self, ready: object = None) -> None:
         pass
 
     @property

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
 import pytest
-from core_drive import Engine
+from core_drive import Engine, config_of
 from log_drive import drawn_config, engine, small_config
 
-from vnext.sched.explain import Explanation, explain
+from vnext.sched.explain import Explanation, bound_behind, explain
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.events import StepPlanned
 from vnext.state.reduce import reduce, start
-from vnext.state.rows import wants
 from vnext.state.state import State
+from vnext.state.store.rows import wants
 
 
 def holds(state: State) -> Counter[str]:
     """The explanation is of the scheduler's plan and leaves nobody out; its reasons, counted."""
     found, plan = explain(state), schedule(state)
     assert found.plan == plan
-    if len(state.flights) >= state.config.pipeline_depth:
+    if len(state.in_flight) >= state.config.pipeline_depth:
         assert found.waits == ()
         return Counter()
     _require_everybody(state, found)
@@ -33,12 +34,12 @@ def holds(state: State) -> Counter[str]:
 
 def _require_everybody(state: State, found: Explanation) -> None:
     after = state if found.plan is None else reduce(state, found.plan)
-    working = set(after.flights[-1].ids.tolist()) if found.plan else set()
+    working = set(after.in_flight[-1].ids.tolist()) if found.plan else set()
     idle = {entry.id for entry in after.waiting} | {
         id_ for id_, want in zip(after.rows.id.tolist(), wants(after.rows).tolist()) if want > 0 and id_ not in working
     }
-    told = [wait.id for wait in found.waits]
-    assert len(told) == len(set(told)) and set(told) == idle
+    reported = [wait.id for wait in found.waits]
+    assert len(reported) == len(set(reported)) and set(reported) == idle
 
 
 def _require_reasons(state: State, found: Explanation) -> None:
@@ -50,7 +51,7 @@ def _require_reasons(state: State, found: Explanation) -> None:
             case "room" | "preempted":
                 assert wait.need > wait.have == state.pool.free and (wait.id in waiting) == (wait.why == "room")
             case "sequences":
-                assert wait.have == state.config.running_max
+                assert wait.have == state.config.max_num_seqs
             case _:
                 assert wait.need > wait.have >= 0
 
@@ -77,13 +78,13 @@ def test_so_it_is_in_the_simulators_scenarios(seed):
 
 
 def test_every_reason_occurs() -> None:
-    told: Counter[str] = Counter()
-    configs = (small_config(block_count=18), small_config(chunked_prefill=False, batch_tokens_max=44, running_max=3))
-    for config in (*configs, small_config(batch_tokens_max=6)):
+    reported: Counter[str] = Counter()
+    configs = (small_config(page_count=18), small_config(chunked_prefill=False, max_num_batched_tokens=44, max_num_seqs=3))
+    for config in (*configs, small_config(max_num_batched_tokens=6)):
         for _, befores, _, _ in engine(config, 5, 80):
             for state in befores:
-                told += holds(state)
-    assert set(told) == {"budget", "blocks", "sequences", "order", "preempted", "room"}
+                reported += holds(state)
+    assert set(reported) == {"budget", "blocks", "sequences", "order", "preempted", "room"}
 
 
 def test_reasons_by_hand() -> None:
@@ -95,3 +96,37 @@ def test_reasons_by_hand() -> None:
     assert play.running == [a] and play.waiting == [b, c]
     found = [(wait.id, wait.why, wait.need, wait.have, wait.behind) for wait in explain(play.state).waits]
     assert found == [(b, "blocks", 8, 7, -1), (c, "order", 0, 0, b)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_budget_is_compared_with_what_the_cache_does_not_have(seed):
+    """Prompts that continue each other, a budget of a few tokens, and no block that is ever evicted."""
+    saved = 0
+    for _, befores, after, _ in engine(small_config(page_count=4000, max_num_batched_tokens=7, max_num_seqs=3), seed, 60):
+        for state in (*befores, after):
+            entries = {entry.id: entry for entry in state.waiting}
+            for wait in explain(state).waits:
+                if wait.why != "budget" or wait.id not in entries:
+                    continue
+                entry, names = entries[wait.id], state.pool.prefix_index.blocks()
+                keys = entry.block_hashes[: (entry.known - 1) // state.config.block_size]
+                hits = state.config.block_size * len(list(itertools.takewhile(names.__contains__, keys)))
+                assert entry.known - wait.need >= hits  # what others of this step name already may come on top
+                saved += wait.need < entry.known
+    assert saved > 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "tokens", "running", "due"),
+    [
+        (StepPlanned(step=0), 32, 1, "budget"),
+        (StepPlanned(step=0), 31, 8, "sequences"),
+        (StepPlanned(step=0), 31, 7, None),
+        (StepPlanned(step=0, admitted=((0, 1),)), 32, 8, "sequences"),
+        (StepPlanned(step=0, admitted=((0, 1),)), 32, 7, "budget"),
+        (StepPlanned(step=0, preempted=(1,)), 32, 8, None),
+        (StepPlanned(step=0, changed=((0, 1),)), 32, 8, None),
+    ],
+)
+def test_what_bounds_the_rest_is_known_without_a_trial_only_if_nobody_gives_way(plan, tokens, running, due) -> None:
+    assert bound_behind(config_of(), plan, tokens, running) == due

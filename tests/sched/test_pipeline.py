@@ -22,13 +22,13 @@ def test_a_full_pipeline_waits() -> None:
 def test_the_next_step_is_planned_before_its_token_is_known() -> None:
     engine = Engine(pipeline_depth=3)
     id_ = engine.arrive([1, 2], max_tokens=9)
-    for pending in (1, 2, 3):
+    for placeholders in (1, 2, 3):
         engine.plan()
-        assert engine.field(id_, "pending") == pending and engine.field(id_, "known") == 2
-        assert engine.field(id_, "computed") == 1 + pending
-    assert engine.state.flights[-1].starts.tolist() == [3]
+        assert engine.field(id_, "placeholders") == placeholders and engine.field(id_, "known") == 2
+        assert engine.field(id_, "computed") == 1 + placeholders
+    assert engine.state.in_flight[-1].starts.tolist() == [3]
     engine.commit(5)
-    assert engine.field(id_, "pending") == 2 and engine.tokens(id_) == [1, 2, 5]
+    assert engine.field(id_, "placeholders") == 2 and engine.tokens(id_) == [1, 2, 5]
 
 
 def test_a_request_at_its_limit_is_not_planned_again() -> None:
@@ -44,14 +44,14 @@ def test_synchronous_and_pipelined_engines_compute_the_same_ranges() -> None:
     """Without stop tokens the depth changes no range, only when it is planned."""
     ranges = []
     for depth in (1, 2, 4):
-        engine, seen = Engine(pipeline_depth=depth, batch_tokens_max=6, prefix_caching=False), []
+        engine, seen = Engine(pipeline_depth=depth, max_num_batched_tokens=6, prefix_caching=False), []
         for length in (5, 9, 2):
             engine.arrive([1] * length, max_tokens=4)
-        while engine.state.requests or engine.state.flights:
+        while engine.state.requests or engine.state.in_flight:
             while engine.plan():
-                flight = engine.state.flights[-1]
-                seen += zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist())
-            engine.commit(*[9] * int(engine.state.flights[0].samples.sum()))
+                scheduled = engine.state.in_flight[-1]
+                seen += zip(scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist())
+            engine.commit(*[9] * int(engine.state.in_flight[0].samples.sum()))
         ranges.append({id_: sorted((s, c) for i, s, c in seen if i == id_) for id_ in range(3)})
     covered = [{id_: [p for s, c in r for p in range(s, s + c)] for id_, r in each.items()} for each in ranges]
     assert covered[0] == covered[1] == covered[2] == {0: list(range(8)), 1: list(range(12)), 2: list(range(5))}
@@ -69,7 +69,12 @@ def test_blocks_named_in_flight_are_hit_by_the_next_step() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_steady_step_over_256_rows_is_16_bytes_or_less(depth: int) -> None:
     engine = Engine(
-        pipeline_depth=depth, running_max=256, block_size=16, block_count=600, batch_tokens_max=2048, prefix_caching=False
+        pipeline_depth=depth,
+        max_num_seqs=256,
+        block_size=16,
+        page_count=600,
+        max_num_batched_tokens=2048,
+        prefix_caching=False,
     )
     for number in range(256):
         engine.arrive([1 + number % 7] * (1 + number % 8), max_tokens=40)
@@ -91,7 +96,7 @@ def test_the_step_number_alone_grows_with_age() -> None:
 
 def test_a_plan_is_legal_in_the_state_it_was_made_in() -> None:
     """The scheduler's word is always accepted, and only in its own place."""
-    engine = Engine(pipeline_depth=2, batch_tokens_max=5)
+    engine = Engine(pipeline_depth=2, max_num_batched_tokens=5)
     for length in (4, 9, 1):
         engine.arrive([1] * length)
     plan = engine.decide()
@@ -99,4 +104,4 @@ def test_a_plan_is_legal_in_the_state_it_was_made_in() -> None:
     assert plan == engine.decide(), "the same state, the same decision"
     after = reduce(state, plan)
     assert after.planned == state.planned + 1
-    assert int(after.flights[-1].counts.sum()) == 5
+    assert int(after.in_flight[-1].counts.sum()) == 5

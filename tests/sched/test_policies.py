@@ -10,12 +10,12 @@ import pytest
 from core_drive import Engine
 from log_drive import record, small_config
 
-from vnext.replay.cli import main
+from vnext.replay.cli.main import main
 from vnext.sched import ranking
-from vnext.sched.policies import BUILT_IN, Candidate, PolicyError, policy_of
+from vnext.sched.policies import BUILT_IN, SAMPLES, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.laws import check_decision
-from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest
 
@@ -82,6 +82,12 @@ def test_what_cannot_work_is_refused_at_the_start(name: str, words: str) -> None
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("function", ["fair_share", "crowd_last", "least_computed", "last_come", "all_equal", "scattered"])
+def test_a_policy_is_found_by_the_name_that_logs_of_simulated_runs_have(function: str) -> None:
+    """A log names its policy by module: one that moves leaves the logs that were written before unreadable."""
+    assert policy_of(f"vnext.sched.sim.sample_policies:{function}").__name__ == function
+
+
 def test_a_parameter_with_a_default_is_no_second_one() -> None:
     assert policy_of("wild_policies:with_default").__name__ == "with_default"
 
@@ -108,7 +114,9 @@ def test_documented_policies_are_lawful(documented_policies: str, function: str)
 
 
 def crowd(policy: str, **changes) -> Engine:
-    engine = Engine(**(dict(block_size=1, block_count=12, running_max=8, batch_tokens_max=5, policy=policy) | changes))
+    engine = Engine(
+        **(dict(block_size=1, page_count=12, max_num_seqs=8, max_num_batched_tokens=5, policy=policy) | changes)
+    )
     for number in range(16):
         engine.arrive([1 + number % 3] * (1 + number % 6), max_tokens=7, priority=number % 3)
     return engine
@@ -133,7 +141,11 @@ def test_a_policy_that_fails_later_stops_the_decision_and_changes_nothing(functi
 def duel(steps: int) -> Engine:
     """Two prompts that each need the whole cache grow side by side, and whoever has computed more gives way."""
     engine = Engine(
-        block_size=1, block_count=6, policy="wild_policies:least_computed", prefill_threshold=1, prefix_caching=False
+        block_size=1,
+        page_count=6,
+        policy="wild_policies:least_computed",
+        long_prefill_token_threshold=1,
+        prefix_caching=False,
     )
     engine.arrive([1] * 5, max_tokens=2)
     engine.arrive([2] * 5, max_tokens=2)
@@ -165,13 +177,13 @@ def test_fast_forms_are_equal_to_the_plain_one(policy: str, depth: int) -> None:
             engine.fold(plan)
             check_decision(state, plan, engine.state)
             preempted += len(plan.preempted)
-        if len(engine.state.flights) == depth or plan is None:
-            engine.commit(*[9] * int(engine.state.flights[0].samples.sum()))
+        if len(engine.state.in_flight) == depth or plan is None:
+            engine.commit(*[9] * int(engine.state.in_flight[0].samples.sum()))
     assert preempted
 
 
 def test_what_a_policy_sees() -> None:
-    engine = Engine(running_max=2)
+    engine = Engine(max_num_seqs=2)
     for salt in ("a", "b", "a", "a"):
         engine.arrive([1] * 3, max_tokens=5, priority=7, arrival_ns=11, cache_salt=salt)
     engine.step()
@@ -191,7 +203,7 @@ def test_what_a_policy_sees() -> None:
 def test_verify_decides_again_with_a_policy_it_finds_and_says_so_where_it_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = str(record(tmp_path / "log", "shape", config=small_config(policy="wild_policies:chaos", block_count=18)))
+    log = str(record(tmp_path / "log", "shape", config=small_config(policy="wild_policies:chaos", page_count=18)))
     assert main(["verify", log, "--own-policy"]) == 0 and "decided again" in capsys.readouterr().out
     with monkeypatch.context() as elsewhere:
         elsewhere.delitem(sys.modules, "wild_policies")
@@ -205,7 +217,7 @@ def test_verify_decides_again_with_a_policy_it_finds_and_says_so_where_it_cannot
 
 
 def test_verify_finds_a_policy_that_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = str(record(tmp_path / "log", "full", config=small_config(policy="wild_policies:chaos", block_count=18)))
+    log = str(record(tmp_path / "log", "full", config=small_config(policy="wild_policies:chaos", page_count=18)))
     module = sys.modules["wild_policies"]
     right = module.chaos
     module.chaos = module.last_come
@@ -214,3 +226,9 @@ def test_verify_finds_a_policy_that_changed(tmp_path: Path, capsys: pytest.Captu
     assert "decisions of 97 would differ" in " ".join(capsys.readouterr().out.split())
     module.chaos = right
     policy_of.cache_clear()
+
+
+def test_policies_are_tried_on_requests_that_could_be():
+    waits, runs = SAMPLES
+    assert not waits.running and waits.computed == 0 and waits.known == waits.prompt_length
+    assert runs.running and runs.computed == runs.known - 1 and runs.known > runs.prompt_length

@@ -27,7 +27,7 @@ def test_a_hit_need_not_be_computed_again() -> None:
     served(engine, [1] * 9)
     id_ = engine.arrive([1] * 8 + [2, 3])
     assert engine.plan() == {id_: 2}
-    assert engine.state.flights[-1].starts.tolist() == [8]
+    assert engine.state.in_flight[-1].starts.tolist() == [8]
     assert engine.commit(7)[0].cached_tokens == 8
 
 
@@ -55,7 +55,7 @@ def test_requests_admitted_in_one_step_share() -> None:
 
 
 def test_a_chunk_shares_only_what_it_completes() -> None:
-    engine = Engine(batch_tokens_max=8, prefill_threshold=6)
+    engine = Engine(max_num_batched_tokens=8, long_prefill_token_threshold=6)
     engine.arrive([1] * 9)
     engine.arrive([1] * 9)
     assert engine.plan() == {0: 6, 1: 2}
@@ -111,11 +111,11 @@ def test_without_the_cache_nothing_is_shared() -> None:
     engine = Engine(prefix_caching=False)
     served(engine, [1] * 9)
     assert served(engine, [1] * 9) == 0
-    assert engine.state.counters.prefix_queried_tokens == 0 and len(engine.state.pool.names) == 0
+    assert engine.state.counters.prefix_queried_tokens == 0 and len(engine.state.pool.prefix_index) == 0
 
 
 def test_tails_are_evicted_before_beginnings() -> None:
-    engine = Engine(block_count=4)
+    engine = Engine(page_count=4)
     served(engine, [1] * 13)  # blocks 0 1 2 full, 3 begun
     engine.arrive([2] * 5, max_tokens=1)  # needs two: the begun one, then the tail of the chain
     engine.run_out()
@@ -123,7 +123,7 @@ def test_tails_are_evicted_before_beginnings() -> None:
 
 
 def test_the_least_recently_used_chain_leaves_first() -> None:
-    engine = Engine(block_count=6)
+    engine = Engine(page_count=6)
     served(engine, [1] * 5)
     served(engine, [2] * 5)
     assert served(engine, [1] * 5) == 4  # used again: now the younger one
@@ -133,7 +133,7 @@ def test_the_least_recently_used_chain_leaves_first() -> None:
 
 
 def test_a_kept_block_that_is_hit_leaves_the_queue() -> None:
-    engine = Engine(block_count=4)
+    engine = Engine(page_count=4)
     served(engine, [1] * 9)
     free = engine.free
     engine.arrive([1] * 9, max_tokens=6)
@@ -143,7 +143,7 @@ def test_a_kept_block_that_is_hit_leaves_the_queue() -> None:
 
 def test_hits_are_counted_as_free_blocks_once() -> None:
     """A kept block that is hit is not free for the same request's other tokens: the request must wait."""
-    engine = Engine(block_count=4, batch_tokens_max=16)
+    engine = Engine(page_count=4, max_num_batched_tokens=16)
     served(engine, [1] * 5)
     engine.arrive([2] * 5, max_tokens=3)
     assert engine.plan() == {1: 5}
@@ -153,3 +153,11 @@ def test_hits_are_counted_as_free_blocks_once() -> None:
     engine.commit(9)
     engine.run_out()
     assert engine.state.counters.finished == 3
+
+
+@pytest.mark.parametrize("windows", [(0, 0), (0, 5), (5, 0, 3)])
+def test_every_group_of_layers_finds_its_own_pages_again(windows: tuple[int, ...]) -> None:
+    """A prompt that was computed at once is named page by page: without the names of one group there is no hit."""
+    engine = Engine(windows=windows, page_count=48)
+    assert served(engine, [1] * 9) == 0
+    assert served(engine, [1] * 9) == 8

@@ -19,13 +19,13 @@ from aiohttp import web
 from fake_engine import FakeEngine
 from toy_tokenizers import byte_level
 
-from vnext.runtime.client import EngineClient
+from vnext.runtime.client.client import EngineClient
 from vnext.runtime.messages import SubmitRequest
 from vnext.server.app import make_app, make_runner
-from vnext.server.edge import EDGE, Edge, template_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, template_of
 from vnext.server.settings import ServerSettings
-from vnext.server.text.tokenizer import Tokenizer
 from vnext.state.events import unpack_tokens
+from vnext.text.tokenizer import Tokenizer
 
 EOS = 1
 TOKENIZER = byte_level()
@@ -54,6 +54,7 @@ class EdgeServer:
         self.port = 0
         self.app: web.Application | None = None
         self.site: web.TCPSite | None = None
+        self.runner: web.AppRunner | None = None
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._started = threading.Event()
@@ -64,8 +65,8 @@ class EdgeServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def edge(self) -> Edge:
-        return self.app[EDGE]
+    def context(self) -> ServerContext:
+        return self.app[SERVER_CONTEXT]
 
     def openai(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0} | options
@@ -73,6 +74,7 @@ class EdgeServer:
 
     def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> tuple[int, dict[str, Any], Any]:
         """Status, decoded answer, headers."""
+        headers = {"Content-Type": "application/json"} | headers
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self._open(urllib.request.Request(self.url + path, data=data, headers=headers, method="POST"))
 
@@ -97,7 +99,7 @@ class EdgeServer:
     async def _serve(self) -> None:
         client = await EngineClient.connect(self.engine.address, 5.0)
         self.app = make_app(client, self._tokenizer, template_of(self._tokenizer, self.settings), self.settings)
-        runner = make_runner(self.app)
+        self.runner = runner = make_runner(self.app)
         await runner.setup()
         self.site = web.TCPSite(runner, "127.0.0.1", 0)
         await self.site.start()

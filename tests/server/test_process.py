@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,8 +20,8 @@ from edge_server import echo_answer
 from fake_engine import FakeEngine, wait_until
 from toy_tokenizers import CHAT_TEMPLATE, byte_level_backend
 
-from vnext.runtime.children import Child, start_child
 from vnext.runtime.messages import Hello, SubmitRequest
+from vnext.runtime.processes.subprocesses import Child, start_child
 from vnext.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -64,8 +66,21 @@ def server_process(engine: FakeEngine, path: Path) -> Iterator[tuple[Child, int]
 def ask(connection: http.client.HTTPConnection, engine: FakeEngine, model: str) -> None:
     """A completion that waits at the engine core, which is held."""
     engine.running.clear()
-    connection.request("POST", "/v1/completions", json.dumps({"model": model, "prompt": "say:bye"}))
+    body = json.dumps({"model": model, "prompt": "say:bye"})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     engine.wait_for(lambda: len(engine.of_kind(SubmitRequest)) == 1)
+
+
+def test_many_may_wait_to_be_accepted(tmp_path: Path) -> None:
+    """More than are accepted in one turn of the event loop: here none is, for a while."""
+    with FakeEngine(echo_answer) as engine, server_process(engine, tmp_path) as (child, port), ExitStack() as stack:
+        stack.enter_context(closing(connect(port, child)))
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            for _ in range(300):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=2))
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
 
 
 def test_it_serves_and_drains_on_sigterm(tmp_path: Path) -> None:

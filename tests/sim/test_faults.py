@@ -8,36 +8,37 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from vnext.sched.sim import mischief, scenario as scenarios
-from vnext.sched.sim.chance import Chance
+from vnext.sched.sim import illegal_events, scenario_draw as scenarios
+from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.core import Core
-from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.findings import check_events
 from vnext.sched.sim.fleet import Fleet
-from vnext.sched.sim.judge import judge
 from vnext.sched.sim.log import Tape, events_of
-from vnext.sched.sim.scenario import scenario
-from vnext.sched.sim.setting import NEVER, Client, Faults, Scenario, servable
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, servable
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.shrink import Author, Whim, moves_of
 from vnext.sched.sim.simulator import simulate
 from vnext.sched.sim.toy import next_token
 from vnext.state.errors import IllegalEvent
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
-from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT, Rows
 from vnext.state.state import State
+from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
+from vnext.state.store.rows import Rows
 
 # ---- what may not happen -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(mischief.ILLEGAL), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", dict.fromkeys(illegal_events.ILLEGAL), ids=lambda kind: kind.__name__)
 def test_what_may_not_happen_is_refused_in_every_state(kind: Callable) -> None:
-    chance = Chance(5)
+    rng = Rng(5)
     for seed in range(400, 408):
         events = simulate(scenario(seed, client_count=20)).events
         core = Core(events[0])
         for event in events[1:]:
             core.fold(event)
-            core.require_refused(kind(chance, core.seen))
+            core.require_refused(kind(rng, core.seen))
 
 
 def test_an_event_that_is_taken_although_it_may_not_happen_is_noticed() -> None:
@@ -63,7 +64,7 @@ def test_plans_that_nobody_decided_are_lawful_or_refused() -> None:
         met["taken"] += len(whims)
         met["preempting"] += sum(bool(plan.preempted) for plan in whims)
         met["admitting"] += sum(bool(plan.admitted) for plan in whims)
-        assert judge(events) is None
+        assert check_events(events) is None
     assert min(met.values()) > 50, met
 
 
@@ -107,8 +108,8 @@ def where_rows_stay(seed: int) -> Scenario:
     sampling = Sampling(seed=1, max_tokens=STAYS_TOKENS + 8)
     clients = [Client(arrival_us=500 * n, prompt=(1, 2), sampling=sampling, priority=0, cache_salt="") for n in range(12)]
     config = replace(
-        drawn.config, eos_token_ids=(), vocab_size=7, prefix_caching=True, running_max=4, block_size=4, block_count=64,
-        model_len_max=60, chunked_prefill=True, prefill_threshold=0, batch_tokens_max=16,
+        drawn.config, eos_token_ids=(), vocab_size=7, prefix_caching=True, max_num_seqs=4, block_size=4, page_count=64,
+        max_model_len=60, chunked_prefill=True, long_prefill_token_threshold=0, max_num_batched_tokens=16,
     )  # fmt: skip
     return Scenario(seed=seed, config=config, clients=tuple(clients), reset_us=(), rank_count=2, faults=Faults(slow_rank=30))
 
@@ -139,12 +140,12 @@ def test_a_rank_that_drifts_is_noticed(what: str, monkeypatch: pytest.MonkeyPatc
 
 def taped(seed: int) -> tuple[Tape, tuple]:
     """A short run written in frames of one to three events."""
-    chance, events = Chance(seed), simulate(scenario(seed, client_count=6)).events
+    rng, events = Rng(seed), simulate(scenario(seed, client_count=6)).events
     tape, state, frame = Tape(events[0], "simulated"), start(events[0]), []
     for number, event in enumerate(events[1:], start=2):
         state = reduce(state, event)
         frame.append(event)
-        if chance.happens(50) or number == len(events):
+        if rng.happens(50) or number == len(events):
             tape.write(frame, state)
             frame = []
     return tape, events
@@ -175,8 +176,8 @@ def test_scenarios_meet_every_class_of_faults() -> None:
     for name in Faults.__struct_fields__:
         assert {bool(getattr(one.faults, name)) for one in drawn} == {True, False}, name
     values = {name: {getattr(one.config, name) for one in drawn} for name in drawn[0].config.__struct_fields__}
-    assert values["block_size"] >= {1, 2, 3, 4, 16} and values["block_count"] >= {1, 2, 3, 16}
-    assert values["pipeline_depth"] >= {1, 2, 3, 4} and values["batch_tokens_max"] >= {1, 2, 3}
+    assert values["block_size"] >= {1, 2, 3, 4, 16} and values["page_count"] >= {1, 2, 3, 16}
+    assert values["pipeline_depth"] >= {1, 2, 3, 4} and values["max_num_batched_tokens"] >= {1, 2, 3}
     assert values["policy"] == {"fcfs", "priority", *scenarios.POLICIES} and len(values["vocab_size"]) == 3
     assert values["chunked_prefill"] == values["prefix_caching"] == {True, False}
     assert {one.rank_count for one in drawn} == {1, 2, 3}
@@ -184,7 +185,7 @@ def test_scenarios_meet_every_class_of_faults() -> None:
     assert {min(len(one.reset_us), 20) for one in drawn} >= {0, 1, 20}
     clients = [(one.config, client) for one in drawn for client in one.clients]
     assert 0.02 < sum(not servable(*each) for each in clients) / len(clients) < 0.3
-    lengths = {(len(client.prompt) - config.block_count * config.block_size) for config, client in clients}
+    lengths = {(len(client.prompt) - config.page_count * config.block_size) for config, client in clients}
     assert lengths >= {-1, 0, 1} and 0 in {len(client.prompt) for _, client in clients}
     ends = {(len(client.prompt) + client.sampling.max_tokens) % config.block_size for config, client in clients}
     assert ends == set(range(16))

@@ -8,16 +8,16 @@ from core_drive import arrival_of, config_of, started_with
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vnext.sched.sim.chance import Chance
-from vnext.sched.sim.contents import contents
+from vnext.sched.sim.checks.contents import contents
+from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.core import Core
-from vnext.sched.sim.house import POLICIES
-from vnext.sched.sim.mischief import illegal_event, strange_plan
+from vnext.sched.sim.illegal_events import illegal_event, strange_plan
 from vnext.sched.sim.rank import Rank
-from vnext.sched.sim.snapshot import Snapshot
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.sample_policies import POLICIES
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, StepCommitted
-from vnext.state.refusal import refusal
+from vnext.state.feasibility import refusal
 
 SEEDS = st.integers(0, 2**32)
 
@@ -26,14 +26,14 @@ class EngineMachine(RuleBasedStateMachine):
     """An engine core with one rank that folds for itself and holds a shadow cache; every law after every event."""
 
     @initialize(
-        block_size=st.integers(1, 3), block_count=st.integers(1, 8), budget=st.integers(1, 9), depth=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "priority", *POLICIES]), caching=st.booleans(), running_max=st.integers(1, 3),
+        block_size=st.integers(1, 3), page_count=st.integers(1, 8), budget=st.integers(1, 9), depth=st.integers(1, 3),
+        policy=st.sampled_from(["fcfs", "priority", *POLICIES]), caching=st.booleans(), max_num_seqs=st.integers(1, 3),
         threshold=st.sampled_from([0, 0, 1, 2]), chunked=st.booleans(),
     )  # fmt: skip
-    def begin(self, block_size, block_count, budget, depth, policy, caching, running_max, threshold, chunked) -> None:
+    def begin(self, block_size, page_count, budget, depth, policy, caching, max_num_seqs, threshold, chunked) -> None:
         config = config_of(
-            block_size=block_size, block_count=block_count, batch_tokens_max=budget, pipeline_depth=depth, policy=policy,
-            prefix_caching=caching, running_max=running_max, prefill_threshold=threshold if chunked else 0,
+            block_size=block_size, page_count=page_count, max_num_batched_tokens=budget, pipeline_depth=depth, policy=policy,
+            prefix_caching=caching, max_num_seqs=max_num_seqs, long_prefill_token_threshold=threshold if chunked else 0,
             chunked_prefill=chunked, vocab_size=5, eos_token_ids=(0,),
         )  # fmt: skip
         self.core = Core(started_with(config), whole_check_events=8)
@@ -79,13 +79,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def plan_on_a_whim(self, seed: int) -> None:
-        plan = strange_plan(Chance(seed), self.core.seen) if self.whims else None
+        plan = strange_plan(Rng(seed), self.core.seen) if self.whims else None
         if plan is not None and self.core.try_to_fold(plan):
             self.show_rank()
 
     @rule(seed=SEEDS)
     def do_what_may_not_be_done(self, seed: int) -> None:
-        self.core.require_refused(illegal_event(Chance(seed), self.core.seen))
+        self.core.require_refused(illegal_event(Rng(seed), self.core.seen))
 
     @precondition(lambda self: self.results)
     @rule()
@@ -97,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
     def replicas_agree(self) -> None:
         if hasattr(self, "core"):
             assert digest(self.core.state) == digest(self.rank.state)
-            assert contents(self.core.seen) == contents(Snapshot(self.rank.state))
+            assert contents(self.core.seen) == contents(PlainState(self.rank.state))
 
     def teardown(self) -> None:
         """Once nobody arrives any more, everything ends and the engine is idle and clean."""
@@ -110,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
             elif not self.core.state.requests:
                 break
         state = self.core.state
-        assert not state.requests and not state.flights and state.pool.free == state.config.block_count
+        assert not state.requests and not state.in_flight and state.pool.free == state.config.page_count
 
 
 TestEngineMachine = EngineMachine.TestCase

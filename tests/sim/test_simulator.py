@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from vnext.sched.sim import laws as sim_laws
-from vnext.sched.sim.chance import Chance
-from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.checks.errors import Divergence
+from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.laws import check_decision
 from vnext.sched.sim.rank import Rank, Story, rebuilt
-from vnext.sched.sim.scenario import scenario
-from vnext.sched.sim.setting import NEVER, Faults, Scenario
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.scenario import NEVER, Faults, Scenario
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import Outcome, simulate
-from vnext.sched.sim.snapshot import Snapshot
 from vnext.sched.sim.toy import Answer, answer, next_token
 from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
@@ -31,7 +31,7 @@ def test_the_toy_model_by_hand() -> None:
 
 
 def config_of(**changes: object) -> SchedulerConfig:
-    fields = dict(block_size=2, block_count=8, batch_tokens_max=8, running_max=4, model_len_max=32, vocab_size=7)
+    fields = dict(block_size=2, page_count=8, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=32, vocab_size=7)
     return SchedulerConfig(**(fields | changes))
 
 
@@ -46,12 +46,12 @@ def test_the_oracle_by_hand() -> None:
 
 def test_chance_is_splitmix64() -> None:
     """Known answers of SplitMix64 for the seed 1234567."""
-    chance = Chance(1234567)
-    assert [chance.word() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    rng = Rng(1234567)
+    assert [rng.word() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_a_fork_does_not_move_its_source() -> None:
-    left, right = Chance(5), Chance(5)
+    left, right = Rng(5), Rng(5)
     fork = left.fork()
     right.fork()
     fork.word()
@@ -88,13 +88,13 @@ def test_faults_of_ranks_and_transport_change_no_stream() -> None:
 def test_settings_that_may_change_no_stream(seed: int) -> None:
     """Pipeline depth, chunk sizes and the prefix cache decide when a token comes, never which."""
     base = nobody_leaves(scenario(seed))
-    config = replace(base.config, chunked_prefill=True, prefill_threshold=0, batch_tokens_max=64)
+    config = replace(base.config, chunked_prefill=True, long_prefill_token_threshold=0, max_num_batched_tokens=64)
     if config.windows:  # there the length of a chunk decides who fits alone: let everybody fit
-        config = replace(config, block_count=config.group_count * config.model_len_max)
+        config = replace(config, page_count=config.group_count * config.max_model_len)
     expected = simulate(replace(base, config=config)).answers
     for changes in (
         dict(pipeline_depth=1), dict(pipeline_depth=4), dict(prefix_caching=False), dict(prefix_caching=True),
-        dict(prefill_threshold=1), dict(batch_tokens_max=1), dict(running_max=1), dict(policy="priority"),
+        dict(long_prefill_token_threshold=1), dict(max_num_batched_tokens=1), dict(max_num_seqs=1), dict(policy="priority"),
         *[dict(windows=windows) for windows in ((), (1,), (5, 0)) if config.windows],
     ):  # fmt: skip
         assert simulate(replace(base, config=replace(config, **changes))).answers == expected, changes
@@ -164,9 +164,9 @@ def test_a_range_that_starts_elsewhere_is_found() -> None:
         rank.fold(event)
         if isinstance(event, StepPlanned):
             check_decision(before, event, rank.state)
-            entries = rank.state.flights[-1].entries + np.array([[0], [0], [1], [0]])
-            flight = replace(rank.state.flights[-1], entries=entries)
+            entries = rank.state.in_flight[-1].entries + np.array([[0], [0], [1], [0]])
+            scheduled = replace(rank.state.in_flight[-1], entries=entries)
             with pytest.raises(LawBroken, match="law S2"):
                 sim_laws.ranges_continue(
-                    Snapshot(before), Snapshot(replace(rank.state, flights=(*rank.state.flights[:-1], flight)))
+                    PlainState(before), PlainState(replace(rank.state, in_flight=(*rank.state.in_flight[:-1], scheduled)))
                 )

@@ -13,10 +13,12 @@ import pytest
 from walking import FIRST_SEED, PARTS, WALKED, walk_part
 
 from vnext.sched.sim import core
+from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.seeds import Form, run_seed
-from vnext.sched.sim.snapshot import Snapshot
-from vnext.state import admitting, columns, columns_numpy, reduce as reducer
+from vnext.state import allocate, reduce as reducer
 from vnext.state.errors import LawBroken
+from vnext.state.events import AnyEvent
+from vnext.state.store import columns, columns_numpy
 
 PART_S_MAX = 1200
 EVENTS_TO_MEET_ALL = 5_000
@@ -40,20 +42,20 @@ def test_every_form_of_the_engine_is_walked() -> None:
     seen = set()
     for seed in range(FIRST_SEED, FIRST_SEED + 8):
         with Form(seed):
-            seen.add((reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels is columns_numpy))
+            seen.add((reducer.ARENA_PLACES_MIN, allocate.TOKENS_SPARE, columns.impl is columns_numpy))
     compiled = columns._columns is not None
     assert seen == {(places, spare, plain) for places, spare in ((4096, 256), (8, 1)) for plain in ({True, not compiled})}
     assert reducer.ARENA_PLACES_MIN == 4096
 
 
-def nobody_finishes(before: Snapshot, after: Snapshot) -> None:
+def nobody_finishes(before: PlainState, event: AnyEvent, after: PlainState) -> None:
     if after.state.counters.finished:
         raise LawBroken("M9", "somebody has finished")
 
 
 def test_a_seed_that_fails_ends_its_part_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed, law and the smallest events; here of a law that no engine keeps."""
-    monkeypatch.setattr(core, "check_after", nobody_finishes)
+    monkeypatch.setattr(core, "event_laws", nobody_finishes)
     walked = walk_part(0, 500)
     assert walked.next_seed == FIRST_SEED + 1 and walked.events == 0
     assert f"run_seed({FIRST_SEED}, 60) fails with LawBroken: law M9 broken: somebody has finished" in walked.failure

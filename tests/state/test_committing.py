@@ -18,7 +18,7 @@ def test_a_token_becomes_part_of_the_history() -> None:
     engine.plan()
     assert engine.commit(7) == [Output(id_, "r0", 7, 0, "", -1, 0)]
     assert engine.tokens(id_) == [1, 2, 3, 7]
-    assert (engine.field(id_, "known"), engine.field(id_, "computed"), engine.field(id_, "pending")) == (4, 3, 0)
+    assert (engine.field(id_, "known"), engine.field(id_, "computed"), engine.field(id_, "placeholders")) == (4, 3, 0)
 
 
 def test_the_model_s_end_token_stops() -> None:
@@ -63,11 +63,11 @@ def test_stop_tokens_belong_to_their_request() -> None:
 def test_a_stop_token_counts_behind_min_tokens(min_tokens: int, expected: int) -> None:
     engine = Engine()
     engine.arrive([1, 1], max_tokens=9, min_tokens=min_tokens)
-    told = 0
+    reported = 0
     while engine.state.requests:
         engine.plan()
-        told += len(engine.commit(0))
-    assert told == expected
+        reported += len(engine.commit(0))
+    assert reported == expected
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 5])
@@ -92,7 +92,7 @@ def test_a_stop_token_at_the_limit_is_a_stop() -> None:
 
 
 def test_a_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
-    engine = Engine(batch_tokens_max=4)
+    engine = Engine(max_num_batched_tokens=4)
     id_ = engine.arrive([1] * 10)
     assert engine.plan() == {id_: 4}
     assert engine.commit() == []
@@ -103,7 +103,7 @@ def test_a_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
 
 
 def test_samples_come_in_schedule_order_and_say_their_place() -> None:
-    engine = Engine(batch_tokens_max=6, prefill_threshold=3)
+    engine = Engine(max_num_batched_tokens=6, long_prefill_token_threshold=3)
     engine.arrive([1])
     engine.arrive([1] * 9)
     engine.arrive([1, 2])
@@ -130,25 +130,25 @@ def test_a_finished_request_s_later_samples_are_dropped() -> None:
     assert finishes(engine.commit(0)) == ["stop"]
     assert engine.free == 16 and engine.plan() == {}
     assert engine.commit(5) == [] and engine.commit(6) == []
-    assert engine.state.counters.generated_tokens == 1 and not engine.state.flights
+    assert engine.state.counters.generated_tokens == 1 and not engine.state.in_flight
 
 
 def test_a_preempted_request_s_samples_are_dropped_by_epoch() -> None:
-    """Both the old epoch's and the new epoch's step are in flight when the old result comes."""
-    engine = Engine(pipeline_depth=4, block_count=4, block_size=2, batch_tokens_max=8, prefix_caching=False)
+    """The steps before and after the preemption are in flight when the old result comes."""
+    engine = Engine(pipeline_depth=4, page_count=4, block_size=2, max_num_batched_tokens=8, prefix_caching=False)
     engine.arrive([1, 1], max_tokens=6)
     engine.arrive([2, 2], max_tokens=6)
     assert engine.plan() == {0: 2, 1: 2}
     assert engine.plan() == {0: 1, 1: 1}  # 4 blocks are held
     assert engine.plan() == {0: 1, 1: 1}
     assert engine.plan() == {0: 1}  # a third block for 0: 1 gives way
-    assert engine.waiting == [1] and engine.state.waiting[0].epoch == 1 and engine.state.waiting[0].known == 2
+    assert engine.waiting == [1] and engine.state.waiting[0].preemption_count == 1 and engine.state.waiting[0].known == 2
     assert [(news.id, news.token) for news in engine.commit(5, 6)] == [(0, 5)]
     assert engine.plan() == {0: 1, 1: 2}  # 1 is back in the block that is left
     assert [(news.id, news.token) for news in engine.commit(5, 6)] == [(0, 5)]
     assert [(news.id, news.token) for news in engine.commit(5, 6)] == [(0, 5)]
     assert [(news.id, news.token) for news in engine.commit(5)] == [(0, 5)]
-    assert engine.tokens(1) == [2, 2] and engine.field(1, "pending") == 1 and engine.field(1, "epoch") == 1
+    assert engine.tokens(1) == [2, 2] and engine.field(1, "placeholders") == 1 and engine.field(1, "preemption_count") == 1
     assert [(news.id, news.token) for news in engine.commit(5, 7)] == [(0, 5), (1, 7)]
     engine.run_out(token=0)
     assert engine.free == 4
@@ -159,7 +159,7 @@ PHASES = ["waiting", "prefilling", "first sample in flight", "decoding", "decodi
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_abort_frees_everything_at_once_in_any_phase(phase: str) -> None:
-    engine = Engine(pipeline_depth=2, batch_tokens_max=4, block_count=4, block_size=2)
+    engine = Engine(pipeline_depth=2, max_num_batched_tokens=4, page_count=4, block_size=2)
     keeper = engine.arrive([3], max_tokens=6) if phase == "preempted" else None
     id_ = engine.arrive([1] * (2 if phase == "preempted" else 6), max_tokens=2 if phase != "preempted" else 5)
     drive = {
@@ -178,7 +178,7 @@ def test_an_abort_frees_everything_at_once_in_any_phase(phase: str) -> None:
     if keeper is None:
         assert engine.free == 4
     engine.run_out()
-    assert engine.free == 4 and not engine.state.flights
+    assert engine.free == 4 and not engine.state.in_flight
 
 
 def until_preempted(engine: Engine, id_: int) -> None:
@@ -191,7 +191,7 @@ def until_preempted(engine: Engine, id_: int) -> None:
 
 def test_long_answers_outgrow_their_first_extent() -> None:
     """A history's extent doubles; older states keep reading theirs."""
-    engine = Engine(block_count=400, block_size=4, model_len_max=1200, batch_tokens_max=1200)
+    engine = Engine(page_count=400, block_size=4, max_model_len=1200, max_num_batched_tokens=1200)
     engine.arrive([1] * 5, max_tokens=1000)
     engine.arrive([2] * 7, max_tokens=900)
     before, arenas = None, []
@@ -217,6 +217,6 @@ def test_the_token_that_ends_a_request_is_never_offered(depth: int) -> None:
             pass
         engine.commit(token)
     assert not engine.state.requests
-    assert len(engine.state.pool.names) == 1
+    assert len(engine.state.pool.prefix_index) == 1
     engine.arrive([1] * 6 + [5, 0, 2], max_tokens=1)
     assert engine.plan() == {1: 5}

@@ -9,18 +9,19 @@ import pytest
 from core_drive import Engine
 from msgspec.structs import replace
 
-from vnext.state import extents
-from vnext.state.digest import digest, parts
-from vnext.state.order import dequeue, enqueue
-from vnext.state.rows import FIELD_NAMES, TABLE_SUM, Rows
+from vnext.state.digest import digest, hexadecimal, histories, parts, requests_otherwise
 from vnext.state.state import State
-from vnext.state.versions import VersionedArray
+from vnext.state.store import extents
+from vnext.state.store.fields import FIELD_NAMES, TABLE_HASH
+from vnext.state.store.rows import Rows
+from vnext.state.store.versions import VersionedArray
 from vnext.state.view import view
+from vnext.state.waiting_queue import dequeue, enqueue
 
 
 def busy(token: int = 1, answer: int = 9, salt: str = "", name: str = "a") -> Engine:
     """Two rows, one waiting request, one step in flight; the texts are the caller's."""
-    engine = Engine(pipeline_depth=2, running_max=2)
+    engine = Engine(pipeline_depth=2, max_num_seqs=2)
     for length in (9, 5, 3):
         engine.arrive([token] * length, name=name, cache_salt=salt)
     engine.step(answer)
@@ -44,7 +45,7 @@ def test_texts_names_and_salts_do_not_reach_it() -> None:
     assert busy(1, 9).state.token_digest != busy(1, 8).state.token_digest
 
 
-@pytest.mark.parametrize("field", ["tokens_at", "tokens_size", "table_at", "table_size", "chain_0", "chain_1"])
+@pytest.mark.parametrize("field", ["tokens_at", "tokens_size", "table_at", "table_size", "block_hash_0", "block_hash_1"])
 def test_places_and_content_names_are_no_structure(field: str) -> None:
     state = busy().state
     cells = state.rows.cells.copy()
@@ -81,17 +82,17 @@ def test_the_sequence_counts_events() -> None:
         lambda s: replace(s, next_id=s.next_id + 1),
         lambda s: replace(s, committed=s.committed + 1),
         lambda s: dequeue(s, {0}),
-        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], epoch=1)),
+        lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], preemption_count=1)),
         lambda s: enqueue(dequeue(s, {0}), replace(s.waiting[0], cached=4)),
-        lambda s: replace(s, flights=()),
-        lambda s: replace(s, flights=(replace(s.flights[0], entries=s.flights[0].entries + 1),)),
-        lambda s: replace(s, flights=(replace(s.flights[0], samples=~s.flights[0].samples),)),
+        lambda s: replace(s, in_flight=()),
+        lambda s: replace(s, in_flight=(replace(s.in_flight[0], entries=s.in_flight[0].entries + 1),)),
+        lambda s: replace(s, in_flight=(replace(s.in_flight[0], samples=~s.in_flight[0].samples),)),
         lambda s: replace(s, rows=Rows(s.rows.cells[:, ::-1].copy())),
         lambda s: replace(s, pool=replace(s.pool, status=VersionedArray(s.pool.status.values()[::-1].copy()))),
         lambda s: replace(s, pool=replace(s.pool, status=VersionedArray(s.pool.status.values() + 1))),
         lambda s: replace(s, pool=replace(s.pool, status=s.pool.status.set(np.array([1]), np.array([-7])))),
         lambda s: replace(s, counters=replace(s.counters, preempted=7)),
-        lambda s: with_cell(s, TABLE_SUM, 0, 5),
+        lambda s: with_cell(s, TABLE_HASH, 0, 5),
     ],
 )
 def test_every_part_of_the_structure_reaches_it(change) -> None:
@@ -121,3 +122,19 @@ def test_a_view_is_json_and_says_what_is() -> None:
 
 def test_a_view_holds_no_token() -> None:
     assert view(busy(1, 9).state) == view(busy(2, 8).state)
+
+
+def test_histories_tell_which_requests_have_other_tokens() -> None:
+    """Rows and the queue alike: one word for each request, so replicas find those that differ."""
+    state = busy().state
+    words = histories(state)
+    assert len(words) == 3 and all(isinstance(word, int) for word in words)
+    assert requests_otherwise(state, words) == ()
+    for place in range(3):
+        assert requests_otherwise(state, [word + (at == place) for at, word in enumerate(words)]) == (place,)
+    assert requests_otherwise(busy(answer=8).state, words) == (0, 1), "the one that waits has no answer yet"
+    assert requests_otherwise(busy(token=2).state, words) == (0, 1, 2)
+
+
+def test_a_digest_is_written_with_all_its_digits() -> None:
+    assert hexadecimal(0xAB) == "00000000000000ab" and hexadecimal(2**64 - 1) == "f" * 16

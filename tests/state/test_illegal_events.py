@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.pool import named_blocks
+from vnext.state.pool import prefix_entries
 from vnext.state.reduce import reduce, start
 
 
 def busy(**changes: object) -> Engine:
     """Depth 2: requests 0 and 1 run, request 2 waits, step 0 is in flight and samples twice; 3 blocks are free."""
-    engine = Engine(**(dict(pipeline_depth=2, running_max=2, block_count=8, batch_tokens_max=12) | changes))
+    engine = Engine(**(dict(pipeline_depth=2, max_num_seqs=2, page_count=8, max_num_batched_tokens=12) | changes))
     engine.arrive([1, 2, 3], 9)
     engine.arrive([4, 5, 6, 7, 8], 9)
     engine.arrive([9], 9)
@@ -67,7 +67,14 @@ def everything(engine: Engine) -> tuple:
     """All that a state says, by value."""
     state = engine.state
     tokens = [engine.tokens(id_) for id_ in engine.running]
-    return parts(state), tokens, state.waiting, sorted(named_blocks(state.pool).items()), sorted(state.requests.items()), state.token_digest
+    return (
+        parts(state),
+        tokens,
+        state.waiting,
+        sorted(prefix_entries(state.pool).items()),
+        sorted(state.requests.items()),
+        state.token_digest,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,7 +102,7 @@ def test_a_commit_with_nothing_in_flight_is_illegal() -> None:
 
 
 def test_an_admission_without_blocks_is_illegal() -> None:
-    engine = Engine(block_count=4)
+    engine = Engine(page_count=4)
     engine.arrive([1] * 12)
     engine.arrive([2] * 8)
     assert engine.plan() == {0: 12}
@@ -105,7 +112,7 @@ def test_an_admission_without_blocks_is_illegal() -> None:
 
 
 def test_running_rows_without_blocks_are_illegal() -> None:
-    engine = Engine(block_count=4, batch_tokens_max=8)
+    engine = Engine(page_count=4, max_num_batched_tokens=8)
     engine.arrive([1] * 4, 8)
     engine.arrive([2] * 4, 8)
     engine.step()
@@ -118,7 +125,7 @@ def test_running_rows_without_blocks_are_illegal() -> None:
 
 
 def test_a_plan_over_the_budget_is_illegal() -> None:
-    engine = Engine(batch_tokens_max=4)
+    engine = Engine(max_num_batched_tokens=4)
     engine.arrive([1] * 6)
     engine.arrive([2] * 6)
     with pytest.raises(IllegalEvent, match="a step of 5 tokens"):
@@ -150,10 +157,16 @@ def test_an_id_named_twice_is_aborted_once() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(block_size=0), dict(block_count=0), dict(batch_tokens_max=0), dict(running_max=0), dict(model_len_max=0),
-        dict(pipeline_depth=0), dict(prefill_threshold=-1), dict(prefill_threshold=2, chunked_prefill=False),
+        dict(block_size=0),
+        dict(page_count=0),
+        dict(max_num_batched_tokens=0),
+        dict(max_num_seqs=0),
+        dict(max_model_len=0),
+        dict(pipeline_depth=0),
+        dict(long_prefill_token_threshold=-1),
+        dict(long_prefill_token_threshold=2, chunked_prefill=False),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_cannot_work_never_starts(changes: dict) -> None:
     with pytest.raises(IllegalEvent, match=next(iter(changes))):
         start(started_with(config_of(**changes)))
@@ -167,3 +180,13 @@ def test_an_admission_behind_hits_takes_at_most_what_is_left() -> None:
     with pytest.raises(IllegalEvent, match="cannot start with 2 tokens"):
         reduce(engine.state, StepPlanned(step=1, admitted=((0, 2),)))
     assert engine.plan() == {1: 1}
+
+
+def test_a_window_below_zero_is_no_window() -> None:
+    with pytest.raises(IllegalEvent, match="windows is .*: each must be 0 or more"):
+        start(started_with(config_of(windows=(4, -1))))
+
+
+def test_what_is_no_event_is_an_error_of_the_program() -> None:
+    with pytest.raises(AssertionError, match="unreachable"):
+        reduce(busy().state, object())

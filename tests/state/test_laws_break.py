@@ -9,19 +9,20 @@ import pytest
 from core_drive import Engine
 from msgspec.structs import replace
 
-from vnext.state import columns as column_forms, columns_numpy, extents, laws, rows as columns
+from vnext.state import laws
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
-from vnext.state.names import Names
-from vnext.state.pool import named_blocks
-from vnext.state.rows import Rows
+from vnext.state.pool import prefix_entries
 from vnext.state.state import State
-from vnext.state.versions import VersionedArray
+from vnext.state.store import columns, columns_numpy, extents, fields
+from vnext.state.store.prefix_index import PrefixIndex
+from vnext.state.store.rows import Rows
+from vnext.state.store.versions import VersionedArray
 
 
 def busy() -> State:
     """Three rows (two of them share a prefix of two blocks), one waiting request, one step in flight, freed blocks."""
-    engine = Engine(pipeline_depth=2, running_max=3, block_count=12)
+    engine = Engine(pipeline_depth=2, max_num_seqs=3, page_count=12)
     engine.arrive([1] * 8, max_tokens=1)
     engine.step()
     for prompt in ([1] * 9, [1] * 8 + [2], [3] * 5, [4] * 3):
@@ -43,8 +44,8 @@ def with_pool(state: State, **changes: object) -> State:
     return replace(state, pool=replace(state.pool, **changes))
 
 
-def with_flight(state: State, **changes: object) -> State:
-    return replace(state, flights=(*state.flights[:-1], replace(state.flights[-1], **changes)))
+def with_step_in_flight(state: State, **changes: object) -> State:
+    return replace(state, in_flight=(*state.in_flight[:-1], replace(state.in_flight[-1], **changes)))
 
 
 def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
@@ -69,7 +70,7 @@ def other_block(state: State) -> State:
 
 def no_block(state: State) -> State:
     """Row 2's table names a block that does not exist."""
-    return with_first_block(state, np.array([state.config.block_count], dtype=np.int32))
+    return with_first_block(state, np.array([state.config.page_count], dtype=np.int32))
 
 
 def with_first_block(state: State, block: np.ndarray) -> State:
@@ -92,34 +93,41 @@ def bad_prompt(state: State) -> State:
 
 def name_of_other(state: State) -> State:
     """Two keys trade their blocks on one side of the table only."""
-    (first, block), (second, other) = list(named_blocks(state.pool).items())[:2]
-    return with_pool(state, names=Names({**named_blocks(state.pool), first: other, second: block}, state.pool.names.keys()))
+    (first, block), (second, other) = list(prefix_entries(state.pool).items())[:2]
+    return with_pool(
+        state,
+        prefix_index=PrefixIndex(
+            {**prefix_entries(state.pool), first: other, second: block}, state.pool.prefix_index.keys()
+        ),
+    )
 
 
 def name_of_a_tail(state: State) -> State:
     """Row 2's last block, half full, is offered for reuse."""
     block = int(extents.read(state.tables, int(state.rows.table_at[2] + state.rows.blocks[2]) - 1, 1)[0])
-    return with_pool(state, names=state.pool.names.offered([(b"a tail", block)]))
+    return with_pool(state, prefix_index=state.pool.prefix_index.insert([(b"a tail", block)]))
 
 
 def part_of_a_prompt(state: State) -> State:
     """Without chunked prefill a step computes whole prompts only."""
-    samples = changed(state.flights[-1].samples, 0, False)
-    return replace(with_flight(state, samples=samples), config=replace(state.config, chunked_prefill=False))
+    samples = changed(state.in_flight[-1].samples, 0, False)
+    return replace(with_step_in_flight(state, samples=samples), config=replace(state.config, chunked_prefill=False))
 
 
 def shared_write(state: State) -> State:
     """Row 1 writes from its first position, into blocks that it shares with row 0, which writes there too."""
-    entries = state.flights[-1].entries.copy()
+    entries = state.in_flight[-1].entries.copy()
     entries[2, :2], entries[3, :2] = 4, 5
-    return with_flight(state, entries=entries)
+    return with_step_in_flight(state, entries=entries)
 
 
 def with_counts(state: State, counts: np.ndarray) -> State:
     """The newest step computes so many tokens of each of its requests."""
-    entries = state.flights[-1].entries[:, : len(counts)].copy()
+    entries = state.in_flight[-1].entries[:, : len(counts)].copy()
     entries[3] = counts
-    return with_flight(state, entries=entries, tokens=int(counts.sum()), samples=state.flights[-1].samples[: len(counts)])
+    return with_step_in_flight(
+        state, entries=entries, tokens=int(counts.sum()), samples=state.in_flight[-1].samples[: len(counts)]
+    )
 
 
 def with_status(state: State, block: int, value: int) -> State:
@@ -128,7 +136,7 @@ def with_status(state: State, block: int, value: int) -> State:
 
 def sum_of_another(state: State) -> State:
     """The blocks' sum is one that other blocks would have."""
-    return with_pool(state, status=VersionedArray(state.pool.status.values().copy(), state.pool.status.sum + 1))
+    return with_pool(state, status=VersionedArray(state.pool.status.values().copy(), state.pool.status.hash + 1))
 
 
 Break = Callable[[State], State]
@@ -144,43 +152,50 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("M2", laws.holders_are_counted, other_block),
     ("M2", laws.holders_are_counted, no_block),
     ("M3", laws.writers_are_exclusive, shared_write),
-    ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) + 1)),
-    ("M4", laws.capacity_covers, lambda s: with_cell(s, columns.BLOCKS, 0, int(s.rows.blocks[0]) - 1)),
+    ("M3", laws.writers_are_exclusive, lambda s: with_cell(s, fields.BLOCKS, 0, 0)),
+    ("M4", laws.capacity_covers, lambda s: with_cell(s, fields.BLOCKS, 0, int(s.rows.blocks[0]) + 1)),
+    ("M4", laws.capacity_covers, lambda s: with_cell(s, fields.BLOCKS, 0, int(s.rows.blocks[0]) - 1)),
     ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=s.waiting * 2)),
     ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=(replace(s.waiting[0], id=1),))),
-    ("M5", laws.queue_is_sorted_and_distinct, lambda s: with_cell(s, columns.ID, 0, 2)),
+    ("M5", laws.queue_is_sorted_and_distinct, lambda s: with_cell(s, fields.ID, 0, 2)),
     ("M5", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=(replace(s.waiting[0], id=9), *s.waiting))),
     ("Y3", laws.queue_is_sorted_and_distinct, lambda s: replace(s, waiting=())),
     ("Y3", laws.queue_is_sorted_and_distinct, lambda s: replace(s, requests=s.requests.without([1]))),
-    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, running_max=2))),
-    ("S1", laws.bounds_hold, lambda s: with_counts(s, s.flights[-1].counts + 30)),
-    ("S1", laws.bounds_hold, lambda s: with_counts(s, changed(s.flights[-1].counts, 0, 0))),
+    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, max_num_seqs=2))),
+    ("S1", laws.bounds_hold, lambda s: with_counts(s, s.in_flight[-1].counts + 30)),
+    ("S1", laws.bounds_hold, lambda s: with_counts(s, changed(s.in_flight[-1].counts, 0, 0))),
     ("S1", laws.bounds_hold, lambda s: with_counts(s, np.empty(0, dtype=np.int64))),
-    ("S1", laws.bounds_hold, lambda s: with_flight(s, tokens=1)),
-    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, prefill_threshold=1))),
+    ("S1", laws.bounds_hold, lambda s: with_step_in_flight(s, tokens=1)),
+    ("S1", laws.bounds_hold, lambda s: replace(s, config=replace(s.config, long_prefill_token_threshold=1))),
     ("S1", laws.bounds_hold, part_of_a_prompt),
-    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.COMPUTED, 0, 99)),
-    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.SEALED, 0, 3)),
-    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, columns.LIMIT, 0, int(s.rows.known[0]))),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, fields.COMPUTED, 0, 99)),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, fields.HASHED_BLOCKS, 0, 3)),
+    ("S2", laws.progress_is_ordered, lambda s: with_cell(s, fields.LIMIT, 0, int(s.rows.known[0]))),
     ("S2", laws.histories_begin_with_prompts, bad_prompt),
-    ("P1", laws.full_blocks_are_sealed, lambda s: with_cell(s, columns.SEALED, 0, 1)),
-    ("P1", laws.full_blocks_are_sealed, name_of_a_tail),
-    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 2)),
-    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.PENDING, 0, 0)),
-    ("A2", laws.placeholders_match, lambda s: with_cell(s, columns.EPOCH, 0, 1)),
-    ("A3", laws.steps_are_in_order, lambda s: with_flight(s, step=7)),
-    ("A3", laws.steps_are_in_order, lambda s: replace(s, flights=())),
+    ("P1", laws.full_blocks_are_hashed, lambda s: with_cell(s, fields.HASHED_BLOCKS, 0, 1)),
+    ("P1", laws.full_blocks_are_hashed, name_of_a_tail),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PLACEHOLDERS, 0, 2)),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PLACEHOLDERS, 0, 0)),
+    ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PREEMPTION_COUNT, 0, 1)),
+    ("A3", laws.steps_are_in_order, lambda s: with_step_in_flight(s, step=7)),
+    ("A3", laws.steps_are_in_order, lambda s: replace(s, in_flight=())),
     ("A3", laws.steps_are_in_order, lambda s: replace(s, config=replace(s.config, pipeline_depth=0))),
-    ("P1", laws.names_are_mutual, lambda s: with_pool(s, names=Names(dict(list(named_blocks(s.pool).items())[1:]), s.pool.names.keys()))),
-    ("P1", laws.names_are_mutual, name_of_other),
-    ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting_sum=s.waiting_sum + 1)),
-    ("Y1", laws.queue_sum_is_kept, lambda s: replace(s, waiting=(replace(s.waiting[0], epoch=1),))),
-    ("Y1", laws.sums_are_kept, sum_of_another),
-    ("Y1", laws.sums_are_kept, lambda s: with_cell(s, columns.TABLE_SUM, 0, 5)),
-    ("Y1", laws.sums_are_kept, other_block),
+    (
+        "P1",
+        laws.prefix_index_is_mutual,
+        lambda s: with_pool(
+            s, prefix_index=PrefixIndex(dict(list(prefix_entries(s.pool).items())[1:]), s.pool.prefix_index.keys())
+        ),
+    ),
+    ("P1", laws.prefix_index_is_mutual, name_of_other),
+    ("Y1", laws.queue_hash_is_kept, lambda s: replace(s, waiting_hash=s.waiting_hash + 1)),
+    ("Y1", laws.queue_hash_is_kept, lambda s: replace(s, waiting=(replace(s.waiting[0], preemption_count=1),))),
+    ("Y1", laws.hashes_are_kept, sum_of_another),
+    ("Y1", laws.hashes_are_kept, lambda s: with_cell(s, fields.TABLE_HASH, 0, 5)),
+    ("Y1", laws.hashes_are_kept, other_block),
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, next_id=s.next_id + 1)),
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, counters=replace(s.counters, finished=0))),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "law", "break_it"), BREAKS)
@@ -204,11 +219,11 @@ def test_cheap_laws_are_laws() -> None:
 
 
 @pytest.mark.parametrize(("name", "law", "break_it"), [one for one in BREAKS if one[1] in CHEAP])
-@pytest.mark.parametrize("form", [columns_numpy, column_forms._columns or columns_numpy], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("form", [columns_numpy, columns._columns or columns_numpy], ids=["numpy", "compiled"])
 def test_the_quick_form_sees_every_cheap_law(
     form: object, name: str, law: Callable[[State], None], break_it: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(column_forms, "kernels", form)
+    monkeypatch.setattr(columns, "impl", form)
     with pytest.raises(LawBroken, match=f"law {name} broken") as caught:
         check_cheap(break_it(busy()))
     assert "quick form" not in str(caught.value), "the law that the quick form saw names it"
@@ -229,3 +244,44 @@ def test_another_pool_state_is_not_an_error() -> None:
     engine.arrive([1, 2, 3])
     engine.run_out()
     check(engine.state)
+
+
+def test_the_quick_form_looks_at_every_step_in_flight() -> None:
+    engine = Engine(pipeline_depth=3)
+    engine.arrive([1, 2, 3], 9)
+    engine.plan(), engine.plan()
+    state = engine.state
+    check_cheap(state)
+    with pytest.raises(LawBroken, match="law A3 broken"):
+        check_cheap(with_step_in_flight(state, step=7))
+
+
+def test_what_is_just_lawful_is_lawful() -> None:
+    """S2 says that a row computes no more than it knows and waits for: that much it may, as far as this law goes."""
+    state = busy()
+    rows = state.rows
+    laws.progress_is_ordered(with_cell(state, fields.COMPUTED, 0, int(rows.known[0] + rows.placeholders[0])))
+    with pytest.raises(LawBroken, match="at its limit"):
+        full = with_cell(state, fields.COMPUTED, 0, int(rows.known[0] + rows.placeholders[0]))
+        laws.progress_is_ordered(with_cell(full, fields.LIMIT, 0, int(rows.known[0])))
+
+
+def test_the_block_of_two_writers_is_named() -> None:
+    """Row 0 writes a block of its own before the one that row 1 writes too."""
+    broken = shared_write(busy())
+    entries = broken.in_flight[-1].entries.copy()
+    entries[2, 0], entries[3, 0] = 0, 9
+    broken = with_step_in_flight(broken, entries=entries)
+    shared = extents.read(broken.tables, int(broken.rows.table_at[0]) + 1, 1)[0]
+    with pytest.raises(LawBroken, match=f"block {shared} is written by two requests"):
+        laws.writers_are_exclusive(broken)
+
+
+def test_a_single_row_has_to_seal_its_full_blocks_too() -> None:
+    engine = Engine()
+    engine.arrive([1] * 9, 6)
+    engine.plan()
+    laws.full_blocks_are_hashed(engine.state)
+    assert len(engine.state.rows) == 1
+    with pytest.raises(LawBroken, match="P1"):
+        laws.full_blocks_are_hashed(with_cell(engine.state, fields.HASHED_BLOCKS, 0, 1))

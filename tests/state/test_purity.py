@@ -14,12 +14,12 @@ import pytest
 from core_drive import arrival_of
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
-from vnext.state import admitting, reduce as reducer
+from vnext.state import allocate, reduce as reducer
 from vnext.state.digest import digest, parts
 from vnext.state.events import AnyEvent, StepCommitted, pack_tokens
-from vnext.state.planning import row_blocks, row_tokens
+from vnext.state.fold_plan import row_blocks, row_tokens
 from vnext.state.pool import free_blocks
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
@@ -33,7 +33,7 @@ def arenas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Tight ones are moved every few events, with states of before and after the move alive."""
     if request.param == "tight arenas":
         monkeypatch.setattr(reducer, "ARENA_PLACES_MIN", 8)
-        monkeypatch.setattr(admitting, "TOKENS_SPARE", 1)
+        monkeypatch.setattr(allocate, "TOKENS_SPARE", 1)
 
 
 @cache
@@ -55,7 +55,7 @@ def contents(state: State) -> tuple:
         [row_tokens(state, row).tolist() for row in rows],
         [row_blocks(state, row).tolist() for row in rows],
         free_blocks(state.pool).tolist(),
-        dict(state.pool.names.blocks()), state.pool.names.keys(),
+        dict(state.pool.prefix_index.blocks()), state.pool.prefix_index.keys(),
         dict(state.requests.items()),
         state.waiting,
         state.token_digest,
@@ -120,8 +120,8 @@ def wander(state: State, steps: int) -> State:
     for _ in range(steps):
         plan = schedule(state)
         state = reduce(state, plan) if plan is not None else state
-        if state.flights:
-            tokens = pack_tokens([1] * int(state.flights[0].samples.sum()))
+        if state.in_flight:
+            tokens = pack_tokens([1] * int(state.in_flight[0].samples.sum()))
             state = reduce(state, StepCommitted(step=state.committed, tokens=tokens))
     return state
 
@@ -171,7 +171,7 @@ def digests(events: tuple[AnyEvent, ...]) -> list[int]:
 
 CHILD = """
 import sys
-from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest
 from vnext.state.reduce import reduce, start

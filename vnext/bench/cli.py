@@ -1,44 +1,35 @@
-"""`vnext-bench throughput | latency`: says what to measure, prints the report, writes it as JSON where asked."""
+"""`vnext-bench throughput | latency`: runs a measurement, prints the report and, on request, writes it as JSON."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import isinf
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from vnext.bench.client_watch import busy_notes, client_notes, cores_busy
 from vnext.bench.report import make_report, text, write_report
-from vnext.bench.server_runs import Load, MeasurementFailed, ServerUnusable, measure_server
+from vnext.bench.server_runs import Load, Measured, MeasurementFailed, ServerUnusable, measure_server
 from vnext.bench.workload import Workload, prompts
 from vnext.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.machine import machine
-from vnext.options import (
-    API_KEY_VARIABLE,
-    ENGINE_HELP,
-    Parser,
-    add_engine_options,
-    add_model,
-    api_key,
-    as_flags,
-    command_line,
-    engine_of,
-    server_url,
-)
-from vnext.runtime.children import ChildDied
-from vnext.runtime.launch import StartFailed, StartRefused
-from vnext.runtime.output_stream import EngineDead, Refused
+from vnext.options.parser import Given, Parser
+from vnext.options.reader import add_engine_options, command_line, engine_of, environment, require_no_engine, server_url
+from vnext.options.table import API_KEY_VARIABLE, Option, as_flags
+from vnext.runtime.client.output_stream import EngineDead, Refused
+from vnext.runtime.processes.launch import StartFailed, StartRefused
+from vnext.runtime.processes.subprocesses import ChildDied
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
-from vnext.server.text.files import CheckpointUnreadable
-from vnext.server.text.tokenizer import Tokenizer
+from vnext.text.files import CheckpointUnreadable
+from vnext.text.tokenizer import Tokenizer
 from vnext.version import __version__
 
-Figures = dict[str, float]
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo_model"
 REFUSALS = (SettingsError, StartRefused, ServerUnusable, CheckpointUnreadable, InvalidRequest, Refused)
 FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
@@ -47,34 +38,43 @@ FAILURES = (StartFailed, MeasurementFailed, EngineDead, ChildDied)
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure once; returns the exit status (exits.py). `argv` is without the program's name, None for the process's own."""
     argv = command_line() if argv is None else list(argv)
-    given = make_parser().given(argv)
-    before = machine()
+    given = make_parser().given(argv, environment())
     try:
-        require_writable(given["json"])
-        workload = workload_of(given)
-        figures = MEASURES[given["command"]](given, workload)
+        before, busy = machine(), cores_busy()
+        require_writable(given.values["json"])
+        workload = workload_of(given.values)
+        measured = MEASURES[given.command](given, workload)
     except (*REFUSALS, *FAILURES) as error:
-        print(f"vnext-bench: {as_flags(str(error))}", file=sys.stderr)
+        print(f"vnext-bench: {as_flags(str(error), given.labels)}", file=sys.stderr)
         return REFUSED if isinstance(error, REFUSALS) else FAILED
     except KeyboardInterrupt:
         print("vnext-bench: interrupted, nothing was measured", file=sys.stderr)
         return INTERRUPTED
     report = make_report(
-        name=given["command"],
-        command=shlex.join(["vnext-bench", *argv]),
+        name=given.command,
+        command=shlex.join(["vnext-bench", *without_key(argv)]),
         before=before,
         after=machine(),
         workload=msgspec.to_builtins(workload),
-        figures=figures,
+        cores_busy_before=busy,
+        figures=measured.figures,
+        load=measured.load,
+        notes=(*busy_notes(busy), *measured.notes),
     )
     print(text(report))
-    if given["json"]:
-        write_report(report, Path(given["json"]))
+    if given.values["json"]:
+        write_report(report, Path(given.values["json"]))
     return DONE
 
 
+def without_key(argv: Sequence[str]) -> list[str]:
+    """The command line as a report may show it."""
+    hidden = [word.partition("=")[0] + "=..." if word.startswith("--api-key=") else word for word in argv]
+    return ["..." if before == "--api-key" else word for before, word in zip(["", *hidden], hidden)]
+
+
 def require_writable(path: str) -> None:
-    """Raise SettingsError for a report that could not be written: before the measurement, not after it."""
+    """Raise SettingsError for a report that cannot be written, before the measurement runs."""
     try:
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -83,38 +83,58 @@ def require_writable(path: str) -> None:
         raise SettingsError(f"--json {path} cannot be written ({error.strerror}): choose another file") from error
 
 
-def throughput(given: Mapping[str, Any], workload: Workload) -> Figures:
-    """Of a server, where a URL is given, else of an engine of our own."""
-    if not given["url"]:
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures; for a server also the load, and notes on what distorts the figures."""
+
+    figures: dict[str, float]
+    load: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+
+
+def throughput(given: Given, workload: Workload) -> Result:
+    """Measure the server at the URL, or without one a new engine."""
+    values = given.values
+    if not values["url"]:
         from vnext.bench.engine_runs import measure_throughput
 
         return with_engine(given, lambda llm: measure_throughput(llm, workload))
-    if useless := [name for name in given if name in ENGINE_HELP]:
-        raise SettingsError(f"{useless[0]} is for an engine, and with --url none is started: leave one of the two out.")
+    require_no_engine(given)
     load = Load(
-        url=server_url(given["url"]),
-        api_key=api_key(given["api_key"]),
-        concurrency=at_least(1, "concurrency", given["concurrency"]),
-        rate=at_least(0, "request-rate", given["request_rate"]),
+        url=server_url(values["url"]),
+        api_key=values["api_key"],
+        concurrency=values["concurrency"],
+        rate=0.0 if isinf(values["request_rate"]) else values["request_rate"],
     )
-    batch = prompts(workload, Tokenizer.load(given.get("model") or DEMO_MODEL))
-    return asyncio.run(measure_server(load, workload, batch))
+    batch = prompts(workload, Tokenizer.load(values.get("model") or DEMO_MODEL))
+    measured = asyncio.run(measure_server(load, workload, batch))
+    asked = {"concurrency": load.concurrency, "request_rate": load.rate}
+    return Result(figures=measured.figures, load=asked, notes=server_notes(measured))
 
 
-def latency(given: Mapping[str, Any], workload: Workload) -> Figures:
-    """Of an engine of our own."""
+def server_notes(measured: Measured) -> tuple[str, ...]:
+    """Notes on what distorts a server's figures."""
+    figures, notes = measured.figures, client_notes(measured.figures)
+    if measured.failure:
+        notes.append(f"{figures['failed']} requests failed, the first with: {measured.failure}")
+    if "tpot_p50_ms" in figures and "itl_p50_ms" not in figures:
+        notes.append("the server does not say how many tokens a chunk holds: the times between tokens are left out")
+    return tuple(notes)
+
+
+def latency(given: Given, workload: Workload) -> Result:
+    """Measure the latency of a new engine."""
     from vnext.bench.engine_runs import measure_latency
 
-    repeats = at_least(1, "repeats", given["repeats"])
+    repeats = given.values["repeats"]
     return with_engine(given, lambda llm: measure_latency(llm, workload, repeats))
 
 
-def with_engine(given: Mapping[str, Any], measure: Callable[[Any], Figures]) -> Figures:
-    """Measure with an engine that lives as long as that takes. Raises StartFailed too."""
+def with_engine(given: Given, measure: Callable[[Any], dict[str, float]]) -> Result:
+    """Start an engine, measure, and end it. Raises StartFailed too."""
     from vnext.llm import LLM
 
     with LLM(**msgspec.structs.asdict(engine_of(given))) as llm:
-        return measure(llm)
+        return Result(figures=measure(llm))
 
 
 MEASURES = {"throughput": throughput, "latency": latency}
@@ -122,54 +142,57 @@ MEASURES = {"throughput": throughput, "latency": latency}
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
     """Raises SettingsError for lengths that make no workload."""
-    shared = at_least(0, "shared-len", given["shared_len"])
-    input_length = at_least(1, "input-len", given["input_len"])
+    shared, input_length = given["shared_len"], given["input_len"]
     if shared > input_length:
         raise SettingsError(f"--shared-len is {shared}: it is a part of --input-len, which is {input_length}.")
     return Workload(
-        prompt_count=at_least(1, "number of prompts", given["num_prompts"]),
+        prompt_count=given["num_prompts"],
         input_length=input_length,
-        output_length=at_least(1, "output-len", given["output_len"]),
+        output_length=given["output_len"],
         shared_length=shared,
         random=given["random"],
         seed=given["workload_seed"],
     )
 
 
-def at_least(lowest: int, name: str, value: Any) -> Any:
-    if value < lowest:
-        raise SettingsError(f"{name} is {value}: it must be at least {lowest}.")
-    return value
+URL = (
+    Option("url", ("--url",), str, "", "a running server; MODEL then provides the tokenizer"),
+    Option("api_key", ("--api-key",), str, "", f"the server's key; prefer {API_KEY_VARIABLE}"),
+    Option("concurrency", ("--concurrency", "--max-concurrency"), int, 0, "maximum requests at a time, with --url; 0 for no limit"),
+    Option("request_rate", ("--request-rate",), float, 0.0, "requests per second, with --url; 0 for all at once"),
+)
+REPEATS = Option("repeats", ("--repeats",), int, 5, "number of batches")
+WORKLOAD = (
+    Option("input_len", ("--input-len",), int, 128, "tokens of each prompt"),
+    Option("output_len", ("--output-len",), int, 64, "tokens of each answer"),
+    Option("shared_len", ("--shared-len",), int, 0, "tokens that all prompts share at the beginning"),
+    Option("workload_seed", ("--workload-seed",), int, 0, "seed of the prompts"),
+)
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="vnext-bench", description="Measures an engine or a server.")
+    parser = Parser(prog="vnext-bench", description="Measure an engine or a server.")
     parser.add_argument("--version", action="version", version=f"vnext-bench {__version__}")
     commands = parser.add_commands("throughput | latency")
-    fast = commands.add_parser("throughput", help="many requests: how much a second", allow_abbrev=False)
-    add_workload(fast, "--num-prompts", 64)
-    fast.add_argument("--url", default="", help="a running server; MODEL is then where the tokenizer is")
-    fast.add_argument("--api-key", default="", help=f"the server's key, better given as {API_KEY_VARIABLE}")
-    fast.add_argument("--concurrency", type=int, default=32, help="requests at once, with --url (default: %(default)s)")
-    fast.add_argument("--request-rate", type=float, default=0.0, help="requests a second, with --url; 0: at once")
-    add_engine_options(fast.add_argument_group("the engine, without --url"))
-    quick = commands.add_parser("latency", help="one batch: how long it takes", allow_abbrev=False)
-    add_workload(quick, "--batch-size", 1)
-    quick.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
-    add_engine_options(quick.add_argument_group("the engine"))
+    fast = commands.add_parser("throughput", help="measure the throughput of many requests")
+    add_workload(fast, Option("num_prompts", ("--num-prompts",), int, 64, "number of prompts"))
+    for option in URL:
+        fast.add_option(fast, option, stays_out=False)
+    add_engine_options(fast, fast.add_argument_group("engine, without --url"))
+    quick = commands.add_parser("latency", help="measure the time of one batch")
+    add_workload(quick, Option("num_prompts", ("--batch-size",), int, 1, "number of prompts"))
+    quick.add_option(quick, REPEATS, stays_out=False)
+    add_engine_options(quick, quick.add_argument_group("engine"))
     return parser
 
 
-def add_workload(parser: argparse.ArgumentParser, count_flag: str, count: int) -> None:
-    add_model(parser)
-    group = parser.add_argument_group("the workload, in tokens")
-    group.add_argument(count_flag, dest="num_prompts", type=int, default=count, help="prompts (default: %(default)s)")
-    group.add_argument("--input-len", type=int, default=128, help="of each prompt (default: %(default)s)")
-    group.add_argument("--output-len", type=int, default=64, help="of each answer (default: %(default)s)")
-    group.add_argument("--shared-len", type=int, default=0, help="at the beginning of all prompts (default: 0)")
-    group.add_argument("--random", action="store_true", help="random tokens in place of running text")
-    group.add_argument("--workload-seed", type=int, default=0, help="the same seed gives the same prompts")
-    parser.add_argument("--json", default="", metavar="FILE", help="write the report there, too")
+def add_workload(parser: Parser, count: Option) -> None:
+    parser.add_model()
+    group = parser.add_argument_group("workload")
+    for option in (count, *WORKLOAD):
+        parser.add_option(group, option, stays_out=False)
+    group.add_argument("--random", action="store_true", help="use random tokens instead of text")
+    parser.add_argument("--json", default="", metavar="FILE", help="also write the report to FILE")
 
 
 if __name__ == "__main__":

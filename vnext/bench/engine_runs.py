@@ -1,4 +1,4 @@
-"""Measurements of an engine in this program's hands: no HTTP, no text on the way in."""
+"""Measurements of an engine that this program starts: without HTTP and without tokenizing prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARM_UP_TOKENS = 8
 
 
 def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
-    """All prompts at once; how fast all answers are there."""
+    """Send all prompts at once and measure the time until all answers are complete."""
     batch = prompts(workload, llm.tokenizer)
     warm_up(llm)
     elapsed_s, answers = timed(llm, batch, params(workload))
@@ -23,7 +23,7 @@ def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
 
 
 def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, float]:
-    """One batch, again and again; how long until its last answer is there. Each repeat has prompts of its own."""
+    """Send one batch repeatedly and measure the time until its last answer. Each repeat has different prompts."""
     batches = prompts_of_repeats(llm, workload, repeats)
     warm_up(llm)
     elapsed_s = [timed(llm, batch, params(workload))[0] for batch in batches]
@@ -34,7 +34,7 @@ def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, flo
 
 
 def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:
-    """A batch for each repeat: repeated prompts would be answered from the prefix cache."""
+    """A batch for each repeat: the prefix cache would serve repeated prompts."""
     count = workload.prompt_count
     many = Workload(
         prompt_count=count * repeats,
@@ -49,7 +49,7 @@ def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[
 
 
 def warm_up(llm: LLM) -> None:
-    """First steps pay for memory and code that later ones find ready."""
+    """Run the first steps, which load code and allocate memory, before the measurement."""
     llm.generate([WARM_UP_PROMPT], SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True), use_tqdm=False)
 
 

@@ -1,4 +1,4 @@
-"""Figures: from moments to the numbers of a report. Arithmetic only; times are seconds in, names end in their unit."""
+"""Figures: computes the numbers of a report from timestamps. Arithmetic only; inputs are in seconds, names end in their unit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,32 @@ import numpy as np
 PERCENTS = (50, 90, 99)
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a server: when it was sent, and when each piece of its stream came (seconds of one clock)."""
+class Piece(msgspec.Struct, frozen=True):
+    """One read of a stream: its time (seconds of one clock) and its tokens, None where the server did not report them."""
 
+    at_s: float
+    tokens: int | None
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to a server: when it was due, when it was sent, and the reads of its stream (seconds of one clock)."""
+
+    intended_s: float
     sent_s: float
-    pieces_s: tuple[float, ...]
+    pieces: tuple[Piece, ...]
     input_tokens: int
     output_tokens: int
     error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        """Time from when the request was due to the first token."""
+        return self.pieces[0].at_s - self.intended_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Time from when the request was due to the last token."""
+        return self.pieces[-1].at_s - self.intended_s
 
 
 def spread_ms(values_s: Sequence[float], name: str) -> dict[str, float]:
@@ -31,7 +49,7 @@ def spread_ms(values_s: Sequence[float], name: str) -> dict[str, float]:
 
 
 def rates(requests: int, input_tokens: int, output_tokens: int, elapsed_s: float) -> dict[str, float]:
-    """What was done, and how much of it a second."""
+    """Totals, and the same per second."""
     return {
         "requests": requests,
         "input_tokens": input_tokens,
@@ -43,12 +61,35 @@ def rates(requests: int, input_tokens: int, output_tokens: int, elapsed_s: float
     }
 
 
-def server_figures(timelines: Sequence[Timeline], elapsed_s: float) -> dict[str, float]:
-    """Rates and spreads of what a server's clients saw: time to first token, between pieces, end to end."""
-    good = [timeline for timeline in timelines if not timeline.error and timeline.pieces_s]
+def server_figures(
+    timelines: Sequence[Timeline], elapsed_s: float, rate: float = 0.0, begin_s: float = 0.0
+) -> dict[str, float]:
+    """Rates and spreads as a server's clients see them: time to first token, per token, between tokens, end to end, and the
+    delay of sending. `rate` is the intended one, 0 for none, from `begin_s` on."""
+    good = [timeline for timeline in timelines if not timeline.error and timeline.pieces]
     figures = rates(len(good), sum(t.input_tokens for t in good), sum(t.output_tokens for t in good), elapsed_s)
     figures["failed"] = len(timelines) - len(good)
-    figures |= spread_ms([timeline.pieces_s[0] - timeline.sent_s for timeline in good], "ttft")
-    figures |= spread_ms([gap for timeline in good for gap in np.diff(timeline.pieces_s)], "itl")
-    figures |= spread_ms([timeline.pieces_s[-1] - timeline.sent_s for timeline in good], "e2e")
+    if rate:
+        sending_s = max(timeline.sent_s for timeline in timelines) - begin_s
+        figures |= {"rate_asked_per_s": rate, "rate_reached_per_s": round(len(timelines) / sending_s, 3)}
+    figures |= spread_ms([timeline.ttft_s for timeline in good], "ttft")
+    figures |= spread_ms([tpot_s(timeline) for timeline in good if timeline.output_tokens > 1], "tpot")
+    figures |= spread_ms([gap for timeline in good for gap in between_tokens_s(timeline)], "itl")
+    figures |= spread_ms([gap for timeline in good for gap in np.diff([piece.at_s for piece in timeline.pieces])], "read_gap")
+    figures |= spread_ms([timeline.e2e_s for timeline in good], "e2e")
+    figures |= spread_ms([timeline.sent_s - timeline.intended_s for timeline in timelines], "unsent")
     return figures
+
+
+def tpot_s(timeline: Timeline) -> float:
+    """Time per output token after the first, as vLLM defines it: one value per request."""
+    return (timeline.e2e_s - timeline.ttft_s) / (timeline.output_tokens - 1)
+
+
+def between_tokens_s(timeline: Timeline) -> list[float]:
+    """One value for each token after the first read: n tokens share the gap before them equally. Empty where the server did
+    not report how many tokens came when."""
+    if any(piece.tokens is None for piece in timeline.pieces):
+        return []
+    pairs = zip(timeline.pieces, timeline.pieces[1:])
+    return [(after.at_s - before.at_s) / after.tokens for before, after in pairs for _ in range(after.tokens)]

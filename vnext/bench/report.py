@@ -1,4 +1,4 @@
-"""Reports: one measurement with everything that is needed to judge and to repeat it."""
+"""Reports: one measurement with everything needed to judge and to repeat it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from vnext.version import __version__
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`command` repeats it. `machine` is as it was before: its load is that of other programs."""
+    """`command` repeats the measurement. `machine` is its state before the measurement, with the load of other programs;
+    `cores_busy_before` are the cores that these used right before it. `load` is how requests were sent to a server. `notes` are
+    sentences on what distorts the figures."""
 
     name: str
     command: str
@@ -23,12 +25,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     load_after: tuple[float, ...]
     workload: dict[str, Any]
     figures: dict[str, float]
+    load: dict[str, float] = {}
+    cores_busy_before: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
-def make_report(
-    *, name: str, command: str, before: Machine, after: Machine, workload: dict[str, Any], figures: dict[str, float]
-) -> Report:
-    """A report of what has just been measured."""
+def make_report(*, name: str, command: str, before: Machine, after: Machine, **measured: Any) -> Report:
+    """A report of a measurement that has just ended; `measured` are the fields with its results."""
     return Report(
         name=name,
         command=command,
@@ -36,8 +39,7 @@ def make_report(
         vnext=__version__,
         machine=before,
         load_after=after.load,
-        workload=workload,
-        figures=figures,
+        **measured,
     )
 
 
@@ -48,9 +50,10 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def text(report: Report) -> str:
-    """For people: machine first, then a line a figure."""
+    """The report as text: the machine, then one line per figure, then the notes."""
     here = report.machine
-    load = " ".join(map(str, here.load))
-    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, load before {load}"
+    load = f"load before {' '.join(map(str, here.load))}, after {' '.join(map(str, report.load_after))}"
+    head = f"{report.name}: {here.cpu_model}, {here.cores_usable} cores usable, {load}"
     width = max(map(len, report.figures), default=0)
-    return "\n".join([head, *(f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())])
+    lines = (f"  {name:<{width}}  {value:>12,}" for name, value in report.figures.items())
+    return "\n".join([head, *lines, *(f"note: {note}" for note in report.notes)])

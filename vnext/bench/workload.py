@@ -1,7 +1,7 @@
 """Workloads: prompts of exact lengths, the same for the same seed on every machine with the same Python.
 
-Owns how prompts are made: from running text (what the interpreter says about its builtins) or from random token ids.
-Prompts are token ids, so that their lengths are those that were asked for.
+Owns how prompts are made: from running text (the docstrings of Python's builtins) or from random token ids. Prompts are
+token ids, so that their lengths are exact.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import msgspec
 
 from vnext.sampling_params import SamplingParams
-from vnext.server.text.tokenizer import Tokenizer
+from vnext.text.tokenizer import Tokenizer
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,28 +28,28 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 def prompts(workload: Workload, tokenizer: Tokenizer) -> list[list[int]]:
     """`prompt_count` prompts of token ids."""
-    chance = random.Random(workload.seed)
+    rng = random.Random(workload.seed)
     pool = plain_ids(tokenizer) if workload.random else running_text(tokenizer)
-    shared = cut(chance, pool, workload.shared_length, workload.random)
+    shared = cut(rng, pool, workload.shared_length, workload.random)
     own_length = workload.input_length - workload.shared_length
-    return [shared + cut(chance, pool, own_length, workload.random) for _ in range(workload.prompt_count)]
+    return [shared + cut(rng, pool, own_length, workload.random) for _ in range(workload.prompt_count)]
 
 
 def params(workload: Workload) -> SamplingParams:
-    """Greedy, and always of the whole length."""
+    """Greedy sampling, always to the full length."""
     return SamplingParams(temperature=0.0, max_tokens=workload.output_length, ignore_eos=True)
 
 
-def cut(chance: random.Random, pool: list[int], length: int, at_random: bool) -> list[int]:
+def cut(rng: random.Random, pool: list[int], length: int, at_random: bool) -> list[int]:
     """`length` ids: drawn one by one, or a piece of text that begins anywhere and starts over at the end."""
     if at_random:
-        return chance.choices(pool, k=length)
-    start = chance.randrange(len(pool))
+        return rng.choices(pool, k=length)
+    start = rng.randrange(len(pool))
     return [pool[(start + place) % len(pool)] for place in range(length)]
 
 
 def plain_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids that stand for some text, so no special tokens."""
+    """Ids of tokens with some text, without special tokens."""
     return [token for token in range(tokenizer.vocab_size) if tokenizer.decode([token])]
 
 

@@ -1,46 +1,45 @@
-"""The other side of `vnext chat` without a server: an engine that lives as long as the talk."""
+"""EngineTalker: the model side of `vnext chat` without a server, an engine that lives as long as the chat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
-import msgspec
+from msgspec.structs import asdict, replace
 
-from vnext.chat.talker import Messages, TalkFailed, TalkRefused, sampling_options
+from vnext.chat.talker import Messages, Sampling, TalkFailed, TalkRefused
 from vnext.llm import LLM
-from vnext.options import ChatCommand
-from vnext.runtime.children import ChildDied
-from vnext.runtime.launch import StartFailed, StartRefused
-from vnext.runtime.output_stream import EngineDead, Refused
-from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.server.text.files import CheckpointUnreadable
+from vnext.options.reader import ChatCommand
+from vnext.runtime.client.output_stream import EngineDead, Refused
+from vnext.runtime.processes.launch import StartFailed, StartRefused
+from vnext.runtime.processes.subprocesses import ChildDied
+from vnext.sampling_params import InvalidRequest
+from vnext.text.files import CheckpointUnreadable
 
 
 class EngineTalker:
     """An LLM as a talker."""
 
-    def __init__(self, llm: LLM, title: str, params: SamplingParams) -> None:
+    def __init__(self, llm: LLM, title: str) -> None:
         self._llm = llm
-        self._params = params
         self.title = title
 
-    def answer(self, messages: Messages) -> Iterator[str]:
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
         try:
-            yield from self._llm.stream_chat(messages, self._params)
+            params = replace(self._llm.get_default_sampling_params(), **({"max_tokens": None} | sampling))
+            return (yield from self._llm.stream_chat(messages, params))
         except (InvalidRequest, Refused, EngineDead) as error:
             raise TalkFailed(str(error)) from error
 
 
 @contextmanager
 def start_engine_talker(command: ChatCommand) -> Iterator[EngineTalker]:
-    """Start an engine for this talk. Raises TalkFailed, TalkRefused."""
-    options = {"max_tokens": None} | sampling_options(command)
+    """Start an engine for this chat. Raises TalkFailed, TalkRefused."""
     try:
-        llm = LLM(**msgspec.structs.asdict(command.engine))
+        llm = LLM(**asdict(command.engine))
     except (StartRefused, CheckpointUnreadable) as error:
         raise TalkRefused(str(error)) from error
     except (StartFailed, ChildDied, EngineDead) as error:
         raise TalkFailed(str(error)) from error
     with llm:
-        yield EngineTalker(llm, command.engine.model or "the demo model", SamplingParams(**options))
+        yield EngineTalker(llm, command.engine.model or "the demo model")

@@ -1,17 +1,17 @@
-"""One side of `vnext chat`: a running server that speaks OpenAI's chat API, over plain HTTP."""
+"""ServerTalker: the model side of `vnext chat`, a running server that speaks OpenAI's chat API over plain HTTP."""
 
 from __future__ import annotations
 
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import msgspec
 
-from vnext.chat.talker import Messages, TalkFailed, TalkRefused, sampling_options
-from vnext.options import ChatCommand
+from vnext.chat.talker import Messages, Sampling, TalkFailed, TalkRefused
+from vnext.options.reader import ChatCommand
 
 ANSWER_TIMEOUT_S = 600.0
 DATA_PREFIX = b"data:"
@@ -26,18 +26,21 @@ class ServerTalker:
         self._headers = {"Content-Type": "application/json"}
         if command.api_key:
             self._headers["Authorization"] = f"Bearer {command.api_key}"
-        self._options = sampling_options(command)
         self.title = self._first_model()
 
-    def answer(self, messages: Messages) -> Iterator[str]:
-        body = {"model": self.title, "messages": messages, "stream": True} | self._options
+    def answer(self, messages: Messages, sampling: Sampling) -> Generator[str, None, int]:
+        body = {"model": self.title, "messages": messages, "stream": True, "stream_options": {"include_usage": True}} | sampling
+        tokens = 0
         with self._open("/v1/chat/completions", msgspec.json.encode(body)) as response:
             for line in response:
                 if line.startswith(DATA_PREFIX) and line[len(DATA_PREFIX) :].strip() != LAST_DATA:
-                    yield piece_of(msgspec.json.decode(line[len(DATA_PREFIX) :]))
+                    chunk = msgspec.json.decode(line[len(DATA_PREFIX) :])
+                    tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+                    yield piece_of(chunk)
+        return tokens
 
     def _first_model(self) -> str:
-        """The name to ask for. Raises TalkRefused: no talk has begun yet."""
+        """The name of the model to use. Raises TalkRefused, because no chat has begun yet."""
         try:
             with self._open("/v1/models") as response:
                 return msgspec.json.decode(response.read())["data"][0]["id"]
@@ -57,7 +60,7 @@ class ServerTalker:
 
 
 def piece_of(chunk: Mapping[str, Any]) -> str:
-    """The text of one chunk of a stream. Raises TalkFailed for an error that came in place of one."""
+    """The text of one chunk of a stream. Raises TalkFailed for an error in place of a chunk."""
     if "error" in chunk:
         raise TalkFailed(str(chunk["error"].get("message", chunk["error"])))
     return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))

@@ -1,9 +1,9 @@
-"""Index work of a step's batch: where tokens stand and go, and the differences that bring its rows up to date.
+"""Index work of a step's batch: the positions and slots of tokens, and the changes that bring the batch's rows up to date.
 
-Owns the four operations' plain torch forms and the choice between those and the Numba kernels of
-batch_numba.py. All write into tensors that they are given and live as long as the batch, so that CUDA graphs may hold
-their addresses. Knows rows, blocks and tokens, no requests. Entries of index tensors are not looked at: that would wait
-for the device. The caller has made them from a state whose laws hold.
+Owns the plain torch implementations of four operations and the choice between them and the Numba kernels of batch_numba.py.
+All write into the caller's tensors, which live as long as the batch, so that CUDA graphs may hold their addresses. Knows rows,
+blocks and tokens, not requests. Does not check the entries of index tensors, because that would wait for the device: the
+caller has made them from a state whose laws hold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from vnext.kernels.batch_contracts import check_index_tokens, check_move_rows, check_place_tokens, check_write_spans
 
 NOWHERE = -(2**62)
-"""In place of a place in a span."""
+"""Stands for "no index in a span"."""
 
 
 class BatchOperations(NamedTuple):

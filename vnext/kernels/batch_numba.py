@@ -1,8 +1,8 @@
-"""Index work of a step's batch as Numba CUDA kernels: the fast twins of the plain forms in batch_index.py.
+"""Index work of a step's batch as Numba CUDA kernels: the fast implementations of the operations in batch_index.py.
 
-Owns four kernels and their launch on torch's current stream, over tensors by their addresses (no copy). Imported only
-where it is used: `numba.cuda` takes most of a second to load. One block of threads a span or entry; its threads stride
-over the tokens. No shared memory, no barrier, no order among blocks: every place is written by one thread at most.
+Owns four kernels and their launch on torch's current stream, on the tensors' own memory (no copy). Imported only on use,
+because `numba.cuda` takes most of a second to load. One block of threads handles a span or entry, and its threads stride over
+the tokens. Needs no shared memory, barrier or order among blocks: at most one thread writes each element.
 In Numba's simulator (NUMBA_ENABLE_CUDASIM=1 before Numba is first imported) the same kernels run over CPU tensors.
 """
 
@@ -16,7 +16,7 @@ from numba import cuda
 from vnext.kernels import batch_contracts
 
 THREADS_OF_A_TOKEN, THREADS_OF_A_CHUNK = 32, 128
-CHUNK_TOKENS = 64  # a span of so many, on average, is worth more than a warp
+CHUNK_TOKENS = 64  # spans of this average length are worth more than a warp
 
 
 # ---- kernels: arrays as in batch_index.py ------------------------------------------------------------------------

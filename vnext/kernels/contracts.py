@@ -1,7 +1,7 @@
 """Contracts: the shape, dtype and layout that every implementation of an operation may rely on.
 
-Owns the checks at the door, one per operation; `table.choose` puts them in front of every implementation, so that a
-kernel never sees an argument it was not written for. Checks read metadata only: no device is touched or waited for.
+Owns the contract checks, one per operation. `table.choose` puts them in front of every implementation, so that a kernel never
+sees an argument that it was not written for. Checks read metadata only: they neither touch a device nor wait for one.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def check_experts(
 
 
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
-    """Both [block_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn.
+    """Both [page_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn.
 
     On the CPU blocks may lie apart, each of them dense: other layers' may be between them.
     """
@@ -223,7 +223,7 @@ def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
 
 
 def have_dense_blocks(key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
-    """Whether two caches of one shape [block_count, kv_heads, block_size, D] have dense blocks at equal distances."""
+    """Whether two caches of one shape [page_count, kv_heads, block_size, D] have dense blocks at equal distances."""
     _, _, block_size, head_dim = key_cache.shape
     strides = key_cache.stride()
     return strides[1:] == (block_size * head_dim, head_dim, 1) and strides == value_cache.stride()

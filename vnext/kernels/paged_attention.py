@@ -37,7 +37,7 @@ class Hidden(NamedTuple):
 class Piece(NamedTuple):
     """L tokens in B blocks of each tile's context, seen by the tiles [first, stop): the others are done or not there.
 
-    `pages` int64 [tiles * kv_heads * B]: rows of the cache seen as [block_count * kv_heads, block_size * D].
+    `pages` int64 [tiles * kv_heads * B]: rows of the cache seen as [page_count * kv_heads, block_size * D].
     `hidden` is None where every query sees the whole piece.
     """
 
@@ -59,6 +59,17 @@ class TileGroup(NamedTuple):
     result_index: torch.Tensor
     output_index: torch.Tensor
     pieces: tuple[Piece, ...]
+
+
+class DescribedStep(NamedTuple):
+    """What `attention_metadata` is given of a step, by its names there."""
+
+    query_starts: np.ndarray
+    context_lengths: np.ndarray
+    block_table: torch.Tensor
+    block_size: int
+    kv_head_count: int
+    windows: tuple[int, ...]
 
 
 class AttentionMetadata(NamedTuple):
@@ -221,7 +232,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of query [T, heads, D] to its rows' contexts in the paged caches -> [T, heads, D].
 
-    Caches are [block_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
+    Caches are [page_count, kv_heads, block_size, D] and already hold this step's keys and values. Query head h reads
     key-value head h // (heads / kv_heads). Softmax and sums are float32. Tokens of no row give zeros.
     A query sees the last `window` tokens, itself included (0: all), and blocks before them are not read. With a
     softcap c above 0 a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118). Caches of float8_e4m3fn keep keys and
@@ -287,11 +298,11 @@ def walk(
 
 def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """One piece of the cache as float32 [tiles * kv_heads, L, D], in memory of its own."""
-    block_count, kv_heads, block_size, head_dim = cache.shape
+    page_count, kv_heads, block_size, head_dim = cache.shape
     piece_size = blocks_per_piece(block_size) * block_size
     kept = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache  # torch indexes bytes everywhere, fp8 not
     if cache.is_contiguous():
-        found = kept.view(block_count * kv_heads, block_size * head_dim).index_select(0, pages)
+        found = kept.view(page_count * kv_heads, block_size * head_dim).index_select(0, pages)
     else:
         found = kept[pages // kv_heads, pages % kv_heads]
     found = found.view(cache.dtype)

@@ -93,7 +93,7 @@ def rotary_kv_write(
 
     Returns the query [T, heads, D] in qkv's dtype, which may be a view of qkv or of new memory; qkv itself may be
     changed and is not to be used after. q_norm, k_norm [D]: weights of an rms_norm over each head (None: none). cosine,
-    sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [block_count, kv_heads,
+    sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [page_count, kv_heads,
     block_size, D] give the number of heads; slots int64 [T] and scales as in `kv_write`.
     """
     _, kv_heads, _, head_dim = key_cache.shape
@@ -139,7 +139,7 @@ def kv_write(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> None:
-    """Put key and value [T, kv_heads, D] at slots int64 [T] of both [block_count, kv_heads, block_size, D] caches.
+    """Put key and value [T, kv_heads, D] at slots int64 [T] of both [page_count, kv_heads, block_size, D] caches.
 
     A slot is block * block_size + offset. In place; slots must be distinct. Caches of float8_e4m3fn keep keys and values
     divided by the scales, what is then too large as their largest number.

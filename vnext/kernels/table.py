@@ -1,24 +1,22 @@
 """The selection table: which implementation serves an operation on a kind of device.
 
-The only place that chooses. Owns no arithmetic; puts the operation's contract in front of each implementation.
-References run on every device torch knows, so each operation has a row for each kind of device.
+Chooses by the backends of `backends.py`. Owns no arithmetic; puts the operation's contract in front of each implementation.
+References run on every device that torch supports, so each operation has a row for each kind of device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vnext.kernels import batch_index, contracts, paged_attention, products, references
-from vnext.kernels.cpu import native, operations as cpu_operations
-from vnext.kernels.cuda import backends, compiled, operations as cuda_operations
-
-DEVICE_TYPES = ("cpu", "cuda")
+from vnext.kernels.backends import BACKENDS, DEVICE_TYPES
+from vnext.kernels.cpu import operations as cpu_operations
+from vnext.kernels.cuda import compiled, operations as cuda_operations
 
 
 class Row(NamedTuple):
@@ -63,7 +61,7 @@ class Operations(NamedTuple):
 
 
 def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind its contract; both take the same positional arguments."""
+    """The function with its contract check in front; both take the same positional arguments."""
 
     @wraps(function)
     def door(*arguments: Any) -> Any:
@@ -74,7 +72,7 @@ def checked(check: Callable[..., None], function: Callable[..., Any]) -> Callabl
 
 
 def explained(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which refuses by itself what its contract excludes; the contract then says what is wrong."""
+    """The function, which itself refuses the arguments that its contract excludes; the contract then gives the error."""
 
     @wraps(function)
     def door(*arguments: Any) -> Any:
@@ -121,9 +119,7 @@ ONCE = ("attention_metadata", "pack_weight", "pack_gated_weight", "pack_experts"
 
 
 def compiled_entries() -> list[Entry]:
-    """The CPU's kernels, where they were built."""
-    if not native.is_built():
-        return []
+    """The CPU's kernels."""
     return [
         Entry(
             Row(function.__name__, "cpu", "compiled", cpu_operations.describe()),
@@ -134,9 +130,7 @@ def compiled_entries() -> list[Entry]:
 
 
 def cuda_entries() -> list[Entry]:
-    """The GPU's kernels, where they can be compiled."""
-    if not backends.is_usable():
-        return []
+    """The GPU's kernels."""
     looking = compiled.OPERATIONS if compiled.serves("cuda") else ()
     return [
         Entry(Row(function.__name__, "cuda", "cuda", cuda_operations.SUMMARY), cuda_door(function, function.__name__ in looking))
@@ -151,9 +145,7 @@ def cuda_door(function: Callable[..., Any], is_looking: bool) -> Callable[..., A
 
 
 def numba_entries() -> list[Entry]:
-    """The batch's index work on a GPU, where Numba is installed; its kernels are loaded when one is asked for."""
-    if find_spec("numba") is None:
-        return []
+    """The batch's index work on a GPU; its kernels are loaded when one is asked for."""
 
     def later(name: str) -> Callable[..., None]:
         @wraps(getattr(batch_index, name))
@@ -165,12 +157,17 @@ def numba_entries() -> list[Entry]:
     return [Entry(Row(name, "cuda", "numba", "batch_numba.py"), later(name)) for name in batch_index.BatchOperations._fields]
 
 
-TABLE = MappingProxyType(
-    {
-        (entry.row.operation, entry.row.device_type): entry
-        for entry in (*reference_entries(), *compiled_entries(), *cuda_entries(), *numba_entries())
-    }
-)
+ENTRIES = {"reference": reference_entries, "compiled": compiled_entries, "cuda": cuda_entries, "numba": numba_entries}
+"""By backend."""
+
+
+def make_table() -> Mapping[tuple[str, str], Entry]:
+    """Rows of all backends that can be used here; a later backend's go before those of an earlier one."""
+    found = [entry for name, backend in BACKENDS.items() if not backend.why_not() for entry in ENTRIES[name]()]
+    return MappingProxyType({(entry.row.operation, entry.row.device_type): entry for entry in found})
+
+
+TABLE = make_table()
 
 
 def choose(operation: str, device_type: str) -> Callable[..., Any]:
@@ -198,8 +195,8 @@ def chosen_operations(device_type: str) -> Operations:
 
 @contextmanager
 def substituted(others: Operations) -> Iterator[None]:
-    """While this lasts, in this thread, `operations` gives `others`: to watch what a model calls, or to run it by other
-    implementations. Weights belong to the implementation that packed them: load and run under the same ones."""
+    """Make `operations` return `others` in this thread during the block, to observe a model's calls or to run it on other
+    implementations. Packed weights work only with the implementation that packed them: load and run under the same one."""
     token = _substitute.set(others)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The one error of this room: a model that cannot be used, said in a sentence with the value and the remedy."""
+"""The only error of this folder: a model that cannot be used, in one sentence with the value and the remedy."""
 
 from __future__ import annotations
 

@@ -1,19 +1,35 @@
-"""The registry: which file knows an architecture.
+"""Registry: maps an architecture to the module of its family.
 
-A family is a module of this package with
-    WEIGHT_AXES                         which axes its weights have, see sharding.py
-    parse(raw, generation)              config.json, generation_config.json -> ModelConfig
-    assemble(source, config)            checkpoint tensors -> its tree of parameters
-    forward(params, kv, batch, config, parallel), logits(params, hidden, config, parallel)
-It is imported when a checkpoint asks for it.
+A family is a module of `families/` with the fields of `Family`. It is imported when a checkpoint needs it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vnext.models.errors import ModelError
+
+
+class Family(NamedTuple):
+    """What a module of `families/` defines under these names.
+
+    `WEIGHT_AXES`: which axes its weights have, see layers/sharding.py
+    `parse(raw, generation)`: config.json and generation_config.json -> ModelConfig; raises ModelError
+    `assemble(source, config)`: a checkpoint's tensors -> its tree of parameters
+    `forward(params, kv, batch, config, parallel)`: hidden states of the sampled tokens [S, hidden], and the cache
+    `logits(params, hidden, config, parallel)`: float32 [S, V]
+    """
+
+    WEIGHT_AXES: Mapping[str, Any]
+    parse: Callable[..., Any]
+    assemble: Callable[..., Any]
+    forward: Callable[..., Any]
+    logits: Callable[..., Any]
+
 
 FAMILIES = MappingProxyType(
     {
@@ -40,7 +56,9 @@ def require_family(architecture: str) -> None:
         raise ModelError(f"architecture {architecture!r} is not supported; supported are {', '.join(FAMILIES)}")
 
 
-def family(architecture: str) -> ModuleType:
-    """The module of an architecture. Raises ModelError for one that is unknown."""
+@cache
+def family(architecture: str) -> Family:
+    """The family of an architecture. Raises ModelError for one that is unknown."""
     require_family(architecture)
-    return import_module(f"vnext.models.{FAMILIES[architecture]}")
+    module = import_module(f"vnext.models.families.{FAMILIES[architecture]}")
+    return Family(*(getattr(module, name) for name in Family._fields))

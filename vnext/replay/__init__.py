@@ -1,1 +1,5 @@
-"""The log's tool: reads what an engine recorded and folds it again. Knows states and decisions; no device, no torch."""
+"""The log's tool: reads what an engine recorded and folds it again. Knows states and decisions.
+
+Uses no device and no torch, except in `rerun/`, which only exec and bisect import.
+Has met x86-64 Linux (AMD EPYC) and every log format so far: `pytest tests/replay`.
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from vnext.replay.cli import process
+from vnext.replay.cli.main import process
 
 if __name__ == "__main__":
     sys.exit(process())

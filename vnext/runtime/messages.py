@@ -1,7 +1,7 @@
 """Messages between processes that are not events: API <-> engine core, ranks -> engine core.
 
-Owns their types and their one codec (msgpack, typed, tagged). Nothing here is pickled; an unknown tag or a wrong type
-is refused by the decoder. Token ids are little-endian int32 bytes as in `vnext.state.events`.
+Owns their types and their one codec (msgpack, typed, tagged). Nothing is pickled. The decoder rejects unknown tags and wrong
+types. Token ids are little-endian int32 bytes, as in `vnext.state.events`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Hello(Message, tag=0):
-    """The first word of a client; answered by EngineReady."""
+    """A client's first message; the engine core answers with EngineReady."""
 
 
 class SubmitRequest(Message, tag=1):
-    """`name` is unique among the client's live requests. Not `has_seed`: the engine core draws the seed."""
+    """`name` is unique among the client's live requests. There is no `has_seed`: the engine core draws the seed."""
 
     name: str
     prompt: bytes
@@ -41,20 +41,24 @@ class AbortRequests(Message, tag=2):
 
 
 class ResetPrefixCache(Message, tag=3):
-    """Answered by nothing; seen in the next EngineStats."""
+    """Has no answer of its own; the next EngineStats shows the effect."""
 
 
 class Goodbye(Message, tag=4):
     """The client leaves; its live requests are aborted."""
 
 
-ClientMessage = Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye
+class Ping(Message, tag=5):
+    """Asks whether a silent engine core still runs; answered by Pong."""
+
+
+ClientMessage = Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye | Ping
 
 # ---- engine core -> API process ----------------------------------------------------------------------------------
 
 
 class TokenLogprobs(Message):
-    """Log-probability of one sampled token, its rank (0 is the likeliest) and the best alternatives (token, logprob)."""
+    """Log-probability of one sampled token, its rank (0 is the likeliest) and the best alternatives as (token, logprob)."""
 
     logprob: float
     rank: int
@@ -67,17 +71,22 @@ class EngineReady(Message, tag=10):
     world_size: int
     log_dir: str
     environment: dict[str, str] = {}
+    model_digest: str = ""
 
 
 class RequestRefused(Message, tag=11):
-    """A client's mistake: one sentence with the value and the remedy."""
+    """The client made a mistake: one sentence with the value and the remedy."""
 
     name: str
     message: str
 
 
 class RequestOutput(Message):
-    """What one commit gave one request. `finish` is "" while it goes on, else "stop", "length" or "abort"."""
+    """What one commit gave one request. `finish` is "" while the request goes on, then "stop", "length" or "abort".
+
+    `number` is the request's number in this engine; later `Outputs` refer to the request by it. -1 where it does not matter.
+    `queue_seconds` is set in a request's first output: the time it waited for its first step. It is 0 in later outputs.
+    """
 
     name: str
     tokens: bytes
@@ -85,14 +94,26 @@ class RequestOutput(Message):
     stop_token: int = -1
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    number: int = -1
+    queue_seconds: float = 0.0
 
 
 class Outputs(Message, tag=12):
-    outputs: tuple[RequestOutput, ...]
+    """What one event gave the requests of one client. The usual output is one token and nothing else. Such outputs are entries
+    of two columns: `numbers` (int64 bytes), each introduced by an earlier output, and `tokens` (int32 bytes), one entry per
+    token. No request is in both the columns and the list."""
+
+    outputs: tuple[RequestOutput, ...] = ()
+    numbers: bytes = b""
+    tokens: bytes = b""
 
 
 class EngineStats(Message, tag=13):
-    """Gauges now and counters since start. Seconds are floats."""
+    """Current gauges, and counters since start. Seconds are floats.
+
+    `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
+    the oldest step in flight has had no result.
+    """
 
     running: int
     waiting: int
@@ -115,23 +136,29 @@ class EngineStats(Message, tag=13):
     digest_checks: int
     log_frames_lost: int = 0
     ring_stall_seconds: float = 0.0
+    stalled: str = ""
+    step_silent_seconds: float = 0.0
 
 
 class EngineDied(Message, tag=14):
-    """`refused`: it did not start, because of what it was given."""
+    """`refused`: the engine did not start because of its input (a setting, a model, a folder)."""
 
     message: str
     refused: bool = False
 
 
-EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDied
+class Pong(Message, tag=15):
+    """Answers Ping: the engine core runs."""
+
+
+EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong
 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
 
 class ModelFacts(Message):
-    """What decisions need of a model: its vocabulary, the longest context in tokens, the tokens that end an answer, and
-    how far each group of its layers sees (0: everything)."""
+    """What decisions need to know of a model: its vocabulary size, its longest context in tokens, the tokens that end an
+    answer, and the attention window of each group of layers (0: unlimited)."""
 
     vocab_size: int
     position_count_max: int
@@ -140,22 +167,23 @@ class ModelFacts(Message):
 
 
 class RankReady(Message, tag=20):
-    """The weights are loaded; `block_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
+    """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
 
     model: ModelFacts
     rank: int
-    block_count_max: int
+    page_count_max: int
     block_bytes: int
     model_digest: str
     environment: dict[str, str]
 
 
 class StepResult(Message, tag=21):
-    """Rank 0 carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
+    """Rank 0's result carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
 
-    Every rank carries its digests of the state in which the step was executed (structure, and the chain of committed
-    tokens), 0 where none was due, and then also the words of digest.DETAIL_NAMES and of digest.histories, to name what has
-    drifted.
+    Every rank reports the digests of the state in which it executed the step: the structure, and the chain of committed
+    tokens; 0 where none was due. When a digest is due, the result also carries the words of digest.DETAIL_NAMES and of
+    digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
+    on a rank that hashes no batch.
     """
 
     rank: int
@@ -167,6 +195,7 @@ class StepResult(Message, tag=21):
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     details: tuple[int, ...] = ()
     histories: tuple[int, ...] = ()
+    fed: tuple[int, ...] = ()
 
 
 class RankFailed(Message, tag=22):

@@ -1,7 +1,7 @@
-"""Settings of one engine: everything a user may choose, and what each rank is told of it. Frozen and passed on.
+"""Settings of one engine: everything a user may choose, and the part of it that each rank receives. Frozen and passed on.
 
-Owns the fields, their defaults and their bounds. Reads neither argv nor environment (vnext/options.py does), opens no
-file and knows nothing of HTTP. Field names are those of the command-line options.
+Owns the fields, their defaults and their bounds. Reads neither argv nor the environment (vnext/options/reader.py does), opens
+no file and knows nothing of HTTP. Fields carry the names of the command-line options.
 """
 
 from __future__ import annotations
@@ -10,36 +10,40 @@ from typing import Literal
 
 import msgspec
 
+from vnext.kernels.attention_backends import ATTENTION_BACKENDS
+
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
 GenerationConfig = Literal["auto", "none"]
-AttentionName = Literal["auto", "flashinfer"]
+AttentionName = Literal[tuple(ATTENTION_BACKENDS)]  # type: ignore[valid-type]  # derived from the table
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine. None means "decide from the model and the machine".
 
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
-    wins over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the default;
-    `log_max_bytes` and `log_max_age_s` bound that folder, 0 for no such bound; with `log_durable` each step waits for the disk;
-    with `log_compress` closed parts are made smaller.
-    `quantization` "int8" rounds weights as they are loaded and computes in bfloat16. `deterministic`: tokens do
-    not depend on the batch; None where that costs little. `seed` roots the keys of unseeded requests. `threads` are
-    those of each rank. `generation_config` "none" looks away from the checkpoint's generation_config.json.
-    `device` "auto" is a GPU where torch can use one. On a GPU: `gpu_memory_utilization` is the share of its
-    memory that all of this may take, `enforce_eager` captures no graphs, `graph_sizes` are the numbers of rows they are
-    captured for (() decides), `compile` fuses what they capture by torch's compiler, `attention` is whose: our kernels' or
-    FlashInfer's.
-    `ipc_bytes_max`: up to here ranks on GPUs exchange tensors through memory that they map of each
-    other, above over NCCL; the default has not been measured yet.
+    takes precedence over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
+    default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. With `log_durable` each step waits for the
+    disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long segments. With
+    `log_required` an engine that cannot write its log ends.
+    `quantization` "int8" rounds the weights while loading and computes in bfloat16. `deterministic`: tokens do not depend on
+    the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
+    rank. `generation_config` "none" ignores the checkpoint's generation_config.json.
+    `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
+    engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
+    `compile` compiles the captured forwards with torch.compile; `attention` selects our kernels or FlashInfer's.
+    `step_timeout_s`: the engine ends when a step has no result for this long, and for far longer than steps of its size take;
+    0 disables this.
+    `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
+    NCCL. The default has not been measured yet.
     """
 
     model: str = ""
     generation_config: GenerationConfig = "auto"
-    device: DeviceName = "cpu"
+    device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
     deterministic: bool | None = None
@@ -69,13 +73,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_max_age_s: float = 0.0
     log_durable: bool = False
     log_compress: bool = False
+    log_index: bool = True
+    log_required: bool = False
     digest_interval: int = 64
     check_laws: bool = False
+    step_timeout_s: float = 300.0
     ipc_bytes_max: int = 2 * 2**20
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What launch.py decided: `model_path` is a folder, `log_dir` this start's own, `run_dir` holds the sockets."""
+    """What launch.py decides: `model_path` is a folder, `log_dir` belongs to this start, `run_dir` holds the sockets."""
 
     engine: EngineSettings
     model_path: str
@@ -85,7 +92,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank on a GPU needs beside; `tokens_max` and `rows_max` are those of a step."""
+    """Further settings of a rank on a GPU; `tokens_max` and `rows_max` bound one step."""
 
     memory_utilization: float = 0.9
     enforce_eager: bool = False
@@ -97,7 +104,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values, 0: decide."""
+    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it."""
 
     rank: int
     world_size: int

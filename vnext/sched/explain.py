@@ -1,7 +1,8 @@
-"""Explaining: the decision once more, and for every request that computes nothing in it, why.
+"""Explaining: repeat a decision and give the reason for every request that computes nothing in it.
 
-A plain twin of schedule.py: the same walk over rows and queue, telling where it stops. Its plan is schedule's own, by
-test, so its reasons are the scheduler's and nobody's guess. Never called by an engine: the log's tool asks afterwards.
+A plain form of schedule.py: the same walk over rows and queue, which also reports where it stops. Tests require its
+plan to equal that of `schedule`, so its reasons are the scheduler's. The engine never calls it; the log tool does,
+afterwards.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ from vnext.sched.admission import chunk
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
-from vnext.state.admitting import claim, fits, fresh_pages, hit_tokens_of, prefix_hits, shared
+from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work
-from vnext.state.planning import planned_work, without_rows
+from vnext.state.fold_plan import planned_work, without_rows
 from vnext.state.pool import Pool
-from vnext.state.rows import Rows, wants
 from vnext.state.state import State, Waiting
+from vnext.state.store.rows import Rows, wants
 
 Why = Literal["budget", "blocks", "sequences", "order", "preempted", "room"]
-"""budget: the step's tokens are used up by those before it, or too few for a prompt that may not be cut
-blocks: it is the best of those that wait, and the cache has too few free blocks for it
-sequences: as many requests run as may
-order: a better one waits for one of the reasons above, and nobody overtakes
-preempted: it gives way in this step, the worst of those that run where blocks are missing
-room: others give way in this step, and nobody is admitted then"""
+"""budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
+blocks: it is the best waiting request, and the cache has too few free pages for it
+sequences: the batch has its maximum number of requests
+order: a better request waits for one of the reasons above, and no request may overtake it
+preempted: it is preempted in this step, as the worst running request when pages are missing
+room: other requests are preempted in this step, which therefore admits none
+"""
 NOBODY = -1
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that computes nothing. It needs `need` where there are `have`: tokens, blocks or requests, by `why`.
+    """One request that computes nothing. It needs `need` where `have` are available: tokens, pages or requests, by `why`.
 
-    `behind` is the request that stands in its way (order), else NOBODY.
+    `behind` is the request that it waits behind (order), otherwise NOBODY.
     """
 
     id: int
@@ -48,20 +50,20 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """`plan` is `schedule(state)`; `waits` has each live request once that has something to compute and does not."""
+    """`plan` is `schedule(state)`; `waits` has one entry for each live request that could compute something and does not."""
 
     plan: StepPlanned | None
     waits: tuple[Wait, ...]
 
 
 def explain(state: State) -> Explanation:
-    """The decision in this state and why it is not more. No waits while the pipeline is full: there is no step then."""
-    if len(state.flights) >= state.config.pipeline_depth:
+    """The decision in this state, and the reason for every wait. No waits while the pipeline is full, as there is no step."""
+    if len(state.in_flight) >= state.config.pipeline_depth:
         return Explanation(None, ())
     work = expected_work(state.config, state.rows)
     if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
-    held_up = _held_up(state.rows, work.tokens, max(0, state.config.batch_tokens_max - work.tokens_sum))
+    held_up = _held_up(state.rows, work.tokens, state.config.max_num_batched_tokens - work.tokens_sum)
     admitted, waits = _explain_admissions(state, work)
     if work.tokens_sum == 0 and not admitted:
         return Explanation(None, (*held_up, *waits))
@@ -69,31 +71,33 @@ def explain(state: State) -> Explanation:
 
 
 def first_bound(config: SchedulerConfig, tokens: int, running: int) -> Why | None:
-    """Why nobody can join a step in which `running` requests have taken so many tokens, before anybody is tried."""
-    if tokens >= config.batch_tokens_max:
+    """Why no request can join a step in which `running` requests have taken `tokens`, before any request is tried."""
+    if tokens >= config.max_num_batched_tokens:
         return "budget"
-    return "sequences" if running >= config.running_max else None
+    return "sequences" if running >= config.max_num_seqs else None
 
 
 def bound_behind(config: SchedulerConfig, plan: StepPlanned, tokens: int, running: int) -> Why | None:
-    """Why nobody could join a step behind those that its plan admits, before anybody else is tried: it has `tokens` now, of
-    `running` requests. None where only `explain` can tell."""
+    """Why no request could join the step behind those that `plan` admits, before another is tried.
+
+    The step has `tokens` now, and `running` requests run. None if only `explain` can tell.
+    """
     if plan.preempted or plan.changed:
         return None
-    if plan.admitted and running >= config.running_max:
-        return "sequences"  # asked for first where somebody was tried
+    if plan.admitted and running >= config.max_num_seqs:
+        return "sequences"  # checked first if a request was tried
     return first_bound(config, tokens, running)
 
 
 def _held_up(rows: Rows, tokens: np.ndarray, left: int) -> list[Wait]:
-    """Running requests that get nothing (tokens int64[R]): the budget is used up before them."""
+    """Running requests that get nothing (tokens int64[R]), because the rows before them use up the budget."""
     wanted = wants(rows)
     places = np.flatnonzero((tokens == 0) & (wanted > 0)).tolist()
     return [Wait(id=int(rows.id[row]), why="budget", need=int(wanted[row]), have=left) for row in places]
 
 
 def _explain_room(state: State, work: Work) -> Explanation:
-    """A step in which some rows give way."""
+    """The explanation of a step that preempts some rows."""
     plan = make_room(state)
     need, have = work.pages_sum, state.pool.free
     waits = [Wait(id=entry.id, why="room", need=need, have=have) for entry in state.waiting]
@@ -102,51 +106,54 @@ def _explain_room(state: State, work: Work) -> Explanation:
     if plan is not None:
         rest = msgspec.structs.replace(state, rows=without_rows(state.rows, gone))
         tokens = planned_work(rest, plan.changed)
-        waits += _held_up(rest.rows, tokens.tokens, state.config.batch_tokens_max - tokens.tokens_sum)
+        waits += _held_up(rest.rows, tokens.tokens, state.config.max_num_batched_tokens - tokens.tokens_sum)
     return Explanation(plan, tuple(waits))
 
 
 def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]], list[Wait]]:
-    """(place in the queue, tokens) of those that join, and why the others do not."""
+    """(place in the queue, tokens) of the requests that join, and the reasons why the others do not."""
     config, queue = state.config, state.waiting
-    budget, room = config.batch_tokens_max - work.tokens_sum, config.running_max - len(state.rows)
+    budget, room = config.max_num_batched_tokens - work.tokens_sum, config.max_num_seqs - len(state.rows)
     match first_bound(config, work.tokens_sum, len(state.rows)):
         case "budget":
-            return [], [_out_of_budget(entry, 0) for entry in queue]
+            return [], [_out_of_budget(config, state.pool, entry, 0) for entry in queue]
         case "sequences":
-            return [], [_too_many(entry, config.running_max) for entry in queue]
+            return [], [_too_many(entry, config.max_num_seqs) for entry in queue]
     pool, _ = pools.take(state.pool, work.pages_sum)
     admitted: list[tuple[int, int]] = []
     ranked = list(places_best_first(state, len(queue)))
     for number, place in enumerate(ranked):
         entry, rest = queue[place], [queue[other] for other in ranked[number:]]
         if number == room:
-            return admitted, [_too_many(each, config.running_max) for each in rest]
+            return admitted, [_too_many(each, config.max_num_seqs) for each in rest]
         if budget == 0:
-            return admitted, [_out_of_budget(each, 0) for each in rest]
+            return admitted, [_out_of_budget(config, pool, each, 0) for each in rest]
         hits = prefix_hits(config, pool, entry)
         tokens = chunk(config, entry.known - hit_tokens_of(config, hits), budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):
-            first = _out_of_budget(entry, budget) if tokens == 0 else _out_of_blocks(state, pool, entry, hits, tokens)
+            none = tokens == 0
+            first = _out_of_budget(config, pool, entry, budget) if none else _out_of_blocks(state, pool, entry, hits, tokens)
             behind = [Wait(id=each.id, why="order", need=0, have=0, behind=entry.id) for each in rest[1:]]
             return admitted, [first, *behind]
         admitted.append((place, tokens))
         budget -= tokens
-        pool = claim(config, pool, entry, hits, tokens).pool
+        pool = allocate(config, pool, entry, hits, tokens).pool
     return admitted, []
 
 
-def _out_of_budget(entry: Waiting, have: int) -> Wait:
-    return Wait(id=entry.id, why="budget", need=entry.known, have=have)
+def _out_of_budget(config: SchedulerConfig, pool: Pool, entry: Waiting, have: int) -> Wait:
+    """A wait for budget: the request needs the tokens that the cache does not have."""
+    hits = hit_tokens_of(config, prefix_hits(config, pool, entry))
+    return Wait(id=entry.id, why="budget", need=entry.known - hits, have=have)
 
 
-def _too_many(entry: Waiting, running_max: int) -> Wait:
-    return Wait(id=entry.id, why="sequences", need=running_max + 1, have=running_max)
+def _too_many(entry: Waiting, max_num_seqs: int) -> Wait:
+    return Wait(id=entry.id, why="sequences", need=max_num_seqs + 1, have=max_num_seqs)
 
 
 def _out_of_blocks(state: State, pool: Pool, entry: Waiting, hits: np.ndarray, tokens: int) -> Wait:
-    """What admitting.fits has asked for: missing blocks, and hits that are free now."""
+    """A wait for pages, counted as allocate.fits does: missing pages, and hits that are free now."""
     config = state.config
-    need, held = fresh_pages(config, hits, tokens), shared(config, hits)
+    need, held = new_page_count(config, hits, tokens), shared(config, hits)
     revived = int((pool.status.at(held) >= 0).sum()) if len(held) else 0
     return Wait(id=entry.id, why="blocks", need=need + revived, have=pool.free)

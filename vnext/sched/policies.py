@@ -1,8 +1,8 @@
-"""Policies: who is served first and who gives way, as one pure function from a candidate to a key.
+"""Policies: the order of service and of preemption, as one pure function from a candidate to a key.
 
-The smallest key is served first, the largest gives way; of equal keys the earlier arrival is better. Owns the contract,
-the built-in policies and the search for those that users bring as `package.module:function`. A policy only orders: what
-fits, what a step takes and what a plan may say are not its business, so it can break no law.
+The smallest key is served first, the largest is preempted first; of equal keys the earlier arrival is better. Owns the
+contract, the built-in policies and the lookup of user policies named `package.module:function`. A policy only orders.
+It does not decide what fits, what a step takes or what a plan contains, so it cannot break a law.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -21,11 +20,11 @@ OWN_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy may know of one live request. Nothing here depends on texts, so shape logs replay any policy.
+    """The data of one live request that a policy may use. None of it depends on texts, so redacted logs replay any policy.
 
-    `id` counts arrivals from 0. `known` tokens of which `computed` are in the cache (0 while it waits), `preemptions`
-    so far. A tenant is all that arrived with one cache salt: it has `tenant_live` requests, this one among them, of
-    which `tenant_running` run and `tenant_before` arrived before this one.
+    `id` counts arrivals from 0. Of the `known` tokens, `computed` are in the cache (0 while the request waits).
+    `preemptions` counts its preemptions. A tenant is the set of requests with one cache salt: `tenant_live` of them live
+    (including this one), `tenant_running` run, and `tenant_before` live ones arrived before this one.
     """
 
     id: int
@@ -48,18 +47,18 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remaining(self) -> int:
-        """Tokens that are still to be computed if it reaches its limit."""
+        """The number of tokens still to be computed if the request reaches its limit."""
         return self.prompt_length + self.max_tokens - 1 - self.computed
 
 
 class Policy(Protocol):
-    """A pure function: equal candidates give equal keys, in any process, at any time."""
+    """A pure function: equal candidates give equal keys, in any process and at any time."""
 
     def __call__(self, candidate: Candidate, /) -> Key: ...
 
 
 class PolicyError(RuntimeError):
-    """A policy that cannot be used: one sentence with its name and the remedy."""
+    """A policy that cannot be used. The message is one sentence with its name and the remedy."""
 
 
 def first_come(candidate: Candidate) -> Key:
@@ -67,7 +66,7 @@ def first_come(candidate: Candidate) -> Key:
 
 
 def lowest_priority(candidate: Candidate) -> Key:
-    """The lowest number first, then the earlier arrival."""
+    """Lowest priority number first, then earliest arrival."""
     return (candidate.priority, candidate.id)
 
 
@@ -75,7 +74,7 @@ BUILT_IN: dict[str, Policy] = {"fcfs": first_come, "priority": lowest_priority}
 
 
 def require_name(name: str) -> None:
-    """Raise PolicyError unless the name is a built-in one or has the form of one's own; imports nothing."""
+    """Raise PolicyError unless the name is built in or has the form of a user policy. Imports nothing."""
     if name not in BUILT_IN and not OWN_NAME.fullmatch(name):
         known = ", ".join(BUILT_IN)
         raise PolicyError(f"there is no policy {name!r}: choose {known}, or name your own as package.module:function")
@@ -83,7 +82,7 @@ def require_name(name: str) -> None:
 
 @cache
 def policy_of(name: str) -> Policy:
-    """The policy of this name, tried on two candidates. Raises PolicyError."""
+    """The policy of this name, after a trial on two candidates. Raises PolicyError."""
     require_name(name)
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -96,10 +95,10 @@ def policy_of(name: str) -> Policy:
 
 
 def key_of(name: str, policy: Policy, candidate: Candidate) -> Key:
-    """The candidate's key. Raises PolicyError where the policy raises or returns anything but a tuple of numbers."""
+    """The candidate's key. Raises PolicyError if the policy raises or returns anything but a tuple of numbers."""
     try:
         key = policy(candidate)
-    except Exception as error:  # foreign code: whatever it raises becomes one sentence
+    except Exception as error:  # user code: any exception becomes one sentence
         what = f"{type(error).__name__}: {error}"
         raise PolicyError(f"the policy {name} failed for request {candidate.id} with {what}") from error
     if not isinstance(key, tuple) or not all(isinstance(part, (int, float)) and part == part for part in key):
@@ -108,20 +107,20 @@ def key_of(name: str, policy: Policy, candidate: Candidate) -> Key:
     return key
 
 
-def _imported(name: str) -> Callable:
+def _imported(name: str) -> Policy:
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:  # foreign code runs when its module is imported
+    except Exception as error:  # user code runs when its module is imported
         what = f"the policy {name} cannot be imported ({type(error).__name__}: {error})"
         raise PolicyError(f"{what}: start where Python finds the module, or put its folder on PYTHONPATH") from error
     if not callable(found):
         raise PolicyError(f"the policy {name} cannot be used: the module {module} has no function {function}")
-    return found
+    return cast(Policy, found)  # key_of checks every key that it returns
 
 
-def _require_signature(name: str, policy: Callable) -> None:
-    """One parameter that says Candidate: a name in a log can then never call a function that was not meant for it."""
+def _require_signature(name: str, policy: Policy) -> None:
+    """Require one parameter of type Candidate, so that a name in a log cannot call a function that is not a policy."""
     try:
         parameters = list(inspect.signature(policy).parameters.values())
     except (TypeError, ValueError):  # some functions written in C have no signature

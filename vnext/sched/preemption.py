@@ -1,8 +1,8 @@
-"""Preemption: who gives way when the running rows need more blocks than are free.
+"""Preemption: which requests are preempted when the running rows need more pages than are free.
 
-Rows are served in order; while one lacks blocks, the worst row by policy gives way, possibly itself, possibly one that
-was served already (its tokens and blocks are then handed back). The best row always advances: a request that could not
-fit alone was refused at arrival.
+Rows are served in order. While a row lacks pages, the worst row by policy is preempted. This may be the row itself, or
+a row that was already served, which then hands back its tokens and pages. The best row always advances: a request that
+could not fit alone was refused at arrival.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import numpy as np
 from vnext.sched.ranking import rows_best_first
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work
-from vnext.state.rows import kept_rows, wants
 from vnext.state.state import State, blocks_for
+from vnext.state.store.rows import kept_rows, wants
 from vnext.state.windows import row_blocks
 
 
 class _Room:
-    """Scratch of one decision: what is free, who still runs (also `best_first`), what each row was given, in pages."""
+    """Scratch data of one decision: free pages, the rows that still run (also `best_first`), and each row's tokens and pages."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.ref = state.pool.ref
         self.free = state.pool.free
-        self.budget = state.config.batch_tokens_max
+        self.budget = state.config.max_num_batched_tokens
         self.runs = np.ones(len(state.rows), dtype=bool)
         self.tokens = np.zeros(len(state.rows), dtype=np.int64)
         self.taken = np.zeros(len(state.rows), dtype=np.int64)
@@ -42,7 +42,7 @@ class _Room:
 
     def serve(self, row: int, want: int) -> None:
         config, rows = self.state.config, self.state.rows
-        tokens = max(min(want, config.prefill_threshold or want, self.budget), 0)
+        tokens = max(min(want, config.long_prefill_token_threshold or want, self.budget), 0)
         lacks = max(blocks_for(int(rows.computed[row]) + tokens, config.block_size) - int(rows.blocks[row]), 0)
         need = lacks * config.group_count
         while need > self.free and self.runs[row]:
@@ -54,7 +54,7 @@ class _Room:
 
 
 def make_room(state: State) -> StepPlanned | None:
-    """The plan of a step in which some rows give way."""
+    """The plan of a step that preempts some rows."""
     room = _Room(state)
     for row, want in enumerate(wants(state.rows).tolist()):
         if room.runs[row]:

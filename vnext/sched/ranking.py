@@ -1,7 +1,7 @@
 """Ranking: a state's waiting and running requests in the order of its policy, best first.
 
-Owns what a policy is shown. The built-in policies have fast forms, equal to the plain one (`keys`) by test:
-first-come costs nothing, because the queue and the running rows are in order of arrival already.
+Owns the data that a policy sees. The built-in policies have fast forms, which tests compare with the plain form
+(`keys`). First come, first served costs nothing, because the queue and the rows are already in order of arrival.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ from collections.abc import Sequence
 import numpy as np
 
 from vnext.sched.policies import BUILT_IN, Candidate, Key, key_of, policy_of
-from vnext.state import rows as columns
 from vnext.state.state import State
+from vnext.state.store import fields
 
 PATIENCE = 8
-"""Preemptions after which a request comes before all others: no policy of a user's own can keep it from its end."""
+"""The number of preemptions after which a request comes before all others, so that no user policy can starve it."""
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:
-    """Places in the queue, at most `count`."""
+    """Up to `count` places in the queue, best first."""
     waiting = state.waiting
     if state.config.policy == "fcfs":
         return range(min(count, len(waiting)))
     if state.config.policy == "priority":
         priorities = np.array([entry.priority for entry in waiting], dtype=np.int64)
-        return np.argsort(priorities, kind="stable")[:count].tolist()
+        best: list[int] = np.argsort(priorities, kind="stable")[:count].tolist()
+        return best
     ranked = keys(state)
     return sorted(range(len(waiting)), key=lambda place: ranked[waiting[place].id])[:count]
 
 
 def rows_best_first(state: State) -> list[int]:
-    """All rows; the last one gives way first."""
+    """All rows, best first; the last one is preempted first."""
     rows = state.rows
     if state.config.policy == "fcfs":
         return list(range(len(rows)))
     if state.config.policy == "priority":
-        return np.lexsort((rows.id, rows.cells[columns.PRIORITY])).tolist()
+        best: list[int] = np.lexsort((rows.id, rows.cells[fields.PRIORITY])).tolist()
+        return best
     ranked, ids = keys(state), rows.id.tolist()
     return sorted(range(len(rows)), key=lambda row: ranked[ids[row]])
 
 
 def keys(state: State) -> dict[int, Key]:
-    """Key of every live request, distinct; the smallest is served first. Raises PolicyError.
+    """The distinct key of every live request; the smallest is served first. Raises PolicyError.
 
-    The same for every policy, and the oracle of the fast forms above.
+    This form works for every policy; tests compare the fast forms above with it.
     """
     name = state.config.policy
     policy = policy_of(name)
@@ -63,20 +65,28 @@ def _with_patience(candidate: Candidate, key: Key) -> Key:
 def candidates(state: State) -> list[Candidate]:
     """Every live request as a policy sees it, in order of arrival."""
     rows = state.rows
-    columns_read = (rows.id.tolist(), rows.known.tolist(), rows.computed.tolist(), rows.epoch.tolist())
-    progress = {id_: (known, computed, epoch, True) for id_, known, computed, epoch in zip(*columns_read)}
-    progress |= {entry.id: (entry.known, 0, entry.epoch, False) for entry in state.waiting}
+    columns_read = (rows.id.tolist(), rows.known.tolist(), rows.computed.tolist(), rows.preemption_count.tolist())
+    progress = {id_: (known, computed, preemptions, True) for id_, known, computed, preemptions in zip(*columns_read)}
+    progress |= {entry.id: (entry.known, 0, entry.preemption_count, False) for entry in state.waiting}
     live = Counter(state.requests[id_].root for id_ in progress)
     running = Counter(state.requests[id_].root for id_ in columns_read[0])
     before: Counter[bytes] = Counter()
     found = []
-    for id_, (known, computed, epoch, runs) in sorted(progress.items()):
+    for id_, (known, computed, preemptions, runs) in sorted(progress.items()):
         request = state.requests[id_]
         found.append(
             Candidate(
-                id=id_, priority=request.priority, arrival_ns=request.arrival_ns, prompt_length=request.prompt_length,
-                max_tokens=request.sampling.max_tokens, known=known, computed=computed, preemptions=epoch, running=runs,
-                tenant_live=live[request.root], tenant_running=running[request.root],
+                id=id_,
+                priority=request.priority,
+                arrival_ns=request.arrival_ns,
+                prompt_length=request.prompt_length,
+                max_tokens=request.sampling.max_tokens,
+                known=known,
+                computed=computed,
+                preemptions=preemptions,
+                running=runs,
+                tenant_live=live[request.root],
+                tenant_running=running[request.root],
                 tenant_before=before[request.root],
             )  # fmt: skip
         )

@@ -1,8 +1,8 @@
 """The decision: plan = schedule(state). Pure, made in one place, and carried by one event.
 
-There is no prefill and no decode: each request has known and computed tokens, and each step lets computed catch up
-under one token budget. Running requests first, in order; then waiting ones in policy order, until the first that does
-not fit. When blocks run out the worst running request gives way, and nobody is admitted in that step.
+Prefill and decode are not separate: each request has known and computed tokens, and each step lets computed catch up
+with known under one token budget. Running requests come first, in order; then waiting requests in policy order, up to
+the first that does not fit. When pages run out, the worst running requests are preempted, and that step admits nothing.
 
 Cost of a steady step: a dozen array operations over the rows, nothing proportional to history.
 """
@@ -17,8 +17,8 @@ from vnext.state.state import State
 
 
 def schedule(state: State) -> StepPlanned | None:
-    """The next step's plan, or None while the pipeline is full or there is nothing to compute."""
-    if len(state.flights) >= state.config.pipeline_depth:
+    """The next step's plan, or None if the pipeline is full or there is nothing to compute."""
+    if len(state.in_flight) >= state.config.pipeline_depth:
         return None
     work = expected_work(state.config, state.rows)
     if work.pages_sum > state.pool.free:

@@ -1,4 +1,5 @@
-"""The edge: HTTP and SSE towards clients, messages towards the engine core, and the text in between.
+"""The API server: speaks HTTP and SSE with clients and exchanges messages with the engine core.
 
-Views only translate. Nothing here decides what a step computes.
+This folder holds the process, its routes and its settings. Views only translate; nothing here decides what a step computes.
+Has met x86-64 Linux (AMD EPYC): `pytest tests/server tests/e2e`.
 """

@@ -7,13 +7,13 @@ import sys
 
 import msgspec
 
-from vnext.runtime.children import enter_child
+from vnext.runtime.processes.subprocesses import enter_child
 from vnext.server.settings import ServerSettings
 
 
 def main() -> int:
     """Returns the exit code."""
-    gc.disable()  # what is imported stays: looking for garbage in it takes a sixth of the imports' time
+    gc.disable()  # imported objects stay alive: collecting garbage among them takes a sixth of the import time
     from vnext.server.run import run_server
 
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Address: the socket that the server listens on, and what is wrong with one that cannot be had. Imports nothing slow."""
+"""Address: the socket that the server listens on, and the error for an address that it cannot use. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AddressUnusable(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port, 0 for a free one. It does not listen yet: early clients are refused."""
+    """A socket bound to the port; port 0 takes a free one. It does not listen yet, so the system refuses early clients."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
@@ -28,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def unusable(error: OSError, host: str, port: int) -> AddressUnusable:
-    """The sentence about an address that the system refused."""
+    """The error for an address that the system refused."""
     if error.errno == errno.EADDRINUSE:
         return AddressUnusable(f"port {port} of {host} is in use: end its program or choose another with --port")
     if error.errno == errno.EACCES:

@@ -1,54 +1,79 @@
-"""App: the routes, and the runner under which a client's disconnect cancels its view.
+"""App: the application over the table of routes, and the runner that cancels a view when its client disconnects.
 
-Owns the table of paths. `run` owns the process around it.
+`run` owns the process.
 """
 
 from __future__ import annotations
 
+import logging
+
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from vnext.runtime.client import EngineClient
-from vnext.server.chat import create_chat_completion
-from vnext.server.completions import create_completion
-from vnext.server.edge import EDGE, Edge
-from vnext.server.log_view import READERS, Readers, list_segments, read_segment
-from vnext.server.middleware import authorise, observe, translate
-from vnext.server.operations import get_health, get_metrics, get_model, get_version, list_models
+from vnext.runtime.client.client import EngineClient
+from vnext.server.context.identity import add_request_id
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.server.http.connections import Connections, Runner
+from vnext.server.http.cross_origin import add_permission, answer_preflight
+from vnext.server.http.middleware import CONNECTIONS, authorise, engage, observe, translate
+from vnext.server.load_line import report_load
+from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
-from vnext.server.text.template import ChatTemplate
-from vnext.server.text.tokenizer import Tokenizer
-from vnext.server.tokens import detokenize, tokenize
+from vnext.server.views import welcome
+from vnext.server.views.log_view import READERS, Readers
+from vnext.text.template import ChatTemplate
+from vnext.text.tokenizer import Tokenizer
 
-CLEANUP_TIMEOUT_S = 2.0  # after the drain only what has been aborted is left
+CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, OSError)
+CLEANUP_TIMEOUT_S = 2.0  # after the drain, only aborted requests are left
 
 
 def make_app(
     client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
 ) -> web.Application:
-    """The application over a connected client. Serve it with `make_runner`."""
-    app = web.Application(client_max_size=settings.body_bytes_max, middlewares=[observe, translate, authorise])
-    app[EDGE] = Edge(client, tokenizer, template, settings)
+    """The application over a connected engine client. Serve it with `make_runner`."""
+    app = web.Application(middlewares=[engage, observe, translate, answer_preflight, authorise])
+    app.on_response_prepare.extend((add_request_id, add_permission))
+    app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
+    app[CONNECTIONS] = Connections(settings)
+    app.on_cleanup.append(_close_work)
     app[READERS] = Readers()
-    app.add_routes(
-        [
-            web.get("/v1/models", list_models),
-            web.get("/v1/models/{model:.+}", get_model),
-            web.post("/v1/completions", create_completion),
-            web.post("/v1/chat/completions", create_chat_completion),
-            web.post("/tokenize", tokenize),
-            web.post("/detokenize", detokenize),
-            web.get("/health", get_health),
-            web.get("/ping", get_health),
-            web.post("/ping", get_health),
-            web.get("/version", get_version),
-            web.get("/metrics", get_metrics),
-            web.get("/log", list_segments),
-            web.get(r"/log/{segment:\d{1,9}}", read_segment),
-        ]
-    )
+    app.cleanup_ctx.append(report_load)
+    app[welcome.ROUTES] = ROUTES
+    app.add_routes([getattr(web, route.method.lower())(route.path, route.view) for route in ROUTES])
     return app
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a view when its client disconnects, streaming or not: that aborts its requests."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLEANUP_TIMEOUT_S)
+    """A runner that cancels a view when its client disconnects, streaming or not; the view then aborts its requests."""
+    return Runner(
+        app,
+        app[CONNECTIONS],
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=app[SERVER_CONTEXT].settings.keepalive_timeout_s,
+        auto_decompress=False,  # `bodies` decompresses within the bound
+        logger=protocol_log(),
+        shutdown_timeout=CLEANUP_TIMEOUT_S,
+    )
+
+
+async def _close_work(app: web.Application) -> None:
+    app[SERVER_CONTEXT].work.close()
+
+
+def protocol_log() -> logging.Logger:
+    """The logger of aiohttp for everything below the views. A client's faults are not logged as errors of this server."""
+    logger = logging.getLogger("vnext.server.http")
+    logger.addFilter(_own_faults)
+    return logger
+
+
+def _own_faults(record: logging.LogRecord) -> bool:
+    """Whether to log the record. A client's faults are logged at the level debug at most."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if not isinstance(fault, CLIENT_FAULTS):
+        return True
+    record.levelno, record.levelname, record.exc_info = logging.DEBUG, "DEBUG", None
+    record.msg, record.args = f"{record.getMessage()}: {' '.join(str(fault).split())[:200]!r}", ()
+    return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)

@@ -1,7 +1,7 @@
-"""Run: the API process. Binds the port, connects to the engine core, serves, and drains when it is asked to end.
+"""Run: the API process. Binds the port, connects to the engine core, serves, and drains on SIGTERM.
 
-Owns the process's signals, its log level and its exit code. First SIGTERM: no new requests, the live ones may finish
-within `drain_s`; second: they are aborted at once. Both end with exit code 0.
+Owns the process's signals, its log level and its exit code. On the first SIGTERM it refuses new requests and lets the live
+ones finish within `drain_s`; on the second it aborts them at once. Both end with exit code 0.
 """
 
 from __future__ import annotations
@@ -17,42 +17,56 @@ import msgspec
 from aiohttp import web
 
 from vnext.exits import DONE, FAILED, REFUSED
-from vnext.runtime.client import EngineClient
-from vnext.runtime.output_stream import EngineDead, EngineNotStarted
+from vnext.runtime.client.client import EngineClient
+from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
+from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
-from vnext.server.edge import EDGE, template_of
-from vnext.server.say import say
+from vnext.server.console import write_line
+from vnext.server.context.server_context import SERVER_CONTEXT, template_of
+from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
-from vnext.server.text.files import CheckpointUnreadable
-from vnext.server.text.template import TemplateUnreadable
-from vnext.server.text.tokenizer import Tokenizer
+from vnext.text.files import CheckpointUnreadable
+from vnext.text.template import TemplateUnreadable
+from vnext.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 _BACKLOG = 1024
+_ACCEPTED_AT_ONCE = 64  # in one turn of the event loop, a twentieth of a millisecond each
 
 
 def run_server(settings: ServerSettings, engine_address: str, model_path: str) -> int:
-    """Serve until SIGTERM; returns the process's exit code. Says on stderr in one sentence why it could not start."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Serve until SIGTERM; returns the process's exit code. Prints one sentence on stderr if it cannot start."""
+    set_log_levels(settings)
     signal.signal(signal.SIGTERM, _leave)
-    settings = msgspec.structs.replace(settings, engine_address=engine_address, model_path=model_path)
+    settings = msgspec.structs.replace(
+        settings,
+        engine_address=engine_address,
+        model_path=model_path,
+        connections_max=room_for(settings.connections_max),
+    )
     try:
         asyncio.run(_serve(settings))
     except asyncio.CancelledError:
         return DONE  # SIGTERM, see _leave_waiting
     except EngineNotStarted:
-        return FAILED  # the launcher says why
+        return FAILED  # the launcher prints the reason
     except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
         print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
         return FAILED if isinstance(error, EngineDead) else REFUSED
     return DONE
 
 
+def set_log_levels(settings: ServerSettings) -> None:
+    """Set the log level of the settings. The load line has a separate option."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    load_line.log.setLevel(logging.INFO if settings.log_level != "error" else logging.ERROR)
+
+
 async def _serve(settings: ServerSettings) -> None:
     with bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
-        template = template_of(tokenizer, settings)  # what is wrong with it is said before a model is loaded for nothing
+        template = template_of(tokenizer, settings)  # report its errors before loading a model
         _leave_waiting()
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:
@@ -67,12 +81,13 @@ async def _serve_until_signal(
 ) -> None:
     runner = make_runner(app)
     await runner.setup()
-    site = web.SockSite(runner, listener, backlog=_BACKLOG)
+    site = web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE)
     stop = _stop_on_sigterm(client)
     try:
         await _listen(site, settings)
+        listener.listen(_BACKLOG)  # connections that may wait, independent of how many asyncio accepts at once
         host, port = listener.getsockname()[:2]
-        say(f"vnext: serving {', '.join(app[EDGE].model_names)} on {_url(host, port)}")
+        write_line(f"vnext: serving {', '.join(app[SERVER_CONTEXT].model_names)} on {_url(host, port)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
@@ -80,23 +95,24 @@ async def _serve_until_signal(
 
 
 async def drain(app: web.Application, site: web.BaseSite, drain_s: float) -> None:
-    """Take nothing new, wait for the live answers, then abort what is left."""
-    edge = app[EDGE]
-    edge.gate.close()
+    """Refuse new requests, wait for the live answers, then abort the rest."""
+    context = app[SERVER_CONTEXT]
+    context.limiter.close()
     await site.stop()
-    if not await edge.gate.wait_empty(drain_s):
-        edge.client.abort_all("shutdown")
-        await edge.gate.wait_empty(ABORT_TIMEOUT_S)
+    if not await context.limiter.wait_empty(drain_s):
+        context.client.abort_all("shutdown")
+        await context.limiter.wait_empty(ABORT_TIMEOUT_S)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before the engine core is asked for: there is nothing to close."""
+    """Handle a SIGTERM before the connection to the engine core begins: there is nothing to close."""
     raise SystemExit(DONE)
 
 
 def _leave_waiting() -> None:
-    """From now on SIGTERM cancels what this task waits for. A plain handler runs when the interpreter does: one that came right
-    before the loop began to wait would not, and its exception might leave a socket half made, for which ZMQ waits for ever."""
+    """Make SIGTERM cancel this task from now on. A plain handler runs only when the interpreter does: a signal right before the
+    loop begins to wait would go unnoticed, and the handler's exception might leave a half-made socket, for which ZMQ waits
+    forever."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
 
 

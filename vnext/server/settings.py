@@ -1,6 +1,6 @@
-"""Settings of the HTTP edge: one frozen argument, made by the command line and handed to the API process.
+"""Settings of the API server: one frozen argument, which the command line makes and passes to the API process.
 
-Owns the bounds of everything that queues at the edge. No decision of the engine depends on anything here.
+Owns the bounds of every queue in the API server. No decision of the engine depends on them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,26 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 lets the system choose. `api_key` "" asks for none. `served_model_names` are accepted as a request's
-    `model`, the first one is the default; empty: the model folder's name. `chat_template_path` replaces the
+    """`port` 0 lets the system choose. `api_key` "" requires no key. A request's `model` may be any of `served_model_names`,
+    and the first is the default; where they are empty, the name is the model folder's. `chat_template_path` replaces the
     checkpoint's template.
 
-    `body_bytes_max` bounds a request's body, `live_requests_max` the answers that may wait or run at once in this
-    process, `drain_s` the time that live requests get when the server stops, `connect_timeout_s` the time the engine
-    core gets to become ready (None: as long as it takes, for who watches it otherwise). `sampling_defaults` are the model's
-    own, for requests that do not say otherwise. With `show_log` viewers may read the log, whose folder is `log_dir`. Access
-    lines are written from log level "info" down.
+    Besides the server's own pages, web pages of `allowed_origins` may use the server from a browser, with `allowed_methods`,
+    `allowed_headers` and, with `allow_credentials`, cookies; "*" is any.
+
+    `body_bytes_max` bounds a request's body, and eight times that all bodies that are read at once. `characters_max` bounds
+    the texts in tokenization or in its queue, `template_limit_s` the computing time of a chat template. `live_requests_max`
+    bounds the answers that wait or run in this process, `request_answers_max` those of one request and `client_answers_max`
+    those of one client's address (0: a sixteenth and three quarters of all).
+
+    At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
+    not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client reads nothing of its
+    answer for `write_timeout_s`.
+
+    `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets
+    to become ready (None: no limit, for callers that watch it otherwise). `sampling_defaults` are the model's, for requests
+    that leave a parameter unset. With `show_log`, viewers may read the log in the folder `log_dir`. Access lines are logged at
+    the level "info" and below; a load line comes every ten seconds unless `disable_log_stats` is set or the level is "error".
     """
 
     host: str = "127.0.0.1"
@@ -36,8 +47,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_path: str = ""
     show_log: bool = False
     log_dir: str = ""
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
     body_bytes_max: int = 32 * 2**20
+    characters_max: int = 64 * 2**20
+    template_limit_s: float = 2.0
     live_requests_max: int = 4096
+    request_answers_max: int = 0
+    client_answers_max: int = 0
+    connections_max: int = 8192
+    head_timeout_s: float = 10.0
+    keepalive_timeout_s: float = 75.0
+    write_timeout_s: float = 60.0
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
     log_level: LogLevel = "warning"
+    disable_log_stats: bool = False

@@ -1,32 +1,41 @@
-"""Configuration that decisions depend on: frozen, recorded in the first event of every log.
+"""The configuration that decisions depend on: frozen, and recorded in the first event of every log.
 
-Owns the bounds of the scheduler, the cache and the pipeline. Host, port, paths and devices are not here: no decision
-may depend on them.
+Owns the limits of the scheduler, the cache and the pipeline. Host, port, paths and devices are not here, because no
+decision may depend on them.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+STORED_NAMES = {
+    "page_count": "block_count",
+    "max_num_batched_tokens": "batch_tokens_max",
+    "max_num_seqs": "running_max",
+    "max_model_len": "model_len_max",
+    "long_prefill_token_threshold": "prefill_threshold",
+}
+"""The names of these fields in logs and JSON answers, unchanged since the first version."""
 
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one engine. Counts are in tokens unless the name says otherwise.
 
-    `block_size` tokens a block, `block_count` blocks in the cache, `batch_tokens_max` tokens a step,
-    `running_max` requests in the batch, `model_len_max` tokens a request, `prefill_threshold` tokens a request may
-    take in one step (0: no such bound), `pipeline_depth` steps planned and not yet committed (1 is synchronous),
-    `policy` the name of who is served first (vnext/sched/policies.py; the state does not know what it means),
-    `digest_interval` steps between two digests that every rank reports, `windows` for each group of layers the tokens
-    that its attention sees, 0 for all: a block is one page of the cache in each group (windows.py). () is one group that
-    sees all. `block_count` counts pages.
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_NAMES):
+    """The limits of one engine. Counts are in tokens unless the name says otherwise.
+
+    `block_size`: tokens in a block. `page_count`: pages in the cache. `max_num_batched_tokens`: tokens in a step.
+    `max_num_seqs`: requests in the batch. `max_model_len`: tokens in a request. `long_prefill_token_threshold`: tokens
+    that one request may compute in one step; 0 means no limit. `pipeline_depth`: steps planned and not yet committed; 1
+    is synchronous. `policy`: the name of the scheduling policy (vnext/sched/policies.py); the state does not interpret
+    it. `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each
+    group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
+    means one group with full attention.
     """
 
     block_size: int
-    block_count: int
-    batch_tokens_max: int
-    running_max: int
-    model_len_max: int
-    prefill_threshold: int = 0
+    page_count: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0
     prefix_caching: bool = True
     chunked_prefill: bool = True
     pipeline_depth: int = 2
@@ -42,6 +51,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_length_max(config: SchedulerConfig) -> int:
-    """Tokens that prompt and answer may have together; the answer's last one is never written into the cache."""
-    length = min(config.model_len_max, config.block_size * config.block_count + 1)
-    return length if config.chunked_prefill else min(length, config.batch_tokens_max + 1)
+    """The most tokens that a prompt and its answer may have together. The answer's last token is never written to the cache."""
+    length = min(config.max_model_len, config.block_size * config.page_count + 1)
+    return length if config.chunked_prefill else min(length, config.max_num_batched_tokens + 1)

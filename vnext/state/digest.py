@@ -1,52 +1,55 @@
 """Digest of a state: equal on every replica that folded the same events.
 
-It covers structure: counts, bounds, rows, block tables, holders, the order of free blocks, the queue, steps in flight.
-It contains no token value and no content key, so a log whose texts were replaced has the same digests;
-`State.token_digest` chains the committed tokens beside it.
+It covers structure: counts, bounds, rows, block tables, holders, the order of free pages, the queue and steps in
+flight. It contains no token value and no block hash, so a redacted log has the same digests. `State.token_digest`
+chains the committed tokens separately.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import xxhash
 
-from vnext.state import extents
-from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT
-from vnext.state.state import State
+from vnext.state.state import State, StepInFlight
+from vnext.state.store import extents
+from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 
 DIGEST_VERSION = 2
-"""Counts the ways in which `digest` and `details` were ever computed: a log says which one is meant. A log that does not
-say is of version 1, from before they were counted. tests/golden/logs must be added to when this number changes."""
+"""The version of the computation in `digest` and `details`. A log names the version it uses; a log without one predates
+the numbering and is version 1. When this number changes, add logs to tests/golden/logs.
+"""
 SCALAR_NAMES = (
-    "sequence next_id planned committed row_count waiting_sum request_count flight_count pool.head pool.free "
-    "pool.names pool.status_sum finished aborted preempted prompt_tokens generated_tokens prefix_queried_tokens prefix_hit_tokens"
+    "sequence next_id planned committed row_count waiting_hash request_count flight_count pool.head pool.free "
+    "pool.prefix_index pool.status_hash finished aborted preempted prompt_tokens generated_tokens "
+    "prefix_queried_tokens prefix_hit_tokens"
 ).split()
 DETAIL_NAMES = (
     *SCALAR_NAMES, *(f"rows.{name}" for name in FIELD_NAMES[:STRUCTURE_FIELD_COUNT]), "tables", "holders and free order",
     "waiting", "flights",
 )  # fmt: skip
 _WORD = 2**64 - 1
+_hashed: Callable[[bytes | np.ndarray], int] = xxhash.xxh3_64_intdigest  # type: ignore[assignment]  # numpy names no buffer
 
 
 def digest(state: State) -> int:
     """xxh3-64 over the state's structure.
 
-    Block tables, holders, the order of free blocks and the queue enter by the sums that are kept of them (TABLE_SUM,
-    VersionedArray.sum, State.waiting_sum), so that a digest costs what a step has changed; law Y1 holds each sum to what
-    it stands for.
+    Block tables, holders, the order of free pages and the queue enter as incremental hashes (TABLE_HASH,
+    VersionedArray.hash, State.waiting_hash), so a digest costs only what a step has changed. Law Y1 requires each hash
+    to match its contents.
     """
-    hashed = xxhash.xxh3_64_intdigest
+    hashed = _hashed
     words = [*_scalars(state), hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])]
-    for flight in state.flights:
-        words += (flight.step, hashed(flight.entries), hashed(flight.samples))
+    for scheduled in state.in_flight:
+        words += (scheduled.step, hashed(scheduled.entries), hashed(scheduled.samples))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
 def parts(state: State) -> list[tuple[str, bytes]]:
-    """What the digest stands for, by name and in full: comparing two states part by part names what differs."""
+    """The complete contents behind the digest, by name; comparing two states part by part names the parts that differ."""
     rows, pool = state.rows, state.pool
     table = extents.gather(state.tables, extents.spans(rows.table_at, rows.blocks * state.config.group_count))
     return [
@@ -55,16 +58,17 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("tables", table.tobytes()),
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
-        ("flights", b"".join(_flight(flight) for flight in state.flights)),
+        ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight)),
     ]
 
 
 def details(state: State) -> tuple[int, ...]:
-    """One word (uint64) for each of DETAIL_NAMES: two states compared word by word differ in the fields so named.
+    """One word (uint64) for each of DETAIL_NAMES. Words that differ between two states name the fields that differ.
 
-    Proportional to the state, where `digest` is to a step's changes: for what two replicas tell of each other seldom.
+    The cost is proportional to the state, while that of `digest` is proportional to a step's changes. Replicas therefore
+    exchange these words rarely.
     """
-    hashed, cells = xxhash.xxh3_64_intdigest, state.rows.cells
+    hashed, cells = _hashed, state.rows.cells
     named = dict(parts(state))
     columns = [hashed(np.ascontiguousarray(cells[field])) for field in range(STRUCTURE_FIELD_COUNT)]
     rest = [hashed(named[name]) for name in DETAIL_NAMES[-4:]]
@@ -72,37 +76,41 @@ def details(state: State) -> tuple[int, ...]:
 
 
 def histories(state: State) -> tuple[int, ...]:
-    """One word (uint64) for the tokens of each live request: the rows in their order, then the queue. Proportional to them."""
-    hashed, rows = xxhash.xxh3_64_intdigest, state.rows
-    told = [hashed(extents.read(state.tokens, at, known)) for at, known in zip(rows.tokens_at.tolist(), rows.known.tolist())]
-    return (*told, *(hashed(entry.tokens) for entry in state.waiting))
+    """One word (uint64) for the tokens of each live request: rows in order, then the queue. Costs time proportional to
+    the tokens.
+    """
+    hashed, rows = _hashed, state.rows
+    reported = [
+        hashed(extents.read(state.tokens, at, known)) for at, known in zip(rows.tokens_at.tolist(), rows.known.tolist())
+    ]
+    return (*reported, *(hashed(entry.tokens) for entry in state.waiting))
 
 
 def requests_otherwise(state: State, words: Sequence[int]) -> tuple[int, ...]:
-    """The requests whose tokens a replica with the same structure has otherwise: `words` are its `histories`."""
+    """The requests whose tokens differ on another replica with the same structure; `words` are that replica's `histories`."""
     ids = (*state.rows.id.tolist(), *(entry.id for entry in state.waiting))
     return tuple(id_ for id_, mine, theirs in zip(ids, histories(state), words) if mine != theirs)
 
 
 def hexadecimal(value: int) -> str:
-    """A digest as it is written for people."""
+    """A digest in the form shown to people."""
     return f"{value:016x}"
 
 
 def _scalars(state: State) -> tuple[int, ...]:
     pool, counters = state.pool, state.counters
     return (
-        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_sum,
-        len(state.requests), len(state.flights), pool.head, pool.free, 2 * len(pool.names), pool.status.sum,
+        state.sequence, state.next_id, state.planned, state.committed, len(state.rows), state.waiting_hash,
+        len(state.requests), len(state.in_flight), pool.head, pool.free, 2 * len(pool.prefix_index), pool.status.hash,
         counters.finished, counters.aborted, counters.preempted, counters.prompt_tokens, counters.generated_tokens,
         counters.prefix_queried_tokens, counters.prefix_hit_tokens,
     )  # fmt: skip
 
 
 def _queue(state: State) -> bytes:
-    entries = [(entry.id, entry.known, entry.epoch, entry.cached) for entry in state.waiting]
+    entries = [(entry.id, entry.known, entry.preemption_count, entry.cached) for entry in state.waiting]
     return np.array(entries, dtype=np.int64).tobytes()
 
 
-def _flight(flight) -> bytes:
-    return flight.step.to_bytes(8, "little") + flight.entries.tobytes() + flight.samples.tobytes()
+def _step_in_flight(scheduled: StepInFlight) -> bytes:
+    return scheduled.step.to_bytes(8, "little") + scheduled.entries.tobytes() + scheduled.samples.tobytes()

@@ -1,14 +1,14 @@
-"""The two ways in which the core says no.
+"""The two errors of the core.
 
-IllegalEvent: somebody handed the reducer an event that may not happen now; nothing was changed.
-LawBroken: the state itself is wrong; the engine must stop and its log tells why.
+IllegalEvent: the reducer received an event that may not happen now; nothing was changed.
+LawBroken: the state itself is wrong. The engine must stop, and its log shows why.
 """
 
 from __future__ import annotations
 
 
 class IllegalEvent(Exception):
-    """An event that the lifecycle forbids in this state. The state is as it was."""
+    """An event that the lifecycle forbids in this state. The state is unchanged."""
 
 
 class LawBroken(Exception):

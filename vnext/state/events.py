@@ -1,7 +1,7 @@
-"""Events: the facts an engine is made of, in the order in which the engine core numbered them.
+"""Events: the facts of a run, in the order in which the engine core numbered them.
 
-The list reads as the story of a run. Each event names who emits it and who reacts. Token ids travel as little-endian
-int32 bytes: a prompt of 4,096 tokens decodes in no time and cannot be changed by accident.
+The list reads as the story of a run and shows who emits each event and who reacts. Token ids travel as little-endian
+int32 bytes: immutable, and fast to decode even for a prompt of 4,096 tokens.
 
     EngineStarted      engine core; everyone       first record of every log
     RequestArrived     engine core; scheduler      a client's request, already checked and numbered
@@ -13,6 +13,7 @@ int32 bytes: a prompt of 4,096 tokens decodes in no time and cannot be changed b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NewType
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import Sampling
 
-if TYPE_CHECKING:  # who only passes events on needs no numpy: a start is shorter by its import
+if TYPE_CHECKING:  # modules that only pass events on start faster without numpy
     import numpy as np
 
 RequestId = NewType("RequestId", int)
@@ -31,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Base of all events."""
 
 
-class EngineStarted(Event, tag=0):
+class EngineStarted(Event, frozen=True, tag=0):
     """`environment` is the determinism environment: versions, instruction set, threads, devices."""
 
     config: SchedulerConfig
@@ -42,7 +43,7 @@ class EngineStarted(Event, tag=0):
     started_ns: int
 
 
-class RequestArrived(Event, tag=1):
+class RequestArrived(Event, frozen=True, tag=1):
     """`id` counts arrivals from 0 without gaps; `name` is the client's label. `prompt` is int32 bytes, not empty."""
 
     id: RequestId
@@ -54,19 +55,19 @@ class RequestArrived(Event, tag=1):
     cache_salt: str = ""
 
 
-class RequestAborted(Event, tag=2):
-    """An id that has ended already is legally ignored: a stop string may race with the last token."""
+class RequestAborted(Event, frozen=True, tag=2):
+    """Aborts `ids`. An id that has already ended is ignored, because a stop string may race with the last token."""
 
     ids: tuple[RequestId, ...]
     reason: AbortReason
 
 
-class StepPlanned(Event, tag=3):
-    """One plan, as its difference from `expected`: every running request advances by what it needs.
+class StepPlanned(Event, frozen=True, tag=3):
+    """A plan, as its difference from the expected plan, in which every running request advances by what it needs.
 
-    `preempted`: rows (places in running order) that give way. `changed`: (row, tokens) where the decision is not the
-    expected one. `admitted`: (place in the waiting queue, tokens), in order of admission; places count after the
-    preempted requests went back into the queue. A steady decode step carries its number and three empty lists.
+    `preempted`: rows (indices in running order) to preempt. `changed`: (row, tokens) where the decision differs from
+    the expected plan. `admitted`: (place in the waiting queue, tokens), in order of admission; places count after the
+    preempted requests have returned to the queue. A steady decode step carries its number and three empty lists.
     """
 
     step: int
@@ -75,18 +76,25 @@ class StepPlanned(Event, tag=3):
     admitted: tuple[tuple[int, int], ...] = ()
 
 
-class StepCommitted(Event, tag=4):
-    """Sampled tokens of one step in schedule order, one for every request that sampled (int32 bytes)."""
+class StepCommitted(Event, frozen=True, tag=4):
+    """The sampled tokens of one step in schedule order, one for each request that sampled (int32 bytes)."""
 
     step: int
     tokens: bytes
 
 
-class PrefixCacheReset(Event, tag=5):
-    """Kept blocks lose their content's name; held blocks are no longer offered to new requests."""
+class PrefixCacheReset(Event, frozen=True, tag=5):
+    """Empties the prefix index. Kept pages lose their hashes; held pages are no longer shared with new requests."""
 
 
 AnyEvent = EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset
+
+
+def first_of(events: Sequence[AnyEvent]) -> EngineStarted:
+    """The event that starts a run."""
+    started = events[0]
+    assert isinstance(started, EngineStarted), f"a run begins with EngineStarted, not with {type(started).__name__}"
+    return started
 
 
 def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:
@@ -97,7 +105,7 @@ def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> np.ndarray:
-    """The ids of `pack_tokens` as a read-only int32 array."""
+    """The inverse of `pack_tokens`: a read-only int32 array."""
     import numpy as np
 
-    return np.frombuffer(data, dtype="<i4")
+    return np.frombuffer(data, np.int32)

@@ -1,6 +1,6 @@
 """The expected plan: every running request advances by what it needs, in order, under the step's token budget.
 
-A plan is recorded and sent as its difference from this one, so a steady step costs a few bytes whatever the batch.
+Plans are recorded and sent as differences from this one, so a steady step costs a few bytes whatever the batch size.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.state import columns
 from vnext.state.config import SchedulerConfig
-from vnext.state.rows import Rows
+from vnext.state.store import columns
+from vnext.state.store.rows import Rows
 
 
 class Work(msgspec.Struct, frozen=True):
-    """New tokens of each row and blocks it lacks for them (int64[R] each, never written again); the sum of the tokens and
-    the pages that all these blocks are."""
+    """The work of one step: new tokens of each row and the blocks it lacks for them (int64[R] each, never written again).
+
+    `tokens_sum` is the sum of the tokens, `pages_sum` the number of pages that all these blocks take.
+    """
 
     tokens: np.ndarray
     blocks: np.ndarray
@@ -24,10 +26,10 @@ class Work(msgspec.Struct, frozen=True):
 
 
 def expected_work(config: SchedulerConfig, rows: Rows) -> Work:
-    """What each row does next: 0 tokens where nothing is to do or the budget has run out."""
+    """The work of the expected plan: 0 tokens for a row that has nothing to compute or that the budget does not reach."""
     both = np.empty((2, len(rows)), dtype=np.int64)
-    tokens_sum, blocks_sum = columns.kernels.expected(
-        rows.cells, both, config.batch_tokens_max, config.prefill_threshold, config.block_size
+    tokens_sum, blocks_sum = columns.impl.expected(
+        rows.cells, both, config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size
     )
     if config.windows:
         blocks_sum *= len(config.windows)
@@ -35,7 +37,7 @@ def expected_work(config: SchedulerConfig, rows: Rows) -> Work:
 
 
 def work_of(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> Work:
-    """The work of computing so many tokens of each row (int64[R])."""
+    """The work of computing the given number of tokens in each row (int64[R])."""
     need = np.empty(len(rows), dtype=np.int64)
-    blocks = columns.kernels.needed(rows.cells, tokens, need, config.block_size)
+    blocks = columns.impl.needed(rows.cells, tokens, need, config.block_size)
     return Work(tokens, need, int(tokens.sum()), blocks * config.group_count)

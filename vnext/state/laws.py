@@ -1,33 +1,33 @@
-"""Laws: what must hold in every state, each a small function named after its entry in docs/laws.md.
+"""Laws: conditions that hold in every state, each a small function with an entry in docs/laws.md.
 
-`check_cheap` is a few array sums and always on in the engine; `check` is everything and on in tests, in the simulator and
-in `vnext-replay verify --laws`. A broken law is a bug of the engine, never of a client.
+`check_cheap` takes a few array sums and always runs in the engine. `check` is complete and runs in tests, in the
+simulator and in `vnext-replay verify --laws`. A broken law is a bug of the engine, never of a client.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vnext.state import columns, extents
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
-from vnext.state.extents import Extents
-from vnext.state.order import sum_of
 from vnext.state.pool import free_blocks
-from vnext.state.state import Flight, State
+from vnext.state.state import State, StepInFlight
+from vnext.state.store import columns, extents
+from vnext.state.store.extents import Extents
+from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import first_kept, held_entries, row_table
 
 WORD = 2**64 - 1
 
 
 def check(state: State) -> None:
-    """All laws of one state. Raises LawBroken."""
+    """Check all laws of one state. Raises LawBroken."""
     for law in ALL:
         law(state)
 
 
 def check_cheap(state: State) -> None:
-    """The laws that cost a microsecond or two: CHEAP, asked in one pass and named one by one if it fails. Raises LawBroken."""
+    """Check CHEAP, the laws that cost a microsecond or two, in one pass; on failure, one by one. Raises LawBroken."""
     if not _cheap_hold(state):
         for law in CHEAP:
             law(state)
@@ -35,38 +35,38 @@ def check_cheap(state: State) -> None:
 
 
 def _cheap_hold(state: State) -> bool:
-    """Whether all of CHEAP hold, at the cost of one pass over the rows."""
-    config, flights, counters = state.config, state.flights, state.counters
+    """Whether all of CHEAP hold, in one pass over the rows."""
+    config, in_flight, counters = state.config, state.in_flight, state.counters
     return (
-        columns.kernels.lawful(state.rows.cells, config.block_size)
-        and len(state.rows) <= config.running_max
-        and (not flights or _step_holds(config, flights[-1]))
-        and len(flights) == state.planned - state.committed <= config.pipeline_depth
-        and all(flight.step == state.committed + at for at, flight in enumerate(flights))
+        columns.impl.lawful(state.rows.cells, config.block_size)
+        and len(state.rows) <= config.max_num_seqs
+        and (not in_flight or _step_holds(config, in_flight[-1]))
+        and len(in_flight) == state.planned - state.committed <= config.pipeline_depth
+        and all(scheduled.step == state.committed + at for at, scheduled in enumerate(in_flight))
         and state.next_id == counters.finished + counters.aborted + len(state.requests)
     )
 
 
-def _step_holds(config: SchedulerConfig, flight: Flight) -> bool:
-    """S1 of the newest step."""
-    total, smallest, largest, samples = columns.kernels.bounds(flight.entries, flight.samples)
+def _step_holds(config: SchedulerConfig, scheduled: StepInFlight) -> bool:
+    """Whether S1 holds for the newest step."""
+    total, smallest, largest, samples = columns.impl.bounds(scheduled.entries, scheduled.samples)
     return (
-        total == flight.tokens <= config.batch_tokens_max
+        total == scheduled.tokens <= config.max_num_batched_tokens
         and smallest >= 1
-        and (not config.prefill_threshold or largest <= config.prefill_threshold)
-        and (config.chunked_prefill or samples == len(flight.samples))
+        and (not config.long_prefill_token_threshold or largest <= config.long_prefill_token_threshold)
+        and (config.chunked_prefill or samples == len(scheduled.samples))
     )
 
 
 def _tables(state: State) -> np.ndarray:
-    """Pages that all rows hold, one table after the other (int32[n])."""
+    """The pages that all rows hold, one table after another (int32[n])."""
     config, rows = state.config, state.rows
     whole = _ranges(state.tables, rows.table_at, rows.blocks * config.group_count)
     return whole[held_entries(config, rows.computed, rows.blocks)] if config.windows else whole
 
 
 def _ranges(values: Extents, at: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The values of several ranges, one after the other (int32[sum of counts]); quick where ranges are few."""
+    """The values of several ranges, one after another (int32[sum of counts]); fast if there are few ranges."""
     data = values.arena.data
     return np.concatenate([data[:0], *(data[first : first + count] for first, count in zip(at.tolist(), counts.tolist()))])
 
@@ -77,50 +77,55 @@ def _hold(condition: bool, law: str, message: str) -> None:
 
 
 def free_and_held_are_all(state: State) -> None:
-    """M1: free + held = total and no block is queued twice."""
+    """M1: free + held = total, and no page is queued twice."""
     pool = state.pool
-    queued, total = free_blocks(pool).tolist(), pool.block_count
+    queued, total = free_blocks(pool).tolist(), pool.page_count
     held = int(np.count_nonzero(pool.ref > 0))
     _hold(len(queued) == pool.free, "M1", f"{len(queued)} blocks queued, {pool.free} counted as free")
     _hold(len(set(queued)) == len(queued), "M1", "a block is queued twice")
-    kept = pool.names.count(queued)
+    kept = pool.prefix_index.count(queued)
     _hold(kept == pool.kept, "M1", f"{kept} free blocks have a name, {pool.kept} are counted as kept")
     _hold(held + len(queued) == total, "M1", f"{held} held and {len(queued)} free of {total}")
 
 
 def holders_are_counted(state: State) -> None:
-    """M2: a block's holders are its occurrences in the block tables; by its form (Pool.status) it is free iff it has none."""
+    """M2: a page's holders are its occurrences in the block tables. Pool.status makes it free if and only if it has none."""
     pool, blocks = state.pool, _tables(state)
-    there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < pool.block_count)
-    _hold(there, "M2", f"a table has a block that is none of the {pool.block_count}")
-    wrong = (np.bincount(blocks, minlength=pool.block_count) != pool.ref).nonzero()[0]
+    there = len(blocks) == 0 or (int(blocks.min()) >= 0 and int(blocks.max()) < pool.page_count)
+    _hold(there, "M2", f"a table has a block that is none of the {pool.page_count}")
+    wrong = (np.bincount(blocks, minlength=pool.page_count) != pool.ref).nonzero()[0]
     _hold(len(wrong) == 0, "M2", f"holders of blocks {wrong[:8].tolist()} are not their occurrences in tables")
 
 
 def writers_are_exclusive(state: State) -> None:
-    """M3: a place written by the newest step belongs to one scheduled row, in a block no other row writes."""
-    if not state.flights:
+    """M3: a place that the newest step writes belongs to one scheduled row, in a page of its table that no other row writes."""
+    if not state.in_flight:
         return
-    flight, rows, size, groups = state.flights[-1], state.rows, state.config.block_size, state.config.group_count
+    scheduled, rows, size, groups = state.in_flight[-1], state.rows, state.config.block_size, state.config.group_count
     row_of = {id_: row for row, id_ in enumerate(rows.id.tolist())}
-    table_at, data, written = rows.table_at.tolist(), state.tables.arena.data, []
-    for id_, start, count in zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist()):
+    table_at, blocks, data, written = rows.table_at.tolist(), rows.blocks.tolist(), state.tables.arena.data, []
+    for id_, start, count in zip(scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist()):
         if id_ in row_of:
-            at = table_at[row_of[id_]]
-            written += data[at + start // size * groups : at - (-(start + count) // size * groups)].tolist()
+            row, last = row_of[id_], -(-(start + count) // size)
+            _hold(
+                start >= 0 and last <= blocks[row],
+                "M3",
+                f"request {id_} writes outside its table in step {scheduled.step}",
+            )
+            written += data[table_at[row] + start // size * groups : table_at[row] + last * groups].tolist()
     if len(set(written)) < len(written):
         twice = next(block for block in written if written.count(block) > 1)
-        raise LawBroken("M3", f"block {twice} is written by two requests in step {flight.step}")
+        raise LawBroken("M3", f"block {twice} is written by two requests in step {scheduled.step}")
 
 
 def capacity_covers(state: State) -> None:
-    """M4: blocks cover what is computed, and not a block more."""
+    """M4: a row's blocks cover what it has computed, with no block to spare."""
     rows, size = state.rows, state.config.block_size
     _hold(bool((rows.blocks == -(-rows.computed // size)).all()), "M4", "a row holds too few or too many blocks")
 
 
 def queue_is_sorted_and_distinct(state: State) -> None:
-    """M5, Y3: a request is in the queue, at its place, or in the batch, once; together they are all that live."""
+    """M5, Y3: a request is once in the queue, at its place, or once in the batch; together these are all live requests."""
     queued, running = [entry.id for entry in state.waiting], state.rows.id.tolist()
     _hold(queued == sorted(queued), "M5", "the queue is not in order of arrival")
     live = set(queued) | set(running)
@@ -129,49 +134,63 @@ def queue_is_sorted_and_distinct(state: State) -> None:
 
 
 def bounds_hold(state: State) -> None:
-    """S1: tokens per step, rows, chunks. Of the steps in flight the newest is looked at: the others were it once."""
+    """S1: tokens of a step, rows and chunks respect their limits. Only the newest step is checked; the others were
+    checked when they were the newest.
+    """
     config = state.config
-    _hold(len(state.rows) <= config.running_max, "S1", f"{len(state.rows)} rows")
-    if not state.flights:
+    _hold(len(state.rows) <= config.max_num_seqs, "S1", f"{len(state.rows)} rows")
+    if not state.in_flight:
         return
-    flight = state.flights[-1]
-    total = int(flight.counts.sum())
-    _hold(total <= config.batch_tokens_max, "S1", f"step {flight.step} is over the token budget")
-    _hold(total == flight.tokens, "S1", f"step {flight.step} has {total} tokens and counts {flight.tokens}")
-    _hold(len(flight.counts) > 0 and int(flight.counts.min()) >= 1, "S1", f"step {flight.step} has an empty chunk")
-    if config.prefill_threshold:
-        _hold(int(flight.counts.max()) <= config.prefill_threshold, "S1", f"step {flight.step} has a chunk over the threshold")
-    _hold(config.chunked_prefill or bool(flight.samples.all()), "S1", f"step {flight.step} computes a part of a prompt")
+    scheduled = state.in_flight[-1]
+    total = int(scheduled.counts.sum())
+    _hold(total <= config.max_num_batched_tokens, "S1", f"step {scheduled.step} is over the token budget")
+    _hold(total == scheduled.tokens, "S1", f"step {scheduled.step} has {total} tokens and counts {scheduled.tokens}")
+    _hold(len(scheduled.counts) > 0 and int(scheduled.counts.min()) >= 1, "S1", f"step {scheduled.step} has an empty chunk")
+    if config.long_prefill_token_threshold:
+        _hold(
+            int(scheduled.counts.max()) <= config.long_prefill_token_threshold,
+            "S1",
+            f"step {scheduled.step} has a chunk over the threshold",
+        )
+    _hold(
+        config.chunked_prefill or bool(scheduled.samples.all()),
+        "S1",
+        f"step {scheduled.step} computes a part of a prompt",
+    )
 
 
 def progress_is_ordered(state: State) -> None:
-    """S2: sealed <= computed <= known + pending, and nothing beyond the limit."""
+    """S2: hashed blocks <= computed <= known + placeholders, and nothing beyond the limit."""
     rows, size = state.rows, state.config.block_size
-    ahead = rows.computed > rows.known + rows.pending
-    early = rows.sealed * size > np.minimum(rows.computed, rows.known)
+    ahead = rows.computed > rows.known + rows.placeholders
+    early = rows.hashed_blocks * size > np.minimum(rows.computed, rows.known)
     ended = rows.known >= rows.limit
     if not (ahead | early | ended).any():
         return
     _hold(not ahead.any(), "S2", "a row computed more than it knows")
-    _hold(not early.any(), "S2", "a row sealed too much")
+    _hold(not early.any(), "S2", "a row hashed too many blocks")
     _hold(not ended.any(), "S2", "a row is at its limit and still runs")
 
 
-def full_blocks_are_sealed(state: State) -> None:
-    """P1: a row has sealed its full blocks, whose tokens are all known and computed, and none of its other blocks has a name."""
-    rows, names = state.rows, state.pool.names
+def full_blocks_are_hashed(state: State) -> None:
+    """P1: a row has hashed its full blocks, whose tokens are all known and computed, and none of its other blocks has a hash."""
+    rows, prefix_index = state.rows, state.pool.prefix_index
     if not state.config.prefix_caching or len(rows) == 0:
         return
     full = np.minimum(rows.computed, rows.known) // state.config.block_size
-    _hold(bool((rows.sealed == full).all()), "P1", f"rows have sealed {rows.sealed.tolist()} of {full.tolist()} full blocks")
-    if len(names) == 0:
+    _hold(
+        bool((rows.hashed_blocks == full).all()),
+        "P1",
+        f"rows have hashed {rows.hashed_blocks.tolist()} of {full.tolist()} full blocks",
+    )
+    if len(prefix_index) == 0:
         return
     for block in _unfinished(state, full).tolist():
-        _hold(names.key_of(block) is None, "P1", f"block {block} has a name and is not complete")
+        _hold(prefix_index.hash_of(block) is None, "P1", f"block {block} has a name and is not complete")
 
 
 def _unfinished(state: State, full: np.ndarray) -> np.ndarray:
-    """Pages that the rows hold behind their `full` blocks (int64[R] -> int32[n])."""
+    """The pages that the rows hold behind their `full` blocks (int64[R] -> int32[n])."""
     rows, groups = state.rows, state.config.group_count
     if not state.config.windows:
         return _ranges(state.tables, rows.table_at + full, rows.blocks - full)
@@ -185,43 +204,50 @@ def _unfinished(state: State, full: np.ndarray) -> np.ndarray:
 
 
 def placeholders_match(state: State) -> None:
-    """A2: a row's pending tokens are the samples that steps in flight owe this epoch of it."""
+    """A2: a row's placeholders are the samples that steps in flight owe it at its current preemption count."""
     owed: dict[tuple[int, int], int] = {}
-    for flight in state.flights:
-        for pair in zip(flight.ids[flight.samples].tolist(), flight.epochs[flight.samples].tolist()):
+    for scheduled in state.in_flight:
+        for pair in zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist()):
             owed[pair] = owed.get(pair, 0) + 1
     rows = state.rows
-    for id_, epoch, pending in zip(rows.id.tolist(), rows.epoch.tolist(), rows.pending.tolist()):
-        if pending != owed.get((id_, epoch), 0):
-            raise LawBroken("A2", f"request {id_} has {pending} placeholders where {owed.get((id_, epoch), 0)} tokens are due")
+    for id_, preemptions, placeholders in zip(rows.id.tolist(), rows.preemption_count.tolist(), rows.placeholders.tolist()):
+        if placeholders != owed.get((id_, preemptions), 0):
+            raise LawBroken(
+                "A2",
+                f"request {id_} has {placeholders} placeholders where {owed.get((id_, preemptions), 0)} tokens are due",
+            )
 
 
-def names_are_mutual(state: State) -> None:
-    """P1: the two sides of the prefix table are one table."""
-    blocks, keys = state.pool.names.blocks(), state.pool.names.keys()
+def prefix_index_is_mutual(state: State) -> None:
+    """P1: the two sides of the prefix index agree."""
+    blocks, keys = state.pool.prefix_index.blocks(), state.pool.prefix_index.keys()
     named = {key: block for block, key in enumerate(keys) if key is not None}
     for key, block in (*blocks.items(), *named.items()):
         if keys[block] != key or blocks.get(key) != block:
             raise LawBroken("P1", f"block {block} is known by another name")
 
 
-def sums_are_kept(state: State) -> None:
-    """Y1: the sums by which a digest knows block tables, holders and free blocks are those of what they stand for."""
+def hashes_are_kept(state: State) -> None:
+    """Y1: the incremental hashes of block tables, holders and the order of free pages match their contents."""
     pool, rows = state.pool, state.rows
-    _hold(pool.status.sum == columns.kernels.mixed(pool.status.values()), "Y1", "the sum of the blocks' status is another")
-    for row, kept in enumerate(rows.table_sum.tolist()):
+    _hold(
+        pool.status.hash == columns.impl.array_hash(pool.status.values()),
+        "Y1",
+        "the sum of the blocks' status is another",
+    )
+    for row, kept in enumerate(rows.table_hash.tolist()):
         table = row_table(state, row).astype(np.int64)
-        _hold(columns.kernels.mixed(table) == kept & WORD, "Y1", f"the sum of row {row}'s block table is another")
+        _hold(columns.impl.array_hash(table) == kept & WORD, "Y1", f"the sum of row {row}'s block table is another")
 
 
-def queue_sum_is_kept(state: State) -> None:
-    """Y1: the sum by which a digest knows the queue is the queue's."""
-    _hold(state.waiting_sum == sum_of(state.waiting), "Y1", "the sum of the waiting queue is another")
+def queue_hash_is_kept(state: State) -> None:
+    """Y1: the incremental hash of the queue matches the queue."""
+    _hold(state.waiting_hash == queue_hash(state.waiting), "Y1", "the sum of the waiting queue is another")
 
 
 def steps_are_in_order(state: State) -> None:
     """A3: steps in flight are exactly [committed, planned), within the pipeline's depth."""
-    steps = [flight.step for flight in state.flights]
+    steps = [scheduled.step for scheduled in state.in_flight]
     _hold(steps == list(range(state.committed, state.planned)), "A3", f"steps in flight are {steps}")
     _hold(len(steps) <= state.config.pipeline_depth, "A3", f"{len(steps)} steps in flight")
 
@@ -249,7 +275,7 @@ def arrivals_are_accounted(state: State) -> None:
 
 ALL = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, free_and_held_are_all,
-    holders_are_counted, sums_are_kept, writers_are_exclusive, queue_sum_is_kept, queue_is_sorted_and_distinct,
-    full_blocks_are_sealed, placeholders_match, names_are_mutual, histories_begin_with_prompts,
+    holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
+    full_blocks_are_hashed, placeholders_match, prefix_index_is_mutual, histories_begin_with_prompts,
 )  # fmt: skip
 CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)

@@ -1,6 +1,6 @@
-"""The life of a request as a table: status x change -> status. What is not in the table is illegal.
+"""The life of a request as a table: status x change -> status. A pair that is missing from the table is illegal.
 
-A finished request is not stored: an id below the next one that is neither waiting nor running has finished.
+A finished request is not stored: an id below `next_id` that neither waits nor runs has finished.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIFECYCLE: dict[tuple[Status, Change], Status] = {
 
 
 def after(status: Status, change: Change) -> Status:
-    """The next status; IllegalEvent where the table has none."""
+    """The next status. Raises IllegalEvent if the table has none."""
     found = LIFECYCLE.get((status, change))
     if found is None:
         raise IllegalEvent(f"a request that is {status.value} cannot {change.value}")

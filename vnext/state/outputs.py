@@ -1,21 +1,22 @@
-"""Outputs: what must be told to whom because of one event. Effects as values; the runtime only carries them out."""
+"""Outputs: the news that clients get from one event, as values. The runtime only delivers them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+import numpy as np
 
-from vnext.state import rows as columns
-from vnext.state.committing import Settled, settle
 from vnext.state.events import AnyEvent, RequestAborted, RequestId, StepCommitted
+from vnext.state.fold_commit import Effects, MatchedSamples, match_samples
 from vnext.state.state import State
+from vnext.state.store import fields
 
 Finish = Literal["", "stop", "length", "abort"]
 
 
 class Output(msgspec.Struct, frozen=True):
-    """One request's news. `token` is -1 where none came; `sample` is its place among the step's samples.
+    """One request's news. `token` is -1 if there is none; `sample` is its index among the step's samples.
 
     `stop_token` is the token that ended the request, -1 if none did. `cached_tokens` is its prompt's prefix hit.
     """
@@ -29,10 +30,18 @@ class Output(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-def outputs(before: State, event: AnyEvent, after: State, settled: Settled | None = None) -> tuple[Output, ...]:
-    """News of a commit, in the step's order, or of an abort. `settled` as in `reduce`."""
+class Going(msgspec.Struct, frozen=True):
+    """Requests that got a token and continue: `ids` int64[n], `tokens` int32[n], `cached` (as in Output) int64[n]."""
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    cached: np.ndarray
+
+
+def outputs(before: State, event: AnyEvent, after: State, effects: Effects = None) -> tuple[Output, ...]:
+    """The news of a commit, in the step's order, or of an abort. `effects` comes from `fold` and is recomputed if missing."""
     if isinstance(event, StepCommitted):
-        return _of_commit(before, settled or settle(before, event))
+        return _of_commit(before, effects or match_samples(before, event))
     if isinstance(event, RequestAborted):
         named_once = dict.fromkeys(event.ids)
         gone = [before.requests[id_] for id_ in named_once if id_ in before.requests and id_ not in after.requests]
@@ -40,13 +49,32 @@ def outputs(before: State, event: AnyEvent, after: State, settled: Settled | Non
     return ()
 
 
-def _of_commit(before: State, settled: Settled) -> tuple[Output, ...]:
-    ids = before.rows.id[settled.rows].tolist()
-    cached = before.rows.cells[columns.CACHED, settled.rows].tolist()
-    told, requests = [], before.requests.mapping()
-    for id_, token, sample, stopped, at_limit, hit in zip(
-        ids, settled.tokens.tolist(), settled.samples.tolist(), settled.stopped.tolist(), settled.at_limit.tolist(), cached
+def outputs_apart(before: State, matched: MatchedSamples) -> tuple[Going, tuple[Output, ...]]:
+    """The news of a commit: requests that continue (the majority) as columns, and requests that end as in `outputs`."""
+    if not matched.ended:
+        return going_of(before.rows.cells, matched.rows, matched.tokens), ()
+    ends = matched.stopped | matched.at_limit
+    goes_on = ~ends
+    going = going_of(before.rows.cells, matched.rows[goes_on], matched.tokens[goes_on])
+    return going, _of_commit(before, matched, ends.nonzero()[0])
+
+
+def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
+    """The news of these rows (int64[n], ascending) of a matrix, which get these tokens."""
+    if len(rows) == cells.shape[1]:
+        return Going(cells[fields.ID], tokens, cells[fields.CACHED])
+    return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
+
+
+def _of_commit(before: State, matched: MatchedSamples, places: np.ndarray | None = None) -> tuple[Output, ...]:
+    """The outputs of all matched rows, or only of those at `places`."""
+    reported: tuple[np.ndarray, ...] = matched.rows, matched.tokens, matched.samples, matched.stopped, matched.at_limit
+    rows, *rest = reported if places is None else (column[places] for column in reported)
+    cells, requests = before.rows.cells, before.requests.mapping()
+    made = []
+    for id_, hit, token, sample, stopped, at_limit in zip(
+        cells[fields.ID, rows].tolist(), cells[fields.CACHED, rows].tolist(), *(column.tolist() for column in rest)
     ):
         finish: Finish = "stop" if stopped else "length" if at_limit else ""
-        told.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit))
-    return tuple(told)
+        made.append(Output(id_, requests[id_].name, token, sample, finish, token if stopped else -1, hit))
+    return tuple(made)

@@ -1,10 +1,16 @@
-"""Sampling: everything that turns one request's logits into its tokens, as it stands in an event.
+"""Sampling: everything that turns one request's logits into tokens, in the form that an event stores.
 
-Owns the fields and their bounds. Knows nothing of texts: stop strings and `n` belong to the edge, which sends one
-request for each of the n answers and aborts a request whose text has reached a stop string.
+Owns the table of sampling parameters, `Drawn`. Five things derive from it: the parameters of a request
+(vnext/sampling_params.py), the bodies of the API, the defaults of a checkpoint, the columns of a batch and the
+arguments of the kernels. Knows nothing of texts: the server handles stop strings and `n`. It sends one request for each
+of the n answers and aborts a request whose text has reached a stop string.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -14,12 +20,50 @@ LOGPROBS_MAX = 20
 NO_LOGPROBS = -1
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How one request is sampled and when it ends.
+class Parameter(NamedTuple):
+    """One number that controls how a request is sampled. Its default switches a filter or a penalty off.
 
-    `seed` is the request's root key (uint64): always present, because an unseeded request gets one in its event.
-    `temperature` 0 means greedy. `top_k` 0 and `top_p` 1 and `min_p` 0 switch those filters off. `logprobs` is the
-    number of alternatives reported beside each sampled token, `NO_LOGPROBS` for none. `logit_bias` is sorted by token.
+    `role`: "scale" is the temperature, a "filter" drops tokens, a "penalty" changes logits. `low` and `high` bound the
+    values that a client may ask for; `rule` states the bounds where "lie between" does not fit. Values below `least` are
+    stored as 0. `dtype` is that of the batch's column. `tried` is a common value that switches the parameter on.
+    `in_checkpoint`: generation_config.json may set it.
+    """
+
+    role: Literal["scale", "filter", "penalty"]
+    low: float
+    high: float
+    tried: float
+    rule: str = ""
+    least: float = float("-inf")
+    dtype: Literal["float32", "int64"] = "float32"
+    in_checkpoint: bool = False
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of sampling parameters, one per line. A filter is a lower bound on a token's weight
+    (vnext/sampling/weights.py).
+    """
+
+    temperature: Annotated[float, Parameter("scale", 0, 100.0, 1.0, least=1e-5, in_checkpoint=True)] = 1.0
+    """0 is greedy. Dividing logits by less than `least` overflows, and such a temperature is greedy in all but name."""
+    top_k: Annotated[
+        int, Parameter("filter", -1, float("inf"), 50, "be at least 1, or 0 or -1 to switch it off", 1, "int64", True)
+    ] = 0
+    top_p: Annotated[float, Parameter("filter", 5e-324, 1, 0.9, "be more than 0 and at most 1", in_checkpoint=True)] = 1.0
+    min_p: Annotated[float, Parameter("filter", 0, 1, 0.05, in_checkpoint=True)] = 0.0
+    repetition_penalty: Annotated[float, Parameter("penalty", 0.01, 100.0, 1.1, in_checkpoint=True)] = 1.0
+    presence_penalty: Annotated[float, Parameter("penalty", -2.0, 2.0, 0.5)] = 0.0
+    frequency_penalty: Annotated[float, Parameter("penalty", -2.0, 2.0, 0.5)] = 0.0
+    top_n_sigma: Annotated[float, Parameter("filter", -1, 100, 1.0, least=5e-324)] = 0.0
+    """From llama.cpp: drops tokens whose logit is more than this many standard deviations below the largest logit."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How one request is sampled and when it ends. Logs store the fields in this order, so new fields go at the end.
+
+    `seed` is the request's root key (uint64). It is always present, because a request without a seed gets one in its
+    event. Fields of `Drawn` have its types and defaults. `logprobs` is the number of alternatives reported beside each
+    sampled token, `NO_LOGPROBS` for none. `logit_bias` is sorted by token.
     """
 
     seed: int
@@ -36,3 +80,36 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    top_n_sigma: float = 0.0
+
+
+FIRST_LOGGED_COUNT = 14
+"""The number of fields of Sampling in the first logs."""
+
+
+def _parameters() -> Mapping[str, Parameter]:
+    hints = get_type_hints(Drawn, include_extras=True)
+    return MappingProxyType({name: hints[name].__metadata__[0] for name in Drawn.__struct_fields__})
+
+
+PARAMETERS = _parameters()
+"""The table by name, in order."""
+DEFAULTS: Mapping[str, float] = MappingProxyType(msgspec.structs.asdict(Drawn()))
+FILTERS = tuple(name for name, each in PARAMETERS.items() if each.role == "filter")
+PENALTIES = tuple(name for name, each in PARAMETERS.items() if each.role == "penalty")
+CHOOSING = tuple(name for name, each in PARAMETERS.items() if each.role != "penalty")
+"""The parameters that the choice of a token reads, after logits are adjusted."""
+ROW_DTYPES: Mapping[str, str] = MappingProxyType(
+    {name: PARAMETERS[name].dtype for name in CHOOSING} | {"seed": "int64", "position": "int64"}
+)
+"""The columns that a kernel reads to choose a token for each row, in argument order. `seed` has the bits of a uint64."""
+
+
+def is_filtered(sampling: Sampling) -> bool:
+    """Whether a filter is on."""
+    return any(getattr(sampling, name) != DEFAULTS[name] for name in FILTERS)
+
+
+def is_penalised(sampling: Sampling) -> bool:
+    """Whether a penalty is on."""
+    return any(getattr(sampling, name) != DEFAULTS[name] for name in PENALTIES)

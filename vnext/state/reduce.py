@@ -1,7 +1,7 @@
-"""The law: state' = reduce(state, event). One function, the same on every rank, in the log tool and in the simulator.
+"""The transition: state', effects = fold(state, event). Every rank, the log tool and the simulator use this one function.
 
-Pure and strict: an event that may not happen now raises IllegalEvent and leaves everything as it was; the argument is
-never changed. Legally ignored: aborting a request that has ended.
+Pure and strict: an event that may not happen now raises IllegalEvent and changes nothing; arguments are never modified.
+Aborting a request that has already ended is legal and has no effect.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import assert_never
 
 import msgspec
 
-from vnext.state import extents, pool as pools
-from vnext.state.chain import chain_keys, root_key
-from vnext.state.committing import Settled, count_ended, finish, fold_step_committed
+from vnext.state import pool as pools
+from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import (
@@ -24,17 +23,19 @@ from vnext.state.events import (
     StepCommitted,
     StepPlanned,
 )
+from vnext.state.feasibility import refusal
+from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
+from vnext.state.fold_plan import fold_step_planned
 from vnext.state.lifecycle import Change, Status, after
-from vnext.state.order import dequeue, enqueue
-from vnext.state.planning import fold_step_planned
-from vnext.state.refusal import refusal
-from vnext.state.rows import no_rows
 from vnext.state.state import Counters, Request, State, Waiting, status_of
-from vnext.state.versions import VersionedMap
+from vnext.state.store import extents
+from vnext.state.store.rows import no_rows
+from vnext.state.store.versions import VersionedMap
+from vnext.state.waiting_queue import dequeue, enqueue
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
-GROUP_COUNT_MAX = 256  # names of pages tell groups apart by one byte
+GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
 
 
 def start(event: EngineStarted) -> State:
@@ -49,57 +50,62 @@ def start(event: EngineStarted) -> State:
         committed=0,
         rows=no_rows(),
         waiting=(),
-        waiting_sum=0,
+        waiting_hash=0,
         requests=VersionedMap(),
         tokens=extents.empty(ARENA_PLACES_MIN),
         tables=extents.empty(ARENA_PLACES_MIN),
-        pool=pools.new_pool(config.block_count),
-        flights=(),
+        pool=pools.new_pool(config.page_count),
+        in_flight=(),
         counters=Counters(),
         token_digest=0,
     )
 
 
 def _require_sane(config: SchedulerConfig) -> None:
-    for field in ("block_size", "block_count", "batch_tokens_max", "running_max", "model_len_max", "pipeline_depth"):
+    for field in ("block_size", "page_count", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "pipeline_depth"):
         require(getattr(config, field) >= 1, f"{field} is {getattr(config, field)}: it must be at least 1")
-    require(config.prefill_threshold >= 0, f"prefill_threshold is {config.prefill_threshold}: it must be 0 or more")
+    require(
+        config.long_prefill_token_threshold >= 0,
+        f"long_prefill_token_threshold is {config.long_prefill_token_threshold}: it must be 0 or more",
+    )
     require(len(config.windows) <= GROUP_COUNT_MAX, f"{len(config.windows)} groups of layers: at most {GROUP_COUNT_MAX}")
     require(min(config.windows, default=0) >= 0, f"windows is {config.windows}: each must be 0 or more")
-    require(config.chunked_prefill or config.prefill_threshold == 0, "prefill_threshold needs chunked prefill")
+    require(
+        config.chunked_prefill or config.long_prefill_token_threshold == 0,
+        "long_prefill_token_threshold needs chunked prefill",
+    )
 
 
-def reduce(state: State, event: AnyEvent, settled: Settled | None = None) -> State:
-    """The state after one more event. IllegalEvent if it may not happen now.
-
-    `settled`: what `settle(state, event)` gave for a StepCommitted, for a caller that needs it too and asked before.
-    """
-    return replace(_fold(state, event, settled), sequence=state.sequence + 1)
-
-
-def _fold(state: State, event: AnyEvent, settled: Settled | None) -> State:
+def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
+    """The state after one more event, and the event's effects. IllegalEvent if the event may not happen now."""
+    effects: Effects = None
     match event:
         case StepPlanned():
-            return fold_step_planned(state, event)
+            folded = fold_step_planned(state, event)
         case StepCommitted():
-            return fold_step_committed(state, event, settled)
+            folded, effects = fold_step_committed(state, event)
         case RequestArrived():
-            return _fold_request_arrived(state, event)
+            folded = _fold_request_arrived(state, event)
         case RequestAborted():
-            return _fold_request_aborted(state, event)
+            folded = _fold_request_aborted(state, event)
         case PrefixCacheReset():
-            return replace(state, pool=pools.forget_all(state.pool))
+            folded = replace(state, pool=pools.clear_prefix_index(state.pool))
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
             assert_never(event)
+    return replace(folded, sequence=state.sequence + 1), effects
+
+
+def reduce(state: State, event: AnyEvent) -> State:
+    """The state of `fold`, for callers that send no news to clients."""
+    return fold(state, event)[0]
 
 
 def _fold_request_arrived(state: State, event: RequestArrived) -> State:
     require(event.id == state.next_id, f"request {event.id} arrived where {state.next_id} is due")
     why_not = refusal(state.config, event)
     require(why_not is None, f"request {event.id} should have been refused: {why_not}")
-    after(Status.UNKNOWN, Change.ARRIVE)
     request = Request(
         id=event.id,
         name=event.name,
@@ -107,7 +113,7 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         sampling=event.sampling,
         priority=event.priority,
         arrival_ns=event.arrival_ns,
-        root=root_key(event.cache_salt),
+        root=root_hash(event.cache_salt, state.config.block_size),
     )
     state = enqueue(state, _first_wait(state.config, request))
     return replace(
@@ -116,8 +122,8 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
 
 
 def _first_wait(config: SchedulerConfig, request: Request) -> Waiting:
-    keys = chain_keys(request.root, request.prompt, config.block_size) if config.prefix_caching else ()
-    return Waiting(id=request.id, priority=request.priority, tokens=request.prompt, keys=keys, epoch=0)
+    keys = block_hashes(request.root, request.prompt, config.block_size) if config.prefix_caching else ()
+    return Waiting(id=request.id, priority=request.priority, tokens=request.prompt, block_hashes=keys, preemption_count=0)
 
 
 def _fold_request_aborted(state: State, event: RequestAborted) -> State:

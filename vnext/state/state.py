@@ -1,7 +1,8 @@
 """State: one immutable value from which every decision and every batch is derived.
 
-Owns the types. Hot data is columns (rows.py), histories and tables are extents (extents.py), blocks are a pool (pool.py);
-cold data of a request sits in a mapping that changes on arrival and finish only. Nothing here is ever written again.
+Owns the types. Hot data is the rows' matrix (store/rows.py), histories and tables are extents (store/extents.py), pages
+are a pool (pool.py). The cold data of a request is in a mapping that changes only when it arrives and ends. No part of
+a state is ever modified.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import numpy as np
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestId
-from vnext.state.extents import Extents
 from vnext.state.lifecycle import Status
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
-from vnext.state.rows import Rows
-from vnext.state.versions import VersionedMap
+from vnext.state.store.extents import Extents
+from vnext.state.store.rows import Rows
+from vnext.state.store.versions import VersionedMap
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What never changes while a request lives. `root` is the parent key of its first block."""
+    """The data that never changes while a request lives. `root` is the parent hash of its first block."""
 
     id: RequestId
     name: str
@@ -36,17 +37,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in the queue. `tokens` (int32 bytes) are the prompt and all that was sampled before a preemption.
+    """A request in the queue. `tokens` (int32 bytes) are the prompt and everything sampled before a preemption.
 
-    `keys` are the chain keys of its full blocks, none with the prefix cache off; `cached` the hit of its first admission
-    (-1 before it), kept so that the client is told what its prompt really cost.
+    `block_hashes` are those of its full blocks, empty if the prefix cache is off. `cached` is the hit of its first
+    admission (-1 before it), kept so that the client learns the real cost of its prompt.
     """
 
     id: RequestId
     priority: int
     tokens: bytes
-    keys: tuple[bytes, ...]
-    epoch: int
+    block_hashes: tuple[bytes, ...]
+    preemption_count: int
     cached: int = -1
 
     @property
@@ -54,10 +55,11 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.tokens) // 4
 
 
-class Flight(msgspec.Struct, frozen=True):
-    """A step that is planned and not committed: what it computes, one entry per scheduled request.
+class StepInFlight(msgspec.Struct, frozen=True):
+    """A step that is planned and not committed, with one entry for each scheduled request.
 
-    `entries` int64[4, n]: request, epoch, first position computed, tokens computed; `samples` bool[n]. `tokens` is their sum.
+    `entries` int64[4, n]: request, preemption count, first position computed, tokens computed. `samples` bool[n]:
+    whether the request samples. `tokens` is the sum of the tokens computed.
     """
 
     step: int
@@ -70,7 +72,7 @@ class Flight(msgspec.Struct, frozen=True):
         return self.entries[0]
 
     @property
-    def epochs(self) -> np.ndarray:
+    def preemption_counts(self) -> np.ndarray:
         return self.entries[1]
 
     @property
@@ -95,9 +97,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """`sequence` events folded; steps [committed, planned) are in `flights`, oldest first; ids below `next_id` arrived.
+    """`sequence` events were folded; steps [committed, planned) are in `in_flight`, oldest first; ids below `next_id` arrived.
 
-    `waiting` is in order of arrival, `waiting_sum` stands for it in digests (order.py). `token_digest` chains all committed tokens.
+    `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
+    tokens.
     """
 
     config: SchedulerConfig
@@ -107,18 +110,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     rows: Rows
     waiting: tuple[Waiting, ...]
-    waiting_sum: int
+    waiting_hash: int
     requests: VersionedMap[int, Request]
     tokens: Extents
     tables: Extents
     pool: Pool
-    flights: tuple[Flight, ...]
+    in_flight: tuple[StepInFlight, ...]
     counters: Counters
     token_digest: int
 
 
 def status_of(state: State, request_id: int) -> Status:
-    """Where a request is in its life."""
+    """The status of a request."""
     if request_id >= state.next_id or request_id < 0:
         return Status.UNKNOWN
     if request_id not in state.requests:
@@ -127,5 +130,5 @@ def status_of(state: State, request_id: int) -> Status:
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens."""
+    """The number of blocks that hold `tokens` tokens."""
     return -(-tokens // block_size)

@@ -1,14 +1,14 @@
-"""A state as plain values, for people and tools: `show`, the logs of a failed law, tests."""
+"""A state as plain values for people and tools: `show`, the logs of a broken law, tests."""
 
 from __future__ import annotations
 
 from vnext.state.pool import free_blocks
-from vnext.state.rows import FIELD_NAMES, STRUCTURE_FIELD_COUNT
-from vnext.state.state import Flight, State
+from vnext.state.state import State, StepInFlight
+from vnext.state.store.fields import STORED_FIELD_NAMES, STRUCTURE_FIELD_COUNT
 from vnext.state.windows import row_blocks
 
 
-def view(state: State) -> dict:
+def view(state: State) -> dict[str, object]:
     """Everything but token values, JSON-ready."""
     return {
         "sequence": state.sequence,
@@ -16,30 +16,30 @@ def view(state: State) -> dict:
         "committed": state.committed,
         "running": [_row(state, row) for row in range(len(state.rows))],
         "waiting": [
-            {"id": entry.id, "priority": entry.priority, "known": entry.known, "epoch": entry.epoch}
+            {"id": entry.id, "priority": entry.priority, "known": entry.known, "epoch": entry.preemption_count}
             for entry in state.waiting
         ],
-        "flights": [_flight(flight) for flight in state.flights],
+        "flights": [_step_in_flight(scheduled) for scheduled in state.in_flight],
         "blocks": {
-            "total": state.pool.block_count,
+            "total": state.pool.page_count,
             "free": state.pool.free,
-            "named": len(state.pool.names),
+            "named": len(state.pool.prefix_index),
             "next": free_blocks(state.pool)[:16].tolist(),
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
     }
 
 
-def _row(state: State, row: int) -> dict:
+def _row(state: State, row: int) -> dict[str, object]:
     cells = state.rows.cells[:STRUCTURE_FIELD_COUNT, row].tolist()
-    fields = dict(zip(FIELD_NAMES[:STRUCTURE_FIELD_COUNT], cells))
+    fields = dict(zip(STORED_FIELD_NAMES[:STRUCTURE_FIELD_COUNT], cells))
     return {**fields, "table": row_blocks(state, row).tolist()}
 
 
-def _flight(flight: Flight) -> dict:
-    entries = zip(flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.samples.tolist())
+def _step_in_flight(scheduled: StepInFlight) -> dict[str, object]:
+    entries = zip(scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist())
     return {
-        "step": flight.step,
+        "step": scheduled.step,
         "requests": [
             {"id": id_, "start": start, "tokens": count, "samples": samples} for id_, start, count, samples in entries
         ],

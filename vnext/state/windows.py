@@ -1,12 +1,12 @@
-"""Windows: layers in groups, and which blocks a group whose attention sees a window still holds.
+"""Windows: groups of layers, and the blocks that a group with windowed attention still holds.
 
-A logical block (`block_size` tokens of one request) is one page of the pool in each group of layers; a row's table has them
-side by side, page of group g of block j at place j * groups + g. A group with a window w holds the blocks that a query from
-`computed` on may see and no earlier one:
+A block (`block_size` tokens of one request) takes one page of the pool in each group of layers. A row's table stores
+them side by side: the page of group g of block j is at index j * groups + g. A group with window w holds the blocks
+that a query from `computed` on may see, and no earlier ones:
     held by group g of a row  ==  [first_kept(computed, w), blocks)          w == 0: all, first_kept is 0
-What a step no longer needs is given back when it is planned, after everybody took what this step writes: ranks run steps
-in order, so nobody writes a page before the last step that reads it has run. Tables stay append-only: entries below
-first_kept are not read, and what was given back follows from COMPUTED alone.
+Planning a step gives back the pages that the step no longer needs, after all rows have taken the pages it writes.
+Ranks run steps in order, so no later step writes a page before the last step that reads it has run. Tables stay
+append-only: entries below first_kept are not read, and COMPUTED alone determines them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from functools import cache
 
 import numpy as np
 
-from vnext.state import extents, pool as pools
-from vnext.state.columns_numpy import group_key
+from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
 from vnext.state.pool import Pool
 from vnext.state.state import State, blocks_for
+from vnext.state.store import extents
+from vnext.state.store.columns_numpy import group_hash
 
 NULL = -1
-"""In a table: a block that this request never held in this group, because its prefix was found in the cache without it."""
+"""A table entry of a block that the request never held in this group, because its prefix hit did not need it."""
 
 
 @cache
 def window_array(windows: tuple[int, ...]) -> np.ndarray:
-    """The groups' windows, [0] for one group that sees all (int64[G], not to be written)."""
+    """The groups' windows, [0] for one group with full attention (int64[G], read-only)."""
     values = np.array(windows or (0,), dtype=np.int64)
     values.flags.writeable = False
     return values
@@ -35,41 +36,41 @@ def window_array(windows: tuple[int, ...]) -> np.ndarray:
 
 @cache
 def window_bytes(windows: tuple[int, ...], given_back: bool) -> bytes:
-    """The groups' windows as `columns.seal` takes them; all 0 where nothing has been given back yet."""
+    """The groups' windows as `columns.hash_full_blocks` takes them; all 0 while nothing has been given back yet."""
     return window_array(windows if given_back else (0,) * len(windows)).tobytes()
 
 
 def first_kept(config: SchedulerConfig, computed: np.ndarray) -> np.ndarray:
-    """The first block that each group still holds after so many tokens (int64[n] -> int64[n, G])."""
+    """The first block that each group still holds after `computed` tokens (int64[n] -> int64[n, G])."""
     windows = window_array(config.windows)
     return np.where(windows, np.maximum(computed[:, None] - windows + 1, 0), 0) // config.block_size
 
 
 def held_entries(config: SchedulerConfig, computed: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Which entries of these rows' tables, one table after the other, are held (bool[sum(blocks) * G])."""
+    """Which entries of these rows' tables, one table after another, are held (bool[sum(blocks) * G])."""
     places = extents.spans(np.zeros_like(blocks), blocks)
     return (places[:, None] >= np.repeat(first_kept(config, computed), blocks, axis=0)).reshape(-1)
 
 
 def row_table(state: State, row: int) -> np.ndarray:
-    """The whole block table of one row, what it gave back too (int32[blocks * G], read-only)."""
+    """The whole block table of one row, including pages given back (int32[blocks * G], read-only)."""
     count = int(state.rows.blocks[row]) * state.config.group_count
     return extents.read(state.tables, int(state.rows.table_at[row]), count)
 
 
 def row_blocks(state: State, row: int) -> np.ndarray:
-    """The blocks that one row holds, in the order of its table (int32[n], read-only)."""
+    """The pages that one row holds, in table order (int32[n], read-only)."""
     table, config = row_table(state, row), state.config
     if not config.windows:
         return table
     here = slice(row, row + 1)
-    return table[held_entries(config, state.rows.computed[here], state.rows.blocks[here])]
+    return table.compress(held_entries(config, state.rows.computed[here], state.rows.blocks[here]))
 
 
 def give_back(state: State, starts: np.ndarray) -> Pool:
     """The pool without the pages that no query from the rows' computed tokens on can see.
 
-    `starts` (int64[R]): computed tokens before the step, up to which the rows gave back when they came there.
+    `starts` (int64[R]): tokens computed before the step. The rows gave back their earlier pages when they reached them.
     """
     runs = _outdated(state, starts)
     if not runs:
@@ -78,13 +79,15 @@ def give_back(state: State, starts: np.ndarray) -> Pool:
     if len(runs) == 1 or len(np.unique(pages)) == len(pages):
         return pools.release(state.pool, pages)
     pool = state.pool
-    for run in runs:  # rows with a common prefix give the same page back, each its own hold
+    for run in runs:  # rows with a common prefix give back the same page; each releases its own hold
         pool = pools.release(pool, run)
     return pool
 
 
 def _outdated(state: State, starts: np.ndarray) -> list[np.ndarray]:
-    """What falls out of the windows between `starts` and the rows' computed tokens: a run for each row and group, last first."""
+    """The pages that leave the windows between `starts` and the rows' computed tokens: one run for each row and group,
+    last page first.
+    """
     config, rows = state.config, state.rows
     before, after = first_kept(config, starts), first_kept(config, rows.computed)
     count, data = config.group_count, state.tables.arena.data
@@ -96,12 +99,12 @@ def _outdated(state: State, starts: np.ndarray) -> list[np.ndarray]:
 
 
 def longest_hit(config: SchedulerConfig, pool: Pool, keys: tuple[bytes, ...]) -> np.ndarray:
-    """The table of the longest beginning of `keys` that every group can go on from (int32[blocks * G], NULL where not held).
+    """The table of the longest prefix of `keys` from which every group can continue (int32[blocks * G], NULL if not held).
 
-    A group that sees all needs every block of it, a group with a window the last ones, those that `first_kept` keeps.
+    A group with full attention needs every block of it; a group with a window needs the last blocks, as in `first_kept`.
     """
     count, groups, size = len(keys), config.group_count, config.block_size
-    found = pool.names.blocks_of(group_key(key, group) for key in keys for group in range(groups))
+    found = pool.prefix_index.blocks_of(group_hash(key, group) for key in keys for group in range(groups))
     pages = np.array([NULL if page is None else page for page in found], dtype=np.int32).reshape(count, groups)
     lengths = np.arange(1, count + 1)
     there = lengths[:, None] - np.maximum.accumulate(np.where(pages == NULL, lengths[:, None], 0), axis=0)
@@ -116,11 +119,11 @@ def longest_hit(config: SchedulerConfig, pool: Pool, keys: tuple[bytes, ...]) ->
 
 
 def pages_needed(config: SchedulerConfig, tokens: int) -> int:
-    """Pages that a request of so many computed tokens may hold at once, alone: the most of any cut into steps.
+    """The most pages that a request of `tokens` computed tokens may hold at once when it runs alone, for any split into steps.
 
-    While a step runs, a group with a window holds what the step's first query sees and all that the step computes.
+    While a step runs, a group with a window holds what the step's first query sees and everything that the step computes.
     """
     size, whole = config.block_size, blocks_for(tokens, config.block_size)
-    chunk = min(config.batch_tokens_max, config.prefill_threshold or config.batch_tokens_max, tokens)
+    chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or config.max_num_batched_tokens, tokens)
     seen = [blocks_for(window + chunk - 2, size) + 1 if window else whole for window in config.windows or (0,)]
     return sum(min(whole, most) for most in seen)

@@ -17,9 +17,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from vnext.sched.sim import core
+from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.fleet import Fleet
 from vnext.sched.sim.rank import StepResult
-from vnext.state import admitting, columns, columns_numpy, extents, log_forms, log_plain, names, names_plain, reduce as reducer
+from vnext.sched.sim.checks.redacted_tape import RedactedTape
+from vnext.log import log_bytes, log_plain, redaction
+from vnext.state import allocate, reduce as reducer
+from vnext.state.store import columns, columns_numpy, extents, prefix_index as names, prefix_index_plain
+from vnext.state.errors import LawBroken
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -31,7 +37,7 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 class Bug(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: what it is, its edits, and words of the failure by which the simulator must notice it.
+    """One fault: what it is, its edits, and the law, exception or words by which the simulator must notice it (`is_found_by`).
 
     `one_rank`: edits that only rank 1 has. `found_by` are alternatives: the simulator stops at the first law it meets.
     """
@@ -40,6 +46,16 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     edits: tuple[Edit, ...] = ()
     one_rank: tuple[Edit, ...] = ()
     found_by: tuple[str, ...]
+
+
+def is_found_by(error: Exception, names: tuple[str, ...]) -> bool:
+    """Whether a failure is one of these: a law by its name, a difference by its first word or words of it, any other
+    exception by the name of its very class."""
+    if isinstance(error, LawBroken):
+        return error.law in names
+    if isinstance(error, Divergence):
+        return str(error).split(":")[0] in names or any(name in str(error) for name in names if " " in name)
+    return type(error).__name__ in names
 
 
 Swap = tuple[FunctionType, CodeType, CodeType]
@@ -132,24 +148,33 @@ def on_rank_1(changes: list[Swap]) -> Iterator[None]:
 def plain_columns() -> Iterator[None]:
     """The columns' arithmetic in numpy and the log's work in Python, where bugs can be planted, not their compiled twins."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "kernels", columns_numpy)
-        patch.setattr(log_forms, "kernels", log_plain)
-        patch.setattr(names, "kernels", names_plain)
+        patch.setattr(columns, "impl", columns_numpy)
+        patch.setattr(log_bytes, "impl", log_plain)
+        patch.setattr(names, "impl", prefix_index_plain)
         yield
 
 
 @contextmanager
-def blank_arenas() -> Iterator[None]:
-    """What was never written in an arena is always the same, so that a fault that reads it fails twice in the same words."""
+def blank_arenas(value: int = 0) -> Iterator[None]:
+    """What was never written in an arena is always this value, so that a fault that reads it fails twice in the same words."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extents, "new_places", lambda count: np.zeros(count, dtype=np.int32))
+        patch.setattr(extents, "new_places", lambda count: np.full(count, value, dtype=np.int32))
         yield
 
 
 @contextmanager
 def small_arenas() -> Iterator[None]:
-    """Arenas of a few places, so that histories and tables move every few steps."""
+    """Arenas of a few places, so that histories and tables move every few steps, and tails that are forgotten soon."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducer, "ARENA_PLACES_MIN", 8)
-        patch.setattr(admitting, "TOKENS_SPARE", 1)
+        patch.setattr(allocate, "TOKENS_SPARE", 1)
+        patch.setattr(redaction, "SWEEP_MIN", 1)
+        yield
+
+
+@contextmanager
+def without_twins() -> Iterator[None]:
+    """No log without texts beside a run: a fault elsewhere is to be found by a law of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RedactedTape, "write", lambda tape: None)
         yield

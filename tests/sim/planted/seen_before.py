@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 PATH = Path(__file__).with_name("seen_before.json")
-KINDS = ("found", "story")
+KINDS = ("found", "story", "compiled")
 
 
 class SeenBefore:

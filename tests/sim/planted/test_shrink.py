@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from planted_state_bugs import STATE_BUGS
 from planting import Bug, plain_columns, planted, small_arenas
-from vnext.replay.source import open_log
-from vnext.replay.verify import verify
+from vnext.replay.reading.source import open_log
+from vnext.replay.reading.verify import verify
 from vnext.sched.sim.shrink import Author, Voice, reduced, shrink, simpler_arrivals
-from vnext.sched.sim.judge import Finding, failing_like, judge, kind_of, told, toy_voice
-from vnext.sched.sim.scenario import scenario
+from vnext.sched.sim.findings import Finding, failing_like, check_events, kind_of, reported, toy_voice
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.seeds import SeedFailed
-from vnext.sched.sim.setting import NEVER, Faults
+from vnext.sched.sim.scenario import NEVER, Faults
 from vnext.sched.sim.simulator import Simulation, simulate
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, pack_tokens
@@ -47,7 +47,7 @@ def failure() -> SeedFailed:
 
 
 def shrunk(events: list[AnyEvent]) -> tuple[tuple[AnyEvent, ...], Finding]:
-    finding = judge(events)
+    finding = check_events(events)
     assert finding is not None
     return shrink(events, failing_like(finding.kind), voice_of(events)), finding
 
@@ -65,17 +65,17 @@ def test_a_failure_becomes_small(name: str, events_max: int) -> None:
     bug = bug_named(name)
     with plain_columns(), small_arenas(), planted(bug):
         small, finding = shrunk(failing_simulation()[0].events)
-        found = judge(small)
+        found = check_events(small)
         assert found is not None and found.kind == finding.kind and found.length == len(small) <= events_max
-        earlier = judge(small[:-1])
+        earlier = check_events(small[:-1])
         assert earlier is None or earlier.kind != finding.kind, "the last event is needed for this kind of failure"
-        assert len(told(small)) == len(small)
-    assert judge(small) is None, "the events are legal, and right without the bug"
+        assert len(reported(small)) == len(small)
+    assert check_events(small) is None, "the events are legal, and right without the bug"
 
 
 def test_a_log_that_is_right_stays_as_it_is() -> None:
     events = simulate(scenario(3)).events
-    assert judge(events) is None
+    assert check_events(events) is None
     assert shrink(events, failing_like("M1"), voice_of(events), folded_max=500) == events
 
 
@@ -95,7 +95,7 @@ def test_what_is_left_out_is_numbered_anew() -> None:
     for place, move in enumerate(events[1:]):
         if not (isinstance(move, RequestArrived) and move.id in gone):
             assert author.follow(place, move)
-    assert judge(author.events) is None
+    assert check_events(author.events) is None
     state = start(author.events[0])
     for event in author.events[1:]:
         state = reduce(state, event)
@@ -148,7 +148,7 @@ def test_a_failure_of_one_rank_is_made_small_by_its_scenario(fuzz, tmp_path, cap
     bug = bug_named("one rank names blocks by other keys")
     with plain_columns(), small_arenas(), planted(bug):
         failed = failure()
-        assert judge(failed.simulation.events) is None
+        assert check_events(failed.simulation.events) is None
         fuzz.explain(failed, tmp_path)
     text = capsys.readouterr().err
     assert "Y1: rank 1" in text and f"of {len(failed.simulation.events)})" in text

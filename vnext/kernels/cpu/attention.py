@@ -56,7 +56,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of query [T, heads, D], dense, to its rows' contexts in the paged caches -> [T, heads, D].
 
-    Caches [block_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16), D even and at most 256, both with
+    Caches [page_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16), D even and at most 256, both with
     dense blocks at equal distances.
     `window` > 0: a query sees its own key and the window - 1 before it. `softcap` > 0: scores are
     cap * tanh(score / cap). Tokens of no row give zeros.

@@ -12,10 +12,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu.memory import Arena
-from vnext.kernels.cpu.native import KINDS, Kind, module
-
-GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
-"""Activations of a gate that the product can apply itself."""
+from vnext.kernels.cpu.native import GATES, KINDS, Kind, module
 
 
 class PackedLinear(NamedTuple):

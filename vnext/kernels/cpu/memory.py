@@ -1,6 +1,6 @@
-"""Memory beside the heap. For weights that are read from start to end at every step: in huge pages, where there are any.
+"""Memory outside the heap, in huge pages where available, for weights that every step reads from start to end.
 
-With 4 KiB pages a core waits for address translations and for its prefetcher, which stops at a page's end.
+With 4 KiB pages, a core waits for address translations and for its prefetcher, which stops at a page's end.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The compiled module: whether it is there, its threads and its instruction set.
+"""Native: the compiled module, its threads, its instruction set and the numbers that it shares with Python.
 
-Owns the only import of `_native`. Where no compiler was found at installation there is none, and the references serve.
+Owns the only import of `_native`. Without a compiler at installation the module is missing, and the references run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from types import ModuleType
 
 import torch
 
-try:
-    from vnext.kernels.cpu import _native
-except ImportError:
-    _native = None
+from vnext.compiled import NOT_BUILT, absent, agree, load
+
+NAME = "vnext.kernels.cpu._native"
 
 
 class Level(IntEnum):
@@ -35,6 +35,13 @@ class Kind(IntEnum):
     BFLOAT16_WIDE_NORM = 3
 
 
+GATES = {"": 0, "silu": 1, "gelu_tanh": 2}
+"""Activations of a gate that a product can apply itself."""
+
+_native = load(NAME, {member.name: member for enum in (Level, Kind) for member in enum} | {
+    (name or "no_gate").upper(): number for name, number in GATES.items()
+})  # fmt: skip
+
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 """What activations may be."""
 
@@ -44,11 +51,22 @@ def is_built() -> bool:
     return _native is not None
 
 
+def why_absent() -> str:
+    """Why there is no module, "" where there is one."""
+    return "" if _native else absent.get(NAME, NOT_BUILT)
+
+
 def module() -> ModuleType:
     """The compiled module. Raises RuntimeError where there is none."""
     if _native is None:
         raise RuntimeError("the CPU kernels were not compiled: install a C++ compiler, then vnext again")
     return _native
+
+
+def agree_on_struct(name: str, fields: Sequence[str]) -> None:
+    """Raises StaleModule unless the module's struct of that name is these fields, of 64 bits each, in this order."""
+    if _native is not None:
+        agree(_native, {name: len(fields), **{f"{name}.{field}": place for place, field in enumerate(fields)}})
 
 
 def start(threads: int, spin_us: int) -> None:

@@ -1,8 +1,8 @@
-"""The CPU's row of the selection table: the compiled kernels behind the signatures of the references.
+"""The CPU's row of the selection table: the compiled kernels with the signatures of the references.
 
-Owns the choice between a kernel and its reference, which is made by what a weight or a step was made for: float32 and
-bfloat16 are the kernels', everything else is the references'. A quick look at each call's shapes stands before the kernels,
-because the contracts at the table's door cost more than a small product; what looks wrong goes to the contract, which says so.
+Owns the choice between a kernel and its reference: kernels take float32 and bfloat16 weights and steps, references all others.
+A quick check of each call's shapes precedes the kernels, because the table's full contract checks cost more than a small
+product. A call that fails the quick check goes to the contract, which raises the error.
 """
 
 from __future__ import annotations
@@ -217,22 +217,25 @@ class StepAttention:
 
     __slots__ = ("_described", "_kernel", "_plain", "block_size", "kv_head_count", "windows")
 
-    def __init__(self, described: tuple[Any, ...]) -> None:
+    def __init__(self, described: plain_attention.DescribedStep) -> None:
         self._described = described
         self._kernel: attention.AttentionPlan | None = None
         self._plain: plain_attention.AttentionMetadata | None = None
-        self.block_size, self.kv_head_count, self.windows = described[3:]
+        self.block_size, self.kv_head_count, self.windows = described.block_size, described.kv_head_count, described.windows
 
     def kernel(self, head_count: int) -> attention.AttentionPlan:
         """The plan of the kernel."""
         if self._kernel is None:
-            self._kernel = attention.plan(*self._described[:5], head_count)
+            step = self._described
+            self._kernel = attention.plan(
+                step.query_starts, step.context_lengths, step.block_table, self.block_size, self.kv_head_count, head_count
+            )
         return self._kernel
 
     def plain(self) -> plain_attention.AttentionMetadata:
         """The reference's metadata."""
         if self._plain is None:
-            self._plain = plain_attention.attention_metadata(*self._described)
+            self._plain = plain_attention.attention_metadata(**self._described._asdict())
         return self._plain
 
 
@@ -247,7 +250,9 @@ def attention_metadata(
 ) -> StepAttention:
     """As paged_attention.attention_metadata; the arrays are kept until the step is over. The kernel sees by itself what
     rows share."""
-    return StepAttention((query_starts, context_lengths, block_table, block_size, kv_head_count, windows))
+    return StepAttention(
+        plain_attention.DescribedStep(query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
+    )
 
 
 def paged_attention(

@@ -69,7 +69,7 @@ def rotary_kv_write(
     """Split joined [T, (heads + 2 * kv_heads) * D] into query, key, value; norm, turn, write -> query [T, heads, D].
 
     Norm weights [D], both of one dtype, or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of
-    a head turns; None: no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [block_count,
+    a head turns; None: no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [page_count,
     kv_heads, block_size, D] of the same dtype, both with dense blocks at equal distances, in place; slots must be
     distinct.
     """

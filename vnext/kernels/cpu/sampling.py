@@ -1,38 +1,43 @@
-"""Sampling: a token for each row of logits. What a token is, and why it is exact: `vnext/runtime/sampling_weights.py`.
+"""Sampling: a token for each row of logits. What a token is, and why it is exact: `vnext/sampling/weights.py`.
 
-Knows no penalties, bias or bans: those are in the logits already.
+Knows no penalties, bias or bans: those are in the logits already. By what a row is sampled stands in sampling.cpp's list of columns
+and in the table of sampling parameters, which `require_columns` compares.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
 
+from vnext.compiled import StaleModule
 from vnext.kernels.cpu.native import module
 
+TYPES = {"float": "float32", "int64_t": "int64"}
 
-def sample_rows(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-) -> torch.Tensor:
+
+def require_columns(wanted: Mapping[str, str]) -> None:
+    """Raise StaleModule unless the compiled module takes these columns, names and dtypes, in this order."""
+    built = dict(reversed(column.split(" ")) for column in module().SAMPLE_COLUMNS.split(","))
+    if [*wanted.items()] != [(name, TYPES[kind]) for name, kind in built.items()]:
+        raise StaleModule(module(), f"have the sampling columns {', '.join(built)}, where Python has {', '.join(wanted)}")
+
+
+def pointers(columns: Sequence[torch.Tensor]) -> np.ndarray:
+    """SampleColumns of sampling.cpp: the addresses of dense columns, which the caller keeps alive."""
+    return np.array([column.data_ptr() for column in columns], dtype=np.int64)
+
+
+def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """int64[S] tokens of `logits` float32[S, V], V at most 2**22, each row's elements side by side (else it is copied).
 
-    `temperature` (0: greedy), `top_p` (1: off) and `min_p` (0: off) are float32[S]; `top_k` (0: off), `seed` and
-    `position` int64[S]. The greedy token is the lowest id of the largest logit, or the first NaN.
+    `columns`: dense, [S] each, those of `require_columns`. At temperature 0 the token is the lowest id of the largest
+    logit, or the first NaN.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocabulary = logits.shape
-    columns = (temperature, top_k, top_p, min_p, seed, position)
-    if not all(column.is_contiguous() for column in columns):
-        columns = tuple(column.contiguous() for column in columns)
-    tokens = torch.empty(rows, dtype=torch.int64)
-    module().sample_rows(
-        logits.data_ptr(), logits.stride(0), rows, vocabulary, *(column.data_ptr() for column in columns),
-        tokens.data_ptr(),
-    )  # fmt: skip
+    tokens, table = torch.empty(rows, dtype=torch.int64), pointers(columns)
+    module().sample_rows(logits.data_ptr(), logits.stride(0), rows, vocabulary, table.ctypes.data, tokens.data_ptr())
     return tokens

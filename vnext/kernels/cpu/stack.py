@@ -1,7 +1,7 @@
-"""A run of decoder layers in one call of the compiled module.
+"""Stack: runs a sequence of decoder layers in one call of the compiled module.
 
-Owns the description of the layers, made once at loading, and the call. The order of operations, and every bit of the
-result, is that of the separate calls in `vnext/models/decoder.py`, which serve wherever this cannot.
+Owns the description of the layers, made once at loading, and the call. The order of operations and every bit of the result
+equal those of the separate calls in `vnext/models/layers/decoder.py`, which run where this call cannot.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 from vnext.kernels.cpu.attention import AttentionPlan
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
 from vnext.kernels.cpu.rows import address
 
 
 class Caches(NamedTuple):
-    """Addresses int64 [2 * layers] of each layer's keys and values [block_count, kv_heads, block_size, head_dim], their blocks
+    """Addresses int64 [2 * layers] of each layer's keys and values [page_count, kv_heads, block_size, head_dim], their blocks
     dense and `block_stride` elements apart."""
 
     places: np.ndarray
@@ -27,10 +27,7 @@ class Caches(NamedTuple):
 
 
 class StackLayer(NamedTuple):
-    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense.
-
-    The order of the fields is that of the module's own description (stack.h).
-    """
+    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -44,6 +41,9 @@ class StackLayer(NamedTuple):
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     window: int
+
+
+agree_on_struct("StackLayer", StackLayer._fields)
 
 
 class Stack(NamedTuple):

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
+from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, Caches, Stack
 
 
@@ -34,7 +35,7 @@ class StepModel(NamedTuple):
 
 
 class StepArrays(NamedTuple):
-    """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (vnext/models/batch.py), and as sample_rows has it."""
+    """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -43,12 +44,10 @@ class StepArrays(NamedTuple):
     context_lengths: torch.Tensor
     block_table: torch.Tensor
     sample_at: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    sample_position: torch.Tensor
+    columns: tuple[torch.Tensor, ...]
+
+
+agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *StepArrays._fields, "sampled"))
 
 
 class DescribedModel(NamedTuple):
@@ -64,21 +63,41 @@ class DescribedStep(NamedTuple):
 
     table: np.ndarray
     address: int
-    kept: StepArrays
+    kept: tuple[StepArrays, np.ndarray]
     tokens: np.ndarray
 
 
 def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
     """The model with `angles` [positions, R / 2] of the positions from 0 on."""
     stack, caches, packed = model.stack, model.caches, isinstance(model.embedding, PackedLinear)
-    table = np.array([
-        KINDS[stack.dtype], stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
-        model.head_count, model.kv_head_count, model.block_size, caches.head_dim, stack.hidden, model.last_norm.data_ptr(),
-        model.embedding.address if packed else model.embedding.data_ptr(), packed,
-        model.embedding.outputs if packed else model.embedding.shape[0], model.head.address, model.head.outputs,
-        2 * angles.cosine.shape[1], angles.cosine.shape[0], angles.cosine.data_ptr(), angles.sine.data_ptr(),
-        *np.array([model.eps, model.scale, model.softcap]).view(np.int64),
-    ], dtype=np.int64)  # fmt: skip
+    eps, scale, cap = np.array([model.eps, model.scale, model.softcap]).view(np.int64)
+    fields = {
+        "kind": KINDS[stack.dtype],
+        "layers": stack.table.ctypes.data,
+        "caches": caches.places.ctypes.data,
+        "layer_count": len(stack.layers),
+        "block_stride": caches.block_stride,
+        "heads": model.head_count,
+        "kv_heads": model.kv_head_count,
+        "block_size": model.block_size,
+        "head_dim": caches.head_dim,
+        "hidden": stack.hidden,
+        "last_norm": model.last_norm.data_ptr(),
+        "embedding": model.embedding.address if packed else model.embedding.data_ptr(),
+        "embedding_is_packed": packed,
+        "embedding_rows": model.embedding.outputs if packed else model.embedding.shape[0],
+        "head": model.head.address,
+        "vocabulary": model.head.outputs,
+        "rotated_dim": 2 * angles.cosine.shape[1],
+        "angle_rows": angles.cosine.shape[0],
+        "cosine": angles.cosine.data_ptr(),
+        "sine": angles.sine.data_ptr(),
+        "eps": eps,
+        "scale": scale,
+        "cap": cap,
+    }
+    agree_on_struct("StepModel", list(fields))
+    table = np.array([*fields.values()], dtype=np.int64)
     return DescribedModel(table, table.ctypes.data, (model, angles))
 
 
@@ -86,8 +105,10 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), arrays.block_table.stride(0))
-    table = np.array([*sizes, *(array.data_ptr() for array in arrays), tokens.ctypes.data], dtype=np.int64)
-    return DescribedStep(table, table.ctypes.data, arrays, tokens)
+    columns, dense = pointers(arrays.columns), arrays[:-1]
+    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, tokens.ctypes.data)
+    table = np.array([*sizes, *addresses], dtype=np.int64)
+    return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 
 
 def run(model: DescribedModel, step: DescribedStep) -> bool:

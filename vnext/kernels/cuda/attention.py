@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cuda.backends import kernel_for
-from vnext.kernels.cuda.face import SCALARS, Defines
+from vnext.kernels.cuda.interface import SCALARS, Defines
 from vnext.kernels.cuda.plan import TILE_ROWS, WARPS, StepPlan
 
 SOURCE = "paged_attention.cu"

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 import torch
 
-from vnext.kernels.cuda.face import Backend, Defines, Kernel
+from vnext.kernels.cuda.interface import Backend, Defines, Kernel
 
 
 def is_usable() -> bool:

@@ -11,16 +11,16 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
+from vnext.compiled import CUDA_LAUNCHES, NOT_BUILT, absent, load as load_module
 from vnext.kernels.cuda import attention, rows
 from vnext.kernels.cuda.backends import is_usable, kernel_for
-from vnext.kernels.cuda.face import SCALARS
+from vnext.kernels.cuda.interface import SCALARS
 
 DEVICE_TYPES = ("cpu", "cuda")
 SCALAR_TYPES = tuple(SCALARS)
@@ -28,7 +28,12 @@ KERNELS = (
     ("rows.cu", "rms_norm"), ("rows.cu", "gate_and_mul"), ("rows.cu", "rotary_kv_write"),
     ("paged_attention.cu", "paged_attention"), ("paged_attention.cu", "merge_splits"),
 )  # fmt: skip
-"""All three as launch.h numbers them."""
+NUMBERED = {
+    "DeviceType": DEVICE_TYPES,
+    "Scalar": [str(each).removeprefix("torch.") for each in SCALAR_TYPES],
+    "Kernel": [name for _, name in KERNELS],
+}
+"""All three as launch.h numbers them, which `load` compares."""
 OPERATIONS = ("rms_norm", "add_rms_norm", "gate_and_mul", "rotary_kv_write", "paged_attention")
 """Those that have this form, and look at their arguments themselves; the rest is launched a few times a step, or works on
 ranks."""
@@ -45,12 +50,11 @@ class Launcher(NamedTuple):
 
 def load() -> tuple[ModuleType | None, str]:
     """The module, or why there is none."""
-    try:
-        return import_module("vnext.kernels.cuda._native"), ""
-    except ModuleNotFoundError:
+    numbers = {f"{kind}.{name.upper()}": number for kind, names in NUMBERED.items() for number, name in enumerate(names)}
+    module, why = load_module(CUDA_LAUNCHES, numbers), absent.get(CUDA_LAUNCHES, "")
+    if why == NOT_BUILT:
         return None, "the extension was not built"
-    except ImportError as error:
-        return None, f"the extension does not fit this torch ({str(error).splitlines()[0]})"
+    return module, why.replace("cannot be loaded", "the extension does not fit this torch")
 
 
 _native, _why_not = load()
@@ -81,7 +85,8 @@ def serve(device_type: str, launcher: Launcher) -> None:
     """
     if _native is None:
         raise RuntimeError(_why_not)
-    _native.serve(DEVICE_TYPES.index(device_type), *launcher[:2], partial(prepare, device_type), launcher.explain)
+    here, prepares = DEVICE_TYPES.index(device_type), partial(prepare, device_type)
+    _native.serve(here, launcher.launch, launcher.stream, prepares, launcher.explain)
     _served[device_type] = launcher
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from vnext.kernels.cuda.face import Defines, sources
+from vnext.kernels.cuda.interface import Defines, sources
 
 OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
 CACHE = Path("~/.cache/vnext/cubins")

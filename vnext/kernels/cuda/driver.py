@@ -16,7 +16,7 @@ from cupy.cuda.function import Module
 
 from vnext.kernels.cuda.arguments import Argument, Arguments, three
 from vnext.kernels.cuda.compiling import cached_cubin
-from vnext.kernels.cuda.face import Defines
+from vnext.kernels.cuda.interface import Defines
 
 SHARED_BYTES_FREE = 48 * 1024
 """More than this is given only after asking."""

@@ -1,8 +1,8 @@
 """Sums and joins over ranks through memory that all of them map: launches of `cuda/all_reduce.cu`.
 
-Knows addresses, no processes: who maps what is vnext/runtime/device_memory.py. All launches of a rank go to one stream, and
-every rank launches the same ones in the same order with equal shapes. What they give means nothing once the rank's watch
-says so: the caller looks at it after the work is done.
+Knows addresses, no processes: who maps what is vnext/runtime/collectives/device_memory.py. All launches of a rank go to one
+stream, and every rank launches the same ones in the same order with equal shapes. What they give means nothing once the
+rank's watch says so: the caller looks at it after the work is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cuda.backends import kernel_for
-from vnext.kernels.cuda.face import SCALARS
+from vnext.kernels.cuda.interface import SCALARS
 
 SOURCE = "all_reduce.cu"
 RANKS_MAX, TURNS_MAX, SETS = 8, 64, 2
@@ -34,12 +34,12 @@ def memory_bytes(capacity_bytes: int) -> int:
 
 
 def sum_over_ranks(
-    x: torch.Tensor, memories: torch.Tensor, rank: int, capacity_bytes: int, one_shot_bytes_max: int, patience_ms: int
+    x: torch.Tensor, memories: torch.Tensor, rank: int, capacity_bytes: int, one_shot_bytes_max: int, timeout_ms: int
 ) -> torch.Tensor:
     """The sum over ranks of x (float32, bfloat16, float16), dense, in rank order in float32, rounded once.
 
     `memories` int64[ranks + 1] on x's device: the address of each rank's memory here, then that of the own watch. Goes in
-    pieces of a slot; pieces up to `one_shot_bytes_max` by one meeting. Who does not come within `patience_ms` is missing.
+    pieces of a slot; pieces up to `one_shot_bytes_max` by one meeting. Who does not come within `timeout_ms` is missing.
     """
     x = x.contiguous()
     total = torch.empty_like(x)
@@ -47,13 +47,13 @@ def sum_over_ranks(
     piece = capacity_bytes // x.element_size()
     for begin in range(0, flat.shape[0], piece):
         one, out = flat[begin : begin + piece], flat_total[begin : begin + piece]
-        _sum_piece(out, one, memories, rank, capacity_bytes, one_shot_bytes_max, patience_ms)
+        _sum_piece(out, one, memories, rank, capacity_bytes, one_shot_bytes_max, timeout_ms)
     return total
 
 
 def _sum_piece(
     out: torch.Tensor, x: torch.Tensor, memories: torch.Tensor, rank: int, capacity_bytes: int, one_shot_bytes_max: int,
-    patience_ms: int,
+    timeout_ms: int,
 ) -> None:  # fmt: skip
     is_one_shot = x.nbytes <= one_shot_bytes_max
     name = "sum_one_shot" if is_one_shot else "sum_two_shot"
@@ -61,7 +61,7 @@ def _sum_piece(
     kernel = kernel_for(x.device, SOURCE, name, (("SCALAR", SCALARS[x.dtype]), ("WORLD", str(world_size))))
     aligned = (x.data_ptr() | out.data_ptr()) % CHUNK_BYTES == 0
     arguments = (
-        out, x, memories, *_group(rank, capacity_bytes, patience_ms), np.int32(x.shape[0]),
+        out, x, memories, *_group(rank, capacity_bytes, timeout_ms), np.int32(x.shape[0]),
         ticket(x.shape[0], SUMMED.index(x.dtype), is_one_shot), np.int32(aligned),
     )  # fmt: skip
     grid, block = shape_of(-(-x.nbytes // CHUNK_BYTES))
@@ -69,7 +69,7 @@ def _sum_piece(
 
 
 def join_over_ranks(
-    x: torch.Tensor, dim: int, memories: torch.Tensor, rank: int, capacity_bytes: int, patience_ms: int
+    x: torch.Tensor, dim: int, memories: torch.Tensor, rank: int, capacity_bytes: int, timeout_ms: int
 ) -> torch.Tensor:
     """The ranks' x of any dtype joined along `dim` in rank order; the rest as sum_over_ranks."""
     x = x.contiguous()
@@ -85,7 +85,7 @@ def join_over_ranks(
     for done in range(0, x.nbytes // unit, piece):
         count = min(piece, x.nbytes // unit - done)
         arguments = (
-            joined, x, memories, *_group(rank, capacity_bytes, patience_ms), np.int64(done), np.int32(count),
+            joined, x, memories, *_group(rank, capacity_bytes, timeout_ms), np.int64(done), np.int32(count),
             np.int64(row_bytes // unit), np.int32(unit), ticket(count, len(SUMMED) + unit, False),
         )  # fmt: skip
         grid, block = shape_of(count)
@@ -93,8 +93,8 @@ def join_over_ranks(
     return joined
 
 
-def _group(rank: int, capacity_bytes: int, patience_ms: int) -> tuple[np.generic, ...]:
-    return np.int32(rank), np.int64(capacity_bytes), np.int64(patience_ms * 1_000_000)
+def _group(rank: int, capacity_bytes: int, timeout_ms: int) -> tuple[np.generic, ...]:
+    return np.int32(rank), np.int64(capacity_bytes), np.int64(timeout_ms * 1_000_000)
 
 
 def ticket(count: int, kind: int, is_one_shot: bool) -> np.uint64:

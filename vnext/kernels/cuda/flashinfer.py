@@ -36,6 +36,13 @@ def serves(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype in SERVED and head_dim in HEAD_DIMS
 
 
+def why_not(dtype: torch.dtype, head_dim: int) -> str:
+    """Why it cannot serve such a model here; "" where it can."""
+    if not is_installed():
+        return "it is not installed here (package flashinfer-python)"
+    return "" if serves(dtype, head_dim) else f"it does not know heads of {head_dim} in {str(dtype).removeprefix('torch.')}"
+
+
 class Planner(NamedTuple):
     """A wrapper and the mark behind its last plan."""
 

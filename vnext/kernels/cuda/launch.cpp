@@ -1,10 +1,10 @@
-/* The module vnext.kernels.cuda._native: which driver serves a kind of device, and every launch through it.
+/* The module vnext.kernels.cuda._native: the driver of each device kind, and all launches through it.
 
-   Owns the kernels that each thread was given. Python (compiled.py) is asked where a thread needs a kernel for the first time,
-   or more shared memory for it; it compiles, loads, binds the thread to its device, or refuses. Python is never asked else:
-   operations run without the interpreter's lock. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+   Owns the kernels of each thread. It calls Python (compiled.py) only when a thread first needs a kernel, or needs more shared
+   memory for one; Python compiles and loads it and binds the thread to its device, or raises. All other operations run without
+   the interpreter's lock. */
+
+#include "compiled.h"
 
 #include <atomic>
 #include <stdexcept>
@@ -173,12 +173,16 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Launches of CUDA kernels from C++: see compiled.py.", -1, methods,
-    nullptr, nullptr, nullptr, nullptr,
+#define NUMBERED(kind, name) {#kind "." #name, int(kind::name)}
+const Constant constants[] = {
+    NUMBERED(Kernel, RMS_NORM), NUMBERED(Kernel, GATE_AND_MUL), NUMBERED(Kernel, ROTARY_KV_WRITE), NUMBERED(Kernel, PAGED_ATTENTION),
+    NUMBERED(Kernel, MERGE_SPLITS), NUMBERED(Scalar, FLOAT32), NUMBERED(Scalar, BFLOAT16), NUMBERED(Scalar, FLOAT16),
+    NUMBERED(Scalar, FLOAT8_E4M3FN), NUMBERED(DeviceType, CPU), NUMBERED(DeviceType, CUDA), NO_CONSTANT,
 };
+
+PyModuleDef definition = MODULE("_native", "Launches of CUDA kernels from C++: see compiled.py.", methods);
 
 }  // namespace
 }  // namespace vnext_cuda
 
-PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&vnext_cuda::definition); }
+PyMODINIT_FUNC PyInit__native() { return begin_module(&vnext_cuda::definition, vnext_cuda::constants, nullptr); }

@@ -1,7 +1,7 @@
-/* Launches from C++: what the operations (operations.cpp) know of kernels and of the device they run on.
+/* Launches from C++: the interface of kernels and devices for the operations (operations.cpp).
 
-   A kernel is named by what Python makes its macros of, and Python is asked for it once in each thread; afterwards a launch
-   is an array of addresses and one call. Owns no torch: tensors are addresses here. */
+   A kernel is identified by the values from which Python derives its macros. Each thread asks Python for a kernel once;
+   afterwards a launch is an array of addresses and one call. Independent of torch: tensors are addresses here. */
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,13 @@
-"""The GPU's row of the selection table: the CUDA kernels behind the signatures of the references.
+"""The GPU's row of the selection table: the CUDA kernels with the signatures of the references.
 
 Owns the choice between a kernel and its reference, and the registration of kernels with torch (`torch.ops.vnext_cuda`), so
-that `torch.compile` and graphs see each as one operation. Arguments have passed their contracts; what a kernel was not
-written for (mixed types, odd heads) is the reference's.
+that `torch.compile` and graphs see each as one operation. Arguments have passed their contracts; the reference serves the
+cases that a kernel does not support (mixed types, odd head sizes).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
 from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling
-from vnext.kernels.cuda.face import SCALARS
+from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
 
@@ -112,8 +113,7 @@ _paged_attention = register(
     _fake_attend,
 )
 _sample_rows = register(
-    "sample_rows(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
-    "int threads=0) -> Tensor",
+    "sample_rows(Tensor logits, Tensor[] columns, int threads=0) -> Tensor",
     sampling.sample_rows,
     _fake_sample,
 )
@@ -125,13 +125,13 @@ _adjust_rows = register(
 )
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
 _sum_over_ranks = register(
-    "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int patience_ms) "
+    "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int timeout_ms) "
     "-> Tensor",
     exchange.sum_over_ranks,
     _fake_sum,
 )
 _join_over_ranks = register(
-    "join_over_ranks(Tensor x, int dim, Tensor(a!) memories, int rank, int capacity_bytes, int patience_ms) -> Tensor",
+    "join_over_ranks(Tensor x, int dim, Tensor(a!) memories, int rank, int capacity_bytes, int timeout_ms) -> Tensor",
     exchange.join_over_ranks,
     _fake_join,
 )
@@ -193,9 +193,9 @@ def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
     return _embedding_rows(table, ids, first)
 
 
-def sample_rows(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """As sampling.sample_rows: what a runtime calls in the place of its torch form."""
-    return _sample_rows(logits, *columns)
+    return _sample_rows(logits, list(columns))
 
 
 def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor) -> None:
@@ -218,29 +218,30 @@ class StepAttention:
 
     __slots__ = ("_described", "_plain", "_plans", "_shared_blocks", "block_size", "kv_head_count", "windows")
 
-    def __init__(self, described: tuple[Any, ...], shared_blocks: int) -> None:
+    def __init__(self, described: plain_attention.DescribedStep, shared_blocks: int) -> None:
         self._described, self._shared_blocks = described, shared_blocks
         self._plain: plain_attention.AttentionMetadata | None = None
         self._plans: dict[tuple[int, int, int], StepPlan] = {}
-        self.block_size, self.kv_head_count, self.windows = described[3:]
+        self.block_size, self.kv_head_count, self.windows = described.block_size, described.kv_head_count, described.windows
 
     @property
     def block_table(self) -> torch.Tensor:
-        return self._described[2]
+        return self._described.block_table
 
     def plan(self, head_count: int, head_dim: int, window: int) -> StepPlan:
         """The kernel's plan."""
         key = (head_count // self.kv_head_count, attention.warps_of(head_dim), window)
         if key not in self._plans:
-            starts, contexts, table = self._described[:3]
-            shared = self._shared_blocks * self.block_size
-            self._plans[key] = make_plan(starts, contexts, key[0], window, shared, key[1], table.device)
+            step, shared = self._described, self._shared_blocks * self.block_size
+            self._plans[key] = make_plan(
+                step.query_starts, step.context_lengths, key[0], window, shared, key[1], step.block_table.device
+            )
         return self._plans[key]
 
     def plain(self) -> plain_attention.AttentionMetadata:
         """The reference's metadata."""
         if self._plain is None:
-            self._plain = plain_attention.attention_metadata(*self._described)
+            self._plain = plain_attention.attention_metadata(**self._described._asdict())
         return self._plain
 
 
@@ -257,7 +258,9 @@ def attention_metadata(
 
     `shared_blocks`: with how many common blocks all rows begin, which are then read once for all of them.
     """
-    described = (query_starts, context_lengths, block_table, block_size, kv_head_count, windows)
+    described = plain_attention.DescribedStep(
+        query_starts, context_lengths, block_table, block_size, kv_head_count, windows
+    )
     return StepAttention(described, shared_blocks)
 
 

@@ -1,6 +1,6 @@
-"""The plan of a step: which warp attends to what, as arrays of int32 for `cuda/paged_attention.cu`.
+"""Plan: the work of each warp in a step's attention, as int32 arrays for `cuda/paged_attention.cu`.
 
-Owns the cutting of rows into tiles, units and splits. Host arithmetic on host arrays; one copy to the device a step.
+Owns the division of rows into tiles, units and splits. Host arithmetic on host arrays; one copy to the device per step.
 
     tile   up to 16 query heads of one key-value head: neighbouring queries times the heads of a group
     unit   up to four tiles that read the same keys of one row of the block table; narrow ones have a single tile
@@ -100,8 +100,8 @@ def make_plan(
         tiles, np.stack(splits, 1), np.concatenate((np.stack(common, 1), np.stack(long, 1))),
         np.concatenate((np.arange(len(limits)), entries[0])), limits, slots.base, slots.merges,
     )  # fmt: skip
-    views = on_device(parts, device)
-    return StepPlan(views[1], views[2], views[0], *views[3:], slots.count, bool(splits.is_partial.all()))
+    on_it = dict(zip(("tiles", "narrow", "wide", "tokens", "limits", "partials", "merges"), on_device(parts, device)))
+    return StepPlan(**on_it, slot_count=slots.count, narrow_is_partial=bool(splits.is_partial.all()))
 
 
 def on_device(parts: tuple[np.ndarray, ...], device: torch.device) -> list[torch.Tensor]:

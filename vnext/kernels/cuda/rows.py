@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cuda.backends import kernel_for
-from vnext.kernels.cuda.face import SCALARS, Defines
+from vnext.kernels.cuda.interface import SCALARS, Defines
 
 SOURCE = "rows.cu"
 ROW_THREADS = 256

@@ -1,35 +1,29 @@
-"""The page's server: files of the page and answers about one or two logs, or one that grows, to this machine only.
+"""The page's server: files of the page and answers about one or two logs, or one that grows.
 
-Owns routes, bounds and errors. Reads and never writes but for the caches beside a log. It answers only requests that name
-a loopback host, so that no page of another site reaches it through the browser (DNS rebinding).
+Owns routes, bounds and answers. It only reads, except for the caches beside a log. access.py decides who may ask.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable
-from importlib import resources
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
-from vnext.replay.diff import diff
-from vnext.replay.source import UnusableLog
+from vnext.replay.answers.diff import diff
+from vnext.replay.reading.source import UnusableLog
+from vnext.replay.ui.access import START, guard, keep_to_itself, new_token, page_files
 from vnext.replay.ui.lanes import WINDOW_MAX, lanes
 from vnext.replay.ui.live import LiveLog
 from vnext.replay.ui.opened import Opened
 from vnext.replay.ui.overview import COLUMNS
-from vnext.replay.ui.questions import Indexing
 from vnext.replay.ui.step import step_view
 from vnext.replay.ui.walk import Kind, Walk
 
 POINTS_MAX = 4000
-PAGE = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-HOSTS = ("127.0.0.1", "localhost", "[::1]")
-POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self'; base-uri 'none'; form-action 'none'"
-
+WHOLE_MAX = 1 << 53
+"""The largest number in a question: what the page's own numbers can hold."""
 
 Shown = Opened | LiveLog
 
@@ -41,7 +35,7 @@ class Pages:
         self.opened = opened
 
     async def logs(self, request: web.Request) -> web.Response:
-        """All logs; while one is read for the first time, only how far that is: {"opening": [done, total bytes]}."""
+        """All logs; while one is read for the first time, only the progress: {"opening": [done, total bytes]}."""
         opening = [each.indexed for each in self.opened if each.opening]
         if opening:
             return _json({"opening": opening[0]})
@@ -66,7 +60,7 @@ class Pages:
         return _json({"lanes": await found.ask(lambda walk: lanes(walk.moments(first, last)))})
 
     async def find(self, request: web.Request) -> web.Response:
-        """A step by something else: `event`, `request` (its arrival), or the next one with something in `column`."""
+        """Find a step by `event`, by `request` (its arrival), or as the next one with something in `column`."""
         found = self._log(request)
         if "column" in request.query:
             column, step = request.query["column"], _whole(request, "step")
@@ -82,7 +76,7 @@ class Pages:
         return _json({"step": await found.ask(lambda walk: _step_after(walk, what, wanted))})
 
     async def difference(self, request: web.Request) -> web.Response:
-        """The first step in which two logs differ, None where they do not."""
+        """The first step in which two logs differ, None if they are equal."""
         if len(self.opened) < 2:
             raise UnusableLog("one log has nothing to differ from: open a second one beside it")
         one, other = (each.log for each in self.opened[:2])
@@ -110,62 +104,41 @@ def _whole(request: web.Request, name: str, default: int | None = None) -> int:
     if text is None and default is not None:
         return default
     try:
-        return int(text or "")
+        found = int(text or "")
     except ValueError:
-        raise UnusableLog(f"{name} must be a whole number, not {text!r}") from None
+        found = None
+    if found is None or abs(found) > WHOLE_MAX:
+        raise UnusableLog(f"{name} must be a whole number, not {(text or '')[:40]!r}")
+    return found
 
 
 def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-@functools.cache
-def page_file(name: str) -> bytes | None:
-    """A file of the page, None if it has none of this name."""
-    found = resources.files("vnext.replay.ui") / "page" / name
-    return found.read_bytes() if Path(name).suffix in PAGE and found.is_file() else None
+def make_app(opened: list[Shown], token: str) -> web.Application:
+    """The application for these logs. All paths begin with /TOKEN/."""
+    pages, files, app = Pages(opened), page_files(), web.Application(middlewares=[guard(token)])
+    app.on_response_prepare.append(keep_to_itself)
 
+    async def page(request: web.Request) -> web.Response:
+        name = request.match_info.get("name") or START
+        if name not in files:
+            raise web.HTTPNotFound(text="the page has no such file")
+        type_, body = files[name]
+        return web.Response(body=body, content_type=type_, charset="utf-8")
 
-async def _page(request: web.Request) -> web.Response:
-    name = request.match_info.get("name") or "index.html"
-    body = page_file(name)
-    if body is None:
-        raise web.HTTPNotFound(text=f"the page has no file {name}")
-    return web.Response(body=body, content_type=PAGE[Path(name).suffix], charset="utf-8")
-
-
-@web.middleware
-async def guard(request: web.Request, handler: Callable) -> web.StreamResponse:
-    """Loopback hosts only; one sentence for what cannot be answered, how far the index is for what cannot be answered yet;
-    headers that keep the page to itself."""
-    host = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
-    if host not in HOSTS:
-        raise web.HTTPForbidden(text=f"ask for 127.0.0.1, not for {host}")
-    try:
-        response = await handler(request)
-    except UnusableLog as error:
-        response = web.json_response({"error": str(error)}, status=400)
-    except Indexing as waiting:
-        response = web.json_response({"indexing": [waiting.done, waiting.total]}, status=202)
-    response.headers["Content-Security-Policy"] = POLICY
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
-
-
-def make_app(opened: list[Shown]) -> web.Application:
-    """The application for these logs."""
-    pages, app = Pages(opened), web.Application(middlewares=[guard])
     for name in ("logs", "overview", "step", "lanes", "find", "difference"):
-        app.router.add_get(f"/api/{name}", getattr(pages, name))
-    app.router.add_get("/", _page)
-    app.router.add_get("/{name}", _page)
+        app.router.add_get(f"/{token}/api/{name}", getattr(pages, name))
+    app.router.add_get(f"/{token}/", page)
+    app.router.add_get(f"/{token}/{{name}}", page)
     return app
 
 
 async def serve(opened: list[Shown], port: int, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled. `ready` gets the address once it can be opened. UnusableLog if the port is taken."""
-    runner = web.AppRunner(make_app(opened), access_log=None)
+    """Serve until cancelled. `ready` gets the address once it can be opened. Raises UnusableLog if the port is taken."""
+    token = new_token()
+    runner = web.AppRunner(make_app(opened, token), access_log=None)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -173,7 +146,7 @@ async def serve(opened: list[Shown], port: int, ready: Callable[[str], None]) ->
             await site.start()
         except OSError as error:
             raise UnusableLog(f"port {port} cannot be used ({error.strerror}): choose another with --port") from error
-        ready(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+        ready(f"http://127.0.0.1:{runner.addresses[0][1]}/{token}/")
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

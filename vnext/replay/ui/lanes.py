@@ -17,8 +17,8 @@ def lanes(moments: list[Moment]) -> list[dict[str, Any]]:
     """
     found: dict[int, list[list]] = {}
     for moment in moments:
-        flight = moment.after.flights[-1]
-        for id_, count, samples in zip(flight.ids.tolist(), flight.counts.tolist(), flight.samples.tolist()):
+        scheduled = moment.after.in_flight[-1]
+        for id_, count, samples in zip(scheduled.ids.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()):
             _extend(found, id_, moment.step, "answer" if samples and count == 1 else "prompt", None)
         for wait in explained(moment).waits:
             _extend(found, wait.id, moment.step, "wait", reason(wait))

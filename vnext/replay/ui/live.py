@@ -1,7 +1,8 @@
-"""A log that grows, for the page: followed frame by frame, its newest moments at hand, older ones folded again when asked for.
+"""A growing log for the page: followed frame by frame. Recent moments stay in memory; older ones are folded on demand.
 
-Owns the follower's thread, how much of the past is kept, and the word for how it goes with the engine. Reads the log's
-files, or copies of them (mirror.py): no engine waits for a page, and a page that cannot keep up says that it is behind.
+Owns the follower's thread, how much of the past is kept, and the description of the engine's condition. Reads the log's
+files or copies of them (mirror.py), so no engine waits for a page, and a page that cannot keep up says that it is
+behind.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vnext.replay.folding import IMPOSSIBLE, first_state
-from vnext.replay.index import Index, Place, Progress, Segment
-from vnext.replay.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
-from vnext.replay.source import Log, UnusableLog, open_log
-from vnext.replay.tail import Damaged, Tail
+from vnext.log.codec import Frame, SegmentStart
+from vnext.replay.reading.folding import IMPOSSIBLE, first_state
+from vnext.replay.reading.index import Index, Place, Progress, Segment
+from vnext.replay.reading.mirror import SEGMENTS_KEPT, Lost, Mirror, Silent
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.tail import Damaged, Tail
 from vnext.replay.ui.opened import about_log
 from vnext.replay.ui.overview import COLUMNS, GROWTH, Overview
 from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import KEPT, Following, Kind, Moment, Walk
 from vnext.state.errors import LawBroken
-from vnext.state.log import Frame, SegmentStart
 from vnext.state.state import State
 
 POLL_S = 0.2
 RETRY_S = 1.0
 FRAMES_AT_ONCE = 64
-"""Folded between two chances for a question to be answered."""
+"""Frames folded between two chances to answer a question."""
 YIELD_S = 0.001
 STEPS_MAX = 1 << 20
-"""Steps of the time line: so many of the newest at most, half of them when it is full."""
+"""The most steps of the time line, the newest ones; when full, it drops half of them."""
 FIELDS: dict[Kind, str] = {"step": "planned", "event": "sequence", "request": "next_id"}
 
 Condition = Literal["live", "silent", "ended"]
 
 
 class LiveOverview(Overview):
-    """The time line of the newest steps, one at a time."""
+    """The time line of the newest steps, extended one step at a time."""
 
     def __init__(self, log: Log, first: State) -> None:
         super().__init__(log, first)
@@ -68,11 +69,11 @@ class LiveOverview(Overview):
 
 
 class LiveWalk(Walk):
-    """A walk along a log that grows. The last KEPT moments are kept as they come; for others its files are indexed anew
-    whenever the index that is there does not reach them. All of it under `lock`."""
+    """A walk along a growing log. The last KEPT moments are kept as they come. For older ones the log's files are
+    indexed again if the existing index does not reach them. Everything happens under `lock`."""
 
     def __init__(self, log: Log, first: State, progress: Progress | None = None) -> None:
-        super().__init__(None)  # no index before somebody asks for the past
+        super().__init__(None)  # no index until someone asks for the past
         self._following = Following(first)
         self._paths = list(log.paths)
         self._first_step = first.planned
@@ -89,7 +90,7 @@ class LiveWalk(Walk):
 
     @property
     def state(self) -> State:
-        """The newest one."""
+        """The newest state."""
         return self._following.state
 
     @property
@@ -101,7 +102,7 @@ class LiveWalk(Walk):
         return self._following.state.next_id
 
     def take(self, frame: Frame) -> Iterable[Moment]:
-        """A frame more; the steps in it. IllegalEvent or LawBroken where it does not follow."""
+        """Add a frame; yields the steps in it. Raises IllegalEvent or LawBroken if the frame does not follow."""
         for moment in self._following.take(frame):
             self._recent[moment.step] = moment
             if len(self._recent) > KEPT:
@@ -109,12 +110,23 @@ class LiveWalk(Walk):
             yield moment
 
     def follow(self, log: Log) -> None:
-        """A segment more; the oldest ones are let go of, and those that the engine has deleted."""
+        """Add a segment. Drops the oldest ones, and those that the engine has deleted."""
         if log.paths[0] == self._paths[-1]:
             return
         self._paths = [path for path in [*self._paths, *log.paths][-SEGMENTS_KEPT:] if path.is_file()]
-        self._first_step = max(self._first_step, Segment(open_log(self._paths[0]), None).counts[1])
+        self._first_step = max(self._first_step, self._first_planned(log))
         self.index, self._ahead = None, None
+
+    def _first_planned(self, newest: Log) -> int:
+        """The first step of the oldest segment that still exists."""
+        while len(self._paths) > 1:
+            try:
+                return Segment(open_log(self._paths[0]), None).counts[1]
+            except UnusableLog:
+                if self._paths[0].is_file():
+                    raise
+                del self._paths[0]  # the engine has deleted it meanwhile
+        return Segment(newest, None).counts[1]
 
     def forget_before(self, step: int) -> None:
         self._first_step = max(self._first_step, step)
@@ -138,12 +150,12 @@ class LiveWalk(Walk):
 
 
 class LiveLog:
-    """A running engine's log, from its newest segment on; the page asks it as it asks an opened one. Made at once."""
+    """A running engine's log from its newest segment on, with the same interface as an opened log, and ready at once."""
 
     opening, error = False, ""
 
     def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
-        """`folder` holds the log, or a copy that `mirror` makes. UnusableLog if there is none."""
+        """`folder` holds the log, or a copy that `mirror` makes. Raises UnusableLog if there is none."""
         self._tail, self._mirror = Tail(folder), mirror
         self.name = mirror.name if mirror is not None else folder.name
         first = first_state(self._tail.log)
@@ -162,7 +174,7 @@ class LiveLog:
         return self._tail.log
 
     def close(self) -> None:
-        """Follow no further; what came stays."""
+        """Stop following; what has been read stays."""
         self._stopped.set()
         self._thread.join()
 
@@ -203,14 +215,14 @@ class LiveLog:
             self._stopped.wait(wait_s)
 
     def _take_rest(self) -> None:
-        """What had come before the end."""
+        """Take what had arrived before the end."""
         try:
             self._take_news()
         except (Damaged, UnusableLog, OSError, LawBroken, *IMPOSSIBLE):
             return
 
     def _take_news(self) -> None:
-        """Fold what has come, with chances for questions in between."""
+        """Fold new frames, with chances for questions in between."""
         batch: list[Frame] = []
         for item in self._tail.news():
             if isinstance(item, SegmentStart):
@@ -238,7 +250,7 @@ class LiveLog:
         batch.clear()
 
     def _begin(self) -> None:
-        """The segment that is read now begins."""
+        """Take the beginning of the segment that is read now."""
         with self.walk.lock:
             self.walk.follow(self._tail.log)
             self.overview.forget_before(self.walk.first_step)

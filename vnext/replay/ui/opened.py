@@ -1,6 +1,6 @@
-"""A log that is opened for the page: its walk, its overview, and what the page is told of it first.
+"""A log opened for the page: its walk, its overview, and the first facts that the page gets.
 
-Owns the making of the last segment's index in the background, which says how long the log is, and of the overview.
+Owns building the last segment's index in the background, which gives the log's length, and then the overview.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Any
 
 import msgspec
 
-from vnext.replay.index import Index
-from vnext.replay.source import UnusableLog, open_log
+from vnext.replay.console.ended import COMPLETE, ended
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.ui.overview import Overview
 from vnext.replay.ui.questions import Questions
 from vnext.replay.ui.walk import Walk
 
 
 class Opened:
-    """One log. Its index is made in the background if there is none yet, then its overview."""
+    """One log. If it has no index, one is built in the background, and then the overview."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,6 +30,7 @@ class Opened:
         self.walk = Walk(Index(self.log, self._questions.progress, waits=False))
         self.overview = Overview(self.log, self.walk.index.first)
         self.error = ""
+        self.ended = COMPLETE
         self._opening = Thread(target=self._open, name="index", daemon=True)
         self._opening.start()
 
@@ -38,12 +40,13 @@ class Opened:
 
     @property
     def indexed(self) -> tuple[int, int]:
-        """Bytes of a segment that are indexed by now, and all of them."""
+        """The indexed bytes of a segment so far, and all of its bytes."""
         return self._questions.indexed
 
     def _open(self) -> None:
         try:
             self.walk.index.segments[-1].made()
+            self.ended = ended(self.log)
         except UnusableLog as error:
             self.error = str(error)
             return
@@ -54,11 +57,11 @@ class Opened:
         return await self._questions.ask(self.walk, question)
 
     def about(self) -> dict[str, Any]:
-        return about_log(self) | {"name": self.path.name, "live": None}
+        return about_log(self) | {"name": self.path.name, "live": None, "ended": self.ended.line}
 
 
 def about_log(found: Any) -> dict[str, Any]:
-    """What the page is told of a log first: of an Opened or a LiveLog, under its walk's lock."""
+    """The first facts that the page gets about an Opened or a LiveLog, under its walk's lock."""
     started, walk, overview = found.log.header.started, found.walk, found.overview
     return {
         "model": started.model,

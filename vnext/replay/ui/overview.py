@@ -1,7 +1,7 @@
 """The overview: a few whole numbers for every step of a log, for a time line that shows all of it at once.
 
-Owns the columns, their making in the background and their cache beside the log, which is derived and disposable like the
-index's (cachefile.py): made by other code, or of another log, it is made anew.
+Owns the columns, their computation in the background, and their cache beside the log. Like the index's cache
+(cachefile.py), it is derived and disposable: if other code made it, or it belongs to another log, it is rebuilt.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from threading import Thread
 import msgspec
 import numpy as np
 
-from vnext.replay.cachefile import made_by, replace_file
-from vnext.replay.folding import Broken, Folded, fold
-from vnext.replay.source import Log
+from vnext.replay.reading.cachefile import made_by, replace_file
+from vnext.replay.reading.folding import Broken, Folded, fold
+from vnext.replay.reading.source import Log
 from vnext.state.events import StepPlanned
 from vnext.state.state import State
 
 COLUMNS = ("tokens", "running", "waiting", "held", "kept", "admitted", "preempted", "ended")
-"""Of each step: tokens computed, requests that run, requests that wait, blocks held, blocks kept for reuse; requests that
-joined and gave way in it, and those that ended since the step before."""
+"""For each step: tokens computed, requests running, requests waiting, blocks held, blocks kept for reuse; requests
+admitted and preempted in it, and those that ended since the step before."""
 SUMMED = (5, 6, 7)
 SUFFIX = ".vnextsteps"
 MAGIC = b"vnextSTEPS"
@@ -28,7 +28,7 @@ GROWTH = 65_536
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What a cache says of its log, and the shape of what follows."""
+    """What a cache says about its log, and the shape of the data after it."""
 
     made_by: tuple[int, str, int, int]
     columns: tuple[str, ...]
@@ -52,7 +52,7 @@ class Overview:
         self._values = np.zeros((len(COLUMNS), GROWTH), dtype=np.int32)
 
     def start(self) -> None:
-        """From the cache if there is one, else by folding the log in a thread of its own."""
+        """Load from the cache if there is one; otherwise fold the log in a separate thread."""
         if not self._load():
             Thread(target=self.make, name="overview", daemon=True).start()
 
@@ -69,8 +69,8 @@ class Overview:
             self.done = True
 
     def points(self, first: int, last: int, count: int) -> dict:
-        """Steps [first, last] in at most `count` buckets of equal size: the largest value of each column, or the sum of
-        what happened. {"first", "each" steps in a bucket, one list a column}."""
+        """Steps [first, last] in at most `count` buckets of equal size, with each column's largest value, or the sum
+        for events. {"first", "each" steps in a bucket, one list a column}."""
         first = max(first, self.first_step)
         places = slice(first - self.first_step, max(0, min(last + 1 - self.first_step, self.count)))
         values = self._values[:, places]
@@ -87,7 +87,7 @@ class Overview:
         return {name: int(self._values[number, : self.count].max(initial=0)) for number, name in enumerate(COLUMNS)}
 
     def next_with(self, column: str, step: int, forwards: bool) -> int | None:
-        """The next step after (before) `step` in which this column is not zero."""
+        """The next step after (or before) `step` in which this column is not zero."""
         values = self._values[COLUMNS.index(column), : self.count]
         here = step - self.first_step
         found = np.flatnonzero(values[here + 1 :]) if forwards else np.flatnonzero(values[: max(0, here)])
@@ -102,7 +102,7 @@ class Overview:
             self._values = grown
         pool, ended = after.pool, _ended(after)
         self._values[:, self.count] = (
-            after.flights[-1].tokens, len(after.rows), len(after.waiting), pool.block_count - pool.free, pool.kept,
+            after.in_flight[-1].tokens, len(after.rows), len(after.waiting), pool.page_count - pool.free, pool.kept,
             len(plan.admitted), len(plan.preempted), ended - self._ended,
         )  # fmt: skip
         self._ended = ended
@@ -135,15 +135,15 @@ class Overview:
         return True
 
     def _store(self) -> None:
-        """Where nothing can be written there is no cache."""
+        """Write the cache; if nothing can be written, there is none."""
         try:
             head = msgspec.msgpack.encode(self._head())
         except OSError:
-            return  # a segment has gone since
+            return  # a segment has been deleted since
         columns = [np.ascontiguousarray(values[: self.count], dtype="<i4").data for values in self._values]
         replace_file(self._path, (MAGIC, len(head).to_bytes(4, "little"), head, *columns))
 
 
 def _ended(state: State) -> int:
-    """Requests that have ended since the engine started."""
+    """The number of requests that have ended since the engine started."""
     return state.counters.finished + state.counters.aborted

@@ -1,7 +1,7 @@
 """Questions that fold: each is answered in a thread, one at a time, and none waits long for an index.
 
-Owns the making of indexes that questions lack, beside them. A first question about a segment starts that, and until it is
-done such questions are told how far it is (Indexing); what needs no new index is answered meanwhile.
+Owns building the indexes that questions lack, in the background. The first question about a segment starts its index.
+Until it is done, such questions get its progress (Indexing); questions that need no new index are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import Any
 
-from vnext.replay.folding import IMPOSSIBLE
-from vnext.replay.index import Segment, Unindexed
-from vnext.replay.source import UnusableLog
+from vnext.replay.reading.folding import IMPOSSIBLE
+from vnext.replay.reading.index import Segment, Unindexed
+from vnext.replay.reading.source import UnusableLog
 from vnext.replay.ui.walk import Walk
 
 PATIENCE_S = 0.5
 
 
 class Indexing(Exception):
-    """The answer has to wait for an index that is being made: `done` of `total` bytes."""
+    """The answer needs an index that is being built: `done` of `total` bytes."""
 
     def __init__(self, done: int, total: int) -> None:
         super().__init__(f"{done} of {total} bytes are indexed")
@@ -30,7 +30,8 @@ class Indexing(Exception):
 
 
 class Questions:
-    """What one log is asked. Mutable: `indexed` is how far the index is that is being made, in bytes done and all bytes."""
+    """The questions about one log. Mutable: `indexed` is the progress of the index being built, in bytes done and all
+    bytes."""
 
     def __init__(self) -> None:
         self.indexed = (0, 1)
@@ -40,7 +41,7 @@ class Questions:
         self.indexed = (done, total)
 
     async def ask(self, walk: Walk, question: Callable[[Walk], Any]) -> Any:
-        """The answer. Indexing where that takes longer than PATIENCE_S for want of an index."""
+        """The answer. Raises Indexing if that takes longer than PATIENCE_S because an index is missing."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -59,7 +60,7 @@ class Questions:
                 self._making.pop(segment, None)
 
     def _make(self, segment: Segment) -> Future[None]:
-        """In a thread that dies with the process: nobody waits for it at the end."""
+        """Build the index in a daemon thread, so that process exit does not wait for it."""
         making: Future[None] = Future()
         self._making[segment] = making
 

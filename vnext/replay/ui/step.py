@@ -1,6 +1,7 @@
-"""One step for the page: the plan, the batch, the queue with its reasons, the blocks, what happened since the last one.
+"""One step for the page: the plan, the batch, the queue with its reasons, the blocks, and the events since the last
+step.
 
-Owns the shape of these answers. They are plain values: numbers, names and flags, no token and no text.
+Owns the format of these answers. They are plain values: numbers, names and flags, but no token and no text.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NOBODY = -1
 def step_view(moment: Moment) -> dict[str, Any]:
     """The step as the page shows it. Positions are tokens, ids count arrivals."""
     state = moment.after
-    flight = state.flights[-1]
+    scheduled = state.in_flight[-1]
     work = {
         id_: (start, count, samples)
         for id_, start, count, samples in zip(
-            flight.ids.tolist(), flight.starts.tolist(), flight.counts.tolist(), flight.samples.tolist()
+            scheduled.ids.tolist(), scheduled.starts.tolist(), scheduled.counts.tolist(), scheduled.samples.tolist()
         )
     }
     waits = {wait.id: wait for wait in explained(moment).waits}
@@ -37,22 +38,23 @@ def step_view(moment: Moment) -> dict[str, Any]:
         "step": moment.step,
         "event": moment.event,
         "digest": hexadecimal(digest(state)),
-        "tokens": flight.tokens,
-        "budget": state.config.batch_tokens_max,
-        "in_flight": len(state.flights),
+        "tokens": scheduled.tokens,
+        "budget": state.config.max_num_batched_tokens,
+        "in_flight": len(state.in_flight),
         "rows": [_row(state, row, work, waits) for row in range(len(state.rows))],
         "queue": [_queued(entry, waits.get(entry.id)) for entry in state.waiting],
         "admitted": len(moment.plan.admitted),
         "preempted": [int(moment.before.rows.id[row]) for row in moment.plan.preempted],
         "expected": not (moment.plan.admitted or moment.plan.preempted or moment.plan.changed),
         "blocks": block_map(state),
-        "since": [{"event": number, **told(event)} for number, event in moment.since],
+        "since": [{"event": number, **reported(event)} for number, event in moment.since],
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
     }
 
 
 def explained(moment: Moment) -> Explanation:
-    """Why requests wait in this step; nothing to ask where nobody does, nor an engine's own policy: that would import it."""
+    """Why requests wait in this step. Empty if none waits, or if the policy is the engine's own, which would have to be
+    imported."""
     plan = moment.plan
     if moment.before.config.policy not in BUILT_IN:
         return Explanation(plan, ())
@@ -85,15 +87,19 @@ def _row(state: State, row: int, work: dict[int, tuple[int, int, bool]], waits: 
 
 def _queued(entry, wait: Wait | None) -> dict[str, Any]:
     return {
-        "id": entry.id, "known": entry.known, "priority": entry.priority, "epoch": entry.epoch, "wait": reason(wait)
-    }  # fmt: skip
+        "id": entry.id,
+        "known": entry.known,
+        "priority": entry.priority,
+        "epoch": entry.preemption_count,
+        "wait": reason(wait),
+    }
 
 
 def block_map(state: State) -> dict[str, Any]:
     """Every block: `kinds` u8[N] (free, kept, held, shared) and `owners` i32[N] (a holder's id), base64."""
     status = state.pool.status.values()
     kinds = np.where(status < -1, SHARED, np.where(status < 0, HELD, FREE)).astype(np.uint8)
-    kept = np.array(list(state.pool.names.blocks().values()), dtype=np.int64)
+    kept = np.array(list(state.pool.prefix_index.blocks().values()), dtype=np.int64)
     kinds[kept[status[kept] >= 0]] = KEPT
     owners = np.full(len(status), NOBODY, dtype="<i4")
     for row in range(len(state.rows)):
@@ -105,8 +111,8 @@ def _text(values: np.ndarray) -> str:
     return base64.b64encode(values.tobytes()).decode()
 
 
-def told(event: AnyEvent) -> dict[str, Any]:
-    """An event in a few words' worth of values."""
+def reported(event: AnyEvent) -> dict[str, Any]:
+    """An event as a few plain values."""
     match event:
         case RequestArrived():
             return {"kind": "arrived", "id": event.id, "prompt": len(event.prompt) // 4, "priority": event.priority}

@@ -1,7 +1,7 @@
-"""Walking: the moments of a log, each step with the states around it, in any order at once.
+"""The walk: the moments of a log, each a step with the states around it, in any order and without delay.
 
 Owns what is kept between two questions. States are immutable and share almost everything, so a few hundred of them cost
-little, and a step back is as quick as a step on.
+little, and a step back is as fast as a step forward.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Literal
 
 import msgspec
 
-from vnext.replay.index import Index, Place, Unindexed
-from vnext.replay.source import UnusableLog
+from vnext.log.codec import Frame
+from vnext.replay.reading.index import Index, Place, Unindexed
+from vnext.replay.reading.source import UnusableLog
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
-from vnext.state.log import Frame
 from vnext.state.reduce import reduce
 from vnext.state.state import State
 
 KEPT = 256
 LEAD = 48
-"""Steps before the one that is asked for that are kept too: the page asks for those around it next."""
+"""This many steps before the requested one are kept too, because the page asks for its neighbours next."""
 Kind = Literal["step", "event", "request"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A step: the state in which it was decided, the decision, the state after it. `since` are the events that came
-    between the plan before it and its own, with their numbers."""
+    """A step: the state in which it was decided, the decision, the state after it. `since` are the events between the
+    previous plan and its own, with their numbers."""
 
     event: int
     plan: StepPlanned
@@ -43,14 +43,14 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Following:
-    """Moments out of frames in order, from a state on. Mutable."""
+    """Makes moments from frames in order, starting at a state. Mutable."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._since: list[tuple[int, AnyEvent]] = []
 
     def take(self, frame: Frame) -> Iterator[Moment]:
-        """The steps that a frame plans. IllegalEvent where it does not follow."""
+        """The steps that a frame plans. Raises IllegalEvent if the frame does not follow."""
         if frame.first_event != self.state.sequence:
             raise IllegalEvent(f"{frame.lost} frames are missing before event {frame.first_event}")
         for number, event in enumerate(frame.events, frame.first_event):
@@ -64,7 +64,7 @@ class Following:
 
 
 class Walk:
-    """One log. `lock` is held by whoever asks or reads a state of it: reading an old version changes what lies behind it."""
+    """One log. Callers hold `lock` to ask or to read its states: reading an old version changes the store behind it."""
 
     def __init__(self, index: Index | None) -> None:
         self.index = index
@@ -78,12 +78,12 @@ class Walk:
 
     @property
     def last_step(self) -> int:
-        """The last step of the log; one before `first_step` in a log that has none."""
+        """The last step of the log; `first_step` - 1 for a log without steps."""
         return self.index.last.planned - 1
 
     @property
     def events(self) -> int:
-        """How many events the log has, those before its beginning included."""
+        """The number of events of the log, including those before its beginning."""
         return self.index.last.sequence
 
     @property
@@ -91,16 +91,16 @@ class Walk:
         return self.index.last.next_id
 
     def place(self, kind: Kind, value: int) -> Place:
-        """A state before this step, event or request, not long before."""
+        """A state shortly before this step, event or request."""
         return self._at(self.index, kind, value)
 
     def moment(self, step: int) -> Moment:
-        """UnusableLog if the log has no such step."""
+        """Raises UnusableLog if the log has no such step."""
         found = self._kept.get(step)
         return found if found is not None else self._sought(step)
 
     def moments(self, first: int, last: int) -> list[Moment]:
-        """Steps `first` to `last`, those of them that the log has."""
+        """Those of the steps `first` to `last` that the log has."""
         first, last = max(first, self.first_step), min(last, self.last_step)
         return [self.moment(step) for step in range(first, last + 1)]
 
@@ -114,7 +114,7 @@ class Walk:
         return found
 
     def _reached(self, step: int, moments: Iterator[Moment]) -> Moment | None:
-        """The step among these moments, which go on behind it the next time; None where they end before it."""
+        """The step among these moments, whose iterator continues after it next time; None if they end before it."""
         for moment in moments:
             self._keep(moment)
             if moment.step == step:
@@ -129,13 +129,13 @@ class Walk:
             self._kept.popitem(last=False)
 
     def _from(self, step: int) -> Iterator[Moment]:
-        """Moments from one shortly before `step` on, to the end of what can be folded."""
+        """Moments from shortly before `step` to the end of what can be folded."""
         try:
             place = self.place("step", max(self.first_step, step - LEAD))
-        except Unindexed:  # of another segment, which the step itself may not need
+        except Unindexed:  # another segment lacks its index; the step itself may not need it
             place = self.place("step", max(self.first_step, step - 1))
         following, items = Following(place.state), place.items
-        del place  # a version that is held keeps all that is folded from it on
+        del place  # holding this version would keep everything folded from it
         for item in items:
             if isinstance(item, Frame):
                 try:

@@ -1,5 +1,6 @@
-"""The simulator: the engine without processes. The real reducer and scheduler, several ranks, faults from one seed.
+"""The simulator: the engine without processes. The real reducer and scheduler, several ranks, and faults from one seed.
 
-Owns toy model, virtual clock, shadow cache, faults, the laws that need more than one state, and shrinking. Pure like the
-rest of sched; the engine does not know it.
+Pure like the rest of sched, and never imported by the engine. Owns a toy model, a shadow cache, laws over two states,
+and shrinking.
+Has met x86-64 Linux (AMD EPYC): `pytest tests/sim`, `python scripts/fuzz.py --seconds 60`.
 """

@@ -1,29 +1,28 @@
-"""The engine core of a simulation: folds events, decides, refuses, and asks every law each time.
+"""The engine core of a simulation: folds events, decides, refuses, and checks every law each time.
 
-Owns the run's state, its log and all that is checked of one replica. It knows no clock, client, transport or rank: those
-are the simulator's (simulator.py), and whoever judges a finished log has none (judge.py).
+Owns the run's state, its log and all checks of one replica. It has no clock, client, transport or rank: those belong to
+simulator.py, and findings.py checks finished logs without them.
 """
 
 from __future__ import annotations
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.books import Books
-from vnext.sched.sim.contents import contents, differences
-from vnext.sched.sim.errors import Divergence
+from vnext.sched.sim.checks.accounting import Accounting
+from vnext.sched.sim.checks.contents import contents, differences
+from vnext.sched.sim.checks.errors import Divergence
+from vnext.sched.sim.checks.history import History
+from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.sched.sim.laws import decision_laws, event_laws
-from vnext.sched.sim.past import Past
-from vnext.sched.sim.quick import check_after
-from vnext.sched.sim.snapshot import Snapshot
-from vnext.state.committing import settle
+from vnext.sched.sim.turning import require_same, turn_of
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, EngineStarted, StepPlanned
 from vnext.state.laws import check
 from vnext.state.outputs import Output, outputs
-from vnext.state.reduce import reduce, start
+from vnext.state.reduce import fold, reduce, start
 from vnext.state.state import State
 
 WHOLE_CHECK_EVENTS = 64
-"""Events between two checks of what no single event is likely to break: every law anew, and old states."""
+"""The number of events between two checks of old states, which a single event is unlikely to change."""
 
 
 class Core:
@@ -31,9 +30,9 @@ class Core:
 
     def __init__(self, started: EngineStarted, whole_check_events: int = WHOLE_CHECK_EVENTS) -> None:
         self.events: list[AnyEvent] = [started]
-        self.seen = Snapshot(start(started))
-        self.books = Books()
-        self.past: Past | None = None
+        self.seen = PlainState(start(started))
+        self.accounting = Accounting()
+        self.history: History | None = None
         self._whole_check_events = whole_check_events
 
     @property
@@ -41,33 +40,30 @@ class Core:
         return self.seen.state
 
     def fold(self, event: AnyEvent) -> tuple[Output, ...]:
-        """One more event; its news. Raises LawBroken, IllegalEvent or Divergence where the engine is wrong."""
+        """Fold one event and return its news. Raises LawBroken, IllegalEvent or Divergence if the engine is wrong."""
         before = self.seen
-        settled = settle(before.state, event) if isinstance(event, StepCommitted) else None
         self.events.append(event)
-        state = reduce(before.state, event, settled)
-        self.seen = after = Snapshot(state, before)
-        check_after(before, after)
+        turn = turn_of(before.state, event)
+        state, effects = fold(before.state, event)
+        if turn is not None:
+            require_same(turn, state)
+        self.seen = after = PlainState(state, before)
+        check(state)
         event_laws(before, event, after)
-        news = outputs(before.state, event, state, settled)
-        self.books.write(before, event, after, news)
+        news = outputs(before.state, event, state, effects)
+        self.accounting.write(before, event, after, news)
         if state.sequence % self._whole_check_events == 0:
-            self._check_whole(before, event)
+            self.look_back()
+            self.history = History(before, event, after)
         return news
 
-    def _check_whole(self, before: Snapshot, event: AnyEvent) -> None:
-        """Every law anew, and the past as it was."""
-        check(self.state)
-        self.look_back()
-        self.past = Past(before, event, self.seen)
-
     def look_back(self) -> None:
-        """What is still held of the past must be as it was."""
-        if self.past is not None:
-            self.past.require_unchanged(self.seen)
+        """Require that the old states still held are unchanged."""
+        if self.history is not None:
+            self.history.require_unchanged(self.seen)
 
     def decide(self) -> StepPlanned | None:
-        """The next decision, folded and checked; None if it is to do nothing, and rightly so."""
+        """The next decision, folded and checked; None if it is rightly to do nothing."""
         plan, before = schedule(self.state), self.seen
         if plan is not None:
             self.fold(plan)
@@ -75,12 +71,14 @@ class Core:
         return plan
 
     def require_refused(self, event: AnyEvent) -> None:
-        """An event that may not happen now is refused and changes nothing."""
+        """Require that an event that may not happen now is refused and changes nothing."""
         if not self._refuses(event):
             raise Divergence(f"{type(event).__name__} should have been refused: {event}")
 
     def try_to_fold(self, plan: StepPlanned) -> bool:
-        """Fold a plan that nobody decided, unless it is refused and changes nothing. Every law but a decision's own."""
+        """Fold a plan that the scheduler did not decide, or require that its refusal changes nothing. Checks every law
+        except those of a decision.
+        """
         if self._refuses(plan):
             return False
         self.fold(plan)
@@ -93,7 +91,7 @@ class Core:
             refused = False
         except IllegalEvent:
             refused = True
-        differ = differences(said, contents(Snapshot(self.state)))
+        differ = differences(said, contents(PlainState(self.state)))
         if differ:
             what = "was refused and changed" if refused else "may happen, and trying it changed"
             raise Divergence(f"Y2: {type(event).__name__} {what} {', '.join(differ)}")

@@ -1,116 +1,159 @@
-"""Laws of a decision and of an event: what must hold between a state, what happened to it, and the state after.
+"""Laws of a decision and of an event: relations between a state, an event and the state after it.
 
-The laws of a state alone are in vnext/state/laws.py. These need the state before as well, so they run in the simulator
-and in tests, beside the code that decides. The order of the policies that it plays is spelled in order.py a second time,
-so that a policy that is wrong is noticed too.
+The laws of a single state are in vnext/state/laws.py. These need the state before as well, so they run in the simulator
+and in tests, beside the code that decides. order.py implements the order of the simulator's policies a second time, so
+that an error in a policy is found too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
+from vnext.sched.sim.checks.fitting import first_chunk, given_back, surely_hit
+from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.order import policy_keys
-from vnext.sched.sim.snapshot import Snapshot, in_sight
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, StepPlanned
 from vnext.state.state import State, Waiting, blocks_for
+from vnext.state.store.columns_numpy import group_hash
 
 
 def check_decision(before: State, plan: StepPlanned | None, after: State) -> None:
-    """As `decision_laws`, for states of which nobody has snapshots."""
-    decision_laws(Snapshot(before), plan, Snapshot(after))
+    """The same as `decision_laws`, for states without snapshots."""
+    decision_laws(PlainState(before), plan, PlainState(after))
 
 
-def decision_laws(before: Snapshot, plan: StepPlanned | None, after: Snapshot) -> None:
+def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:
     """All laws of one decision. Raises LawBroken."""
+    share = fair_share(before)
     if plan is None:
-        work_is_conserved(before)
+        work_is_conserved(before, share)
         return
     ranges_continue(before, after)
-    budget_is_used(before, plan, after)
+    victims_are_the_worst(before, plan)
+    victims_are_needed(before, plan, share)
+    budget_is_used(before, plan, after, share)
     nobody_is_passed_over(before, plan, after)
-    if plan.preempted:
-        victims_are_the_worst(before, plan)
-        victims_are_needed(before, plan)
+    hits_are_the_longest(before, plan, after)
 
 
-def event_laws(before: Snapshot, event: AnyEvent, after: Snapshot) -> None:
+def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
     """The laws of any one event. Raises LawBroken."""
-    epochs_are_new(before, event, after)
+    windows_hold_what_they_see(after)
+    preemption_counts_are_new(before, event, after)
     arrivals_come_in_order(after)
+    hashed_blocks_are_indexed(before, after)
     if isinstance(event, RequestArrived) or before.id == after.id:
         return
-    rows = [row for row, id_ in enumerate(before.id) if id_ not in after.id]
+    rows: Sequence[int]
+    if isinstance(event, StepPlanned):
+        rows, later = event.preempted, given_back(after)
+    else:
+        rows, later = [row for row, id_ in enumerate(before.id) if id_ not in after.id], set()
     if rows:
-        later = given_back(after) if isinstance(event, StepPlanned) else set()
         tails_leave_first(before, rows, after, later)
-        endings_have_no_name(before, rows, after, later)
+        endings_are_not_indexed(before, rows, after, later)
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------
 
 
-def wanted(seen: Snapshot) -> list[int]:
-    """Tokens that each row could take alone. The one at its limit is never computed: nothing is sampled after it."""
+def wanted(seen: PlainState) -> list[int]:
+    """The number of tokens that each row could take alone. The token at its limit is never computed, because nothing is
+    sampled after it.
+    """
     config = seen.state.config
-    most = config.prefill_threshold or config.model_len_max
+    most = config.long_prefill_token_threshold or config.max_model_len
     return [
-        min(min(known + pending, limit - 1) - computed, most)
-        for known, pending, limit, computed in zip(seen.known, seen.pending, seen.limit, seen.computed)
+        min(min(known + placeholders, limit - 1) - computed, most)
+        for known, placeholders, limit, computed in zip(seen.known, seen.placeholders, seen.limit, seen.computed)
     ]
 
 
-def served(seen: Snapshot, among: Iterable[int], any_budget: bool = False) -> tuple[list[int], int]:
-    """What these rows take in order under the budget, and the pages they lack for it."""
-    want, need, size = wanted(seen), 0, seen.state.config.block_size
-    budget, tokens = sum(want) if any_budget else seen.state.config.batch_tokens_max, []
-    for row in among:
-        tokens.append(min(want[row], budget))
-        budget -= tokens[-1]
-        need += max(blocks_for(seen.computed[row] + tokens[-1], size) - seen.blocks[row], 0)
-    return tokens, need * seen.state.config.group_count
+class Share(NamedTuple):
+    """The running rows' fair share: the rows to preempt, in order, and the tokens of each row (0 for preempted rows)."""
+
+    victims: list[int]
+    tokens: list[int]
 
 
-def work_is_conserved(seen: Snapshot) -> None:
-    """S6: whoever decides to do nothing has no place in the pipeline, or nothing that could be computed."""
+def fair_share(seen: PlainState) -> Share:
+    """The decision of preemption.py and the compiled columns, implemented a second time.
+
+    Rows are served in order, each with all that it may take of the remaining budget. While a row lacks pages, the worst
+    row by policy is preempted, and its pages and tokens become available to the rows behind.
+    """
+    size, groups, want = seen.state.config.block_size, seen.state.config.group_count, wanted(seen)
+    budget, free = seen.state.config.max_num_batched_tokens, seen.state.pool.free
+    tokens, pages = [0] * len(want), [0] * len(want)
+    victims: list[int] = []
+    best_first: list[int] = []
+    holders: list[int] = []
+    for row, most in enumerate(want):
+        count = min(most, budget)
+        need = max(blocks_for(seen.computed[row] + count, size) - seen.blocks[row], 0) * groups
+        while need > free and row not in victims:
+            if not victims:
+                best_first, holders = rows_best_first(seen), seen.holders.copy()
+            victims.append(worst := best_first.pop())
+            for page in seen.held[worst]:
+                holders[page] -= 1
+                free += holders[page] == 0
+            free, budget = free + pages[worst], budget + tokens[worst]
+            tokens[worst] = pages[worst] = 0
+        if row not in victims:
+            tokens[row], pages[row], free, budget = count, need, free - need, budget - count
+    return Share(victims, tokens)
+
+
+def rows_best_first(seen: PlainState) -> list[int]:
+    key_of = policy_keys(seen)
+    return sorted(range(len(seen)), key=lambda row: key_of[seen.id[row]])
+
+
+def work_is_conserved(seen: PlainState, share: Share) -> None:
+    """S6: a decision to do nothing means a full pipeline, or that no row and no waiting request could compute a token."""
     state = seen.state
-    if not state.requests or len(state.flights) >= state.config.pipeline_depth:
+    if not state.requests or len(state.in_flight) >= state.config.pipeline_depth:
         return
-    if not state.flights:
+    if not state.in_flight:
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
-    tokens, need = served(seen, range(len(seen)))
-    if any(tokens) and need <= state.pool.free:
-        raise LawBroken("S6", f"{sum(tokens)} tokens could be computed and the decision is to do nothing")
-    if not any(tokens) and state.waiting and len(seen) < state.config.running_max:
+    if any(share.tokens):
+        raise LawBroken("S6", f"{sum(share.tokens)} tokens could be computed and the decision is to do nothing")
+    if state.waiting and not share.victims and len(seen) < state.config.max_num_seqs:
         key_of = policy_keys(seen)
-        _must_wait(seen, min(state.waiting, key=lambda entry: key_of[entry.id]), state.config.batch_tokens_max)
+        best = min(state.waiting, key=lambda entry: key_of[entry.id])
+        _must_wait(seen, seen, best, state.config.max_num_batched_tokens)
 
 
-def budget_is_used(before: Snapshot, plan: StepPlanned, after: Snapshot) -> None:
-    """S6: while budget remains, every row that stays takes all it may."""
-    config, step = before.state.config, after.flights[-1]
-    if plan.preempted or sum(step.counts) == config.batch_tokens_max:
-        return  # who was served while somebody still held budget, and gave it back, may have taken less
-    took = dict(zip(step.ids, step.counts))
-    for id_, count in zip(before.id, wanted(before)):
+def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, share: Share) -> None:
+    """S6: every row takes its fair share, and every admitted request takes all that it may of the budget left then."""
+    config, step = before.state.config, after.in_flight[-1]
+    took, starts = dict(zip(step.ids, step.counts)), dict(zip(step.ids, step.starts))
+    for id_, count in zip(before.id, share.tokens):
         if took.get(id_, 0) != count:
-            raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} of {count} tokens, and budget remains")
-    if not plan.admitted:
-        return
-    most, starts = config.prefill_threshold or config.model_len_max, dict(zip(step.ids, step.starts))
+            raise LawBroken("S6", f"request {id_} takes {took.get(id_, 0)} tokens where {count} are its share")
+    most, budget = (
+        config.long_prefill_token_threshold or config.max_model_len,
+        config.max_num_batched_tokens - sum(share.tokens),
+    )
     for place, tokens in plan.admitted:
         waiting = before.state.waiting[place]
-        if tokens != min(waiting.known - starts[waiting.id], most):
-            raise LawBroken("S6", f"request {waiting.id} begins with {tokens} tokens, and budget remains")
+        rest = waiting.known - starts[waiting.id]
+        if tokens != (min(rest, most, budget) if config.chunked_prefill else rest):
+            raise LawBroken("S6", f"request {waiting.id} begins with {tokens} of {rest} tokens, and {budget} were left")
+        budget -= tokens
 
 
-def nobody_is_passed_over(before: Snapshot, plan: StepPlanned, after: Snapshot) -> None:
-    """S3: admitted are the best of the queue by policy, best first, and the next one does not fit."""
+def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
+    """S3: the admitted requests are the best of the queue by policy, best first, and the next one does not fit."""
     queue, config = before.state.waiting, before.state.config
     if not queue:
         return
-    budget = config.batch_tokens_max - sum(after.flights[-1].counts)
-    more = bool(after.state.waiting) and not plan.preempted and len(after) < config.running_max and budget > 0
+    budget = config.max_num_batched_tokens - sum(after.in_flight[-1].counts)
+    more = bool(after.state.waiting) and not plan.preempted and len(after) < config.max_num_seqs and budget > 0
     if not plan.admitted and not more:
         return
     key_of = policy_keys(before)
@@ -119,61 +162,45 @@ def nobody_is_passed_over(before: Snapshot, plan: StepPlanned, after: Snapshot) 
     if admitted != best_first[: len(admitted)]:
         raise LawBroken("S3", f"admitted are the requests {admitted} where the best are {best_first[: len(admitted)]}")
     if more:
-        _must_wait(after, min(after.state.waiting, key=lambda entry: key_of[entry.id]), budget, len(given_back(after)))
+        _must_wait(before, after, min(after.state.waiting, key=lambda entry: key_of[entry.id]), budget)
 
 
-def given_back(seen: Snapshot) -> set[int]:
-    """Pages that the newest plan, which has just been folded, gave back for good: its own requests could not take them."""
-    config, step, found = seen.state.config, seen.flights[-1], set()
-    start_of, size, groups = dict(zip(step.ids, step.starts)), config.block_size, config.group_count
-    for id_, computed, table in zip(seen.id, seen.computed, seen.tables if config.windows else ()):
-        for place, page in enumerate(table):
-            group, last = place % groups, place // groups * size + size - 1
-            if in_sight(config, group, last, start_of.get(id_, computed)) and not in_sight(config, group, last, computed):
-                found.add(page)
-    return {page for page in found if seen.holders[page] == 0}
-
-
-def _must_wait(seen: Snapshot, best: Waiting, budget: int, too_late: int = 0) -> None:
-    """S3 of one request. With the cache on it counts as fitting only if it fits whatever prefix the cache has of it.
-
-    `too_late`: pages that became free after the decision.
-    """
-    config = seen.state.config
-    tokens = min(best.known, config.prefill_threshold or best.known, budget)
-    kept = (best.known - 1) // config.block_size if config.prefix_caching else 0
-    whole = config.chunked_prefill or tokens == best.known
-    if whole and (blocks_for(tokens, config.block_size) + kept) * config.group_count <= seen.state.pool.free - too_late:
+def _must_wait(before: PlainState, after: PlainState, best: Waiting, budget: int) -> None:
+    """S3 for one request."""
+    if tokens := first_chunk(before, after, best, budget):
         raise LawBroken("S3", f"request {best.id} waits and {tokens} of its tokens would fit")
 
 
-def victims_are_the_worst(before: Snapshot, plan: StepPlanned) -> None:
-    """S4: every row that gives way is worse than every row that stays; nobody is admitted in such a step."""
-    key_of, ids = policy_keys(before), before.id
-    best_victim = min(key_of[ids[row]] for row in plan.preempted)
-    if plan.admitted or any(key_of[id_] > best_victim for row, id_ in enumerate(ids) if row not in plan.preempted):
-        raise LawBroken("S4", f"rows {plan.preempted} give way while worse rows stay or others are admitted")
+def hits_are_the_longest(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
+    """P1: an admitted request starts behind everything that the cache surely held of it."""
+    if not plan.admitted or not before.state.config.prefix_caching:
+        return
+    starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
+    for place, _ in plan.admitted:
+        waiting = before.state.waiting[place]
+        start, tokens = starts[waiting.id], surely_hit(before, after, waiting)
+        if start < tokens:
+            raise LawBroken("P1", f"request {waiting.id} starts at {start} where the cache has {tokens} tokens of it")
 
 
-def victims_are_needed(before: Snapshot, plan: StepPlanned) -> None:
-    """S4: without the last that gave way, the others could not have been served.
-
-    Under another order than first-come a row's tokens depend on who held budget while it was served, so they count as
-    served only if they were under any budget.
-    """
-    gone, holders, free = plan.preempted[:-1], before.holders.copy(), before.state.pool.free
-    for row in gone:
-        for block in before.held[row]:
-            holders[block] -= 1
-            free += holders[block] == 0
-    stay = [row for row in range(len(before)) if row not in gone]
-    if served(before, stay, before.state.config.policy != "fcfs")[1] <= free:
-        raise LawBroken("S4", f"row {plan.preempted[-1]} gives way where {free} free blocks would have served everybody")
+def victims_are_the_worst(before: PlainState, plan: StepPlanned) -> None:
+    """S4: the preempted requests are the worst rows by policy, worst first, and that step admits none."""
+    if not plan.preempted:
+        return
+    worst = rows_best_first(before)[: -len(plan.preempted) - 1 : -1]
+    if plan.admitted or list(plan.preempted) != worst:
+        raise LawBroken("S4", f"rows {plan.preempted} give way where {worst} are the worst, or others are admitted")
 
 
-def ranges_continue(before: Snapshot, after: Snapshot) -> None:
+def victims_are_needed(before: PlainState, plan: StepPlanned, share: Share) -> None:
+    """S4: the step preempts no more rows than it needs to serve the others."""
+    if list(plan.preempted) != share.victims:
+        raise LawBroken("S4", f"rows {plan.preempted} give way where {share.victims} have to")
+
+
+def ranges_continue(before: PlainState, after: PlainState) -> None:
     """S2: a running request's range starts where the last one ended; an admitted one's starts behind its hits."""
-    step, size = after.flights[-1], before.state.config.block_size
+    step, size = after.in_flight[-1], before.state.config.block_size
     computed, ends = dict(zip(before.id, before.computed)), dict(zip(after.id, after.computed))
     for id_, start, count in zip(step.ids, step.starts, step.counts):
         if start + count != ends[id_]:
@@ -187,21 +214,33 @@ def ranges_continue(before: Snapshot, after: Snapshot) -> None:
 # ---- events ------------------------------------------------------------------------------------------------------
 
 
-def epochs_are_new(before: Snapshot, event: AnyEvent, after: Snapshot) -> None:
-    """A2: a request that gives way comes back with the next epoch and with every token that it knew."""
+def windows_hold_what_they_see(seen: PlainState) -> None:
+    """M2: a page's holders are the rows that may still see it, counted token by token; laws.py relies on windows.py instead."""
+    if not seen.state.config.windows:
+        return
+    counts = [0] * len(seen.holders)
+    for block in chain.from_iterable(seen.held):
+        counts[block] += 1
+    if counts != seen.holders:
+        wrong = [block for block, count in enumerate(counts) if count != seen.holders[block]]
+        raise LawBroken("M2", f"holders of blocks {wrong[:8]} are not the rows that may see them")
+
+
+def preemption_counts_are_new(before: PlainState, event: AnyEvent, after: PlainState) -> None:
+    """A2: a preempted request returns with its preemption count increased and with every known token."""
     if not isinstance(event, StepPlanned) or not event.preempted:
         return
-    queued = {entry.id: entry for entry in after.state.waiting}
+    queued: dict[int, Waiting] = {entry.id: entry for entry in after.state.waiting}
     for row in event.preempted:
-        id_, known, epoch = before.id[row], before.histories[row], before.epoch[row]
+        id_, known, preemptions = before.id[row], before.histories[row], before.preemption_count[row]
         entry = queued.get(id_)
-        if entry is None or (entry.tokens, entry.epoch) != (known, epoch + 1):
-            knew = f"request {id_} gave way with {len(known) // 4} tokens in epoch {epoch}"
+        if entry is None or (entry.tokens, entry.preemption_count) != (known, preemptions + 1):
+            knew = f"request {id_} gave way with {len(known) // 4} tokens before preemption {preemptions}"
             raise LawBroken("A2", f"{knew} and is queued as {entry}")
 
 
-def arrivals_come_in_order(seen: Snapshot) -> None:
-    """L2: first come, first served: whoever runs came before all that wait, and rows stand in order of arrival."""
+def arrivals_come_in_order(seen: PlainState) -> None:
+    """L2: first come, first served: running requests came before all waiting ones, and rows are in order of arrival."""
     if seen.state.config.policy != "fcfs" or not seen.id:
         return
     ids, queue = seen.id, seen.state.waiting
@@ -209,30 +248,57 @@ def arrivals_come_in_order(seen: Snapshot) -> None:
         raise LawBroken("L2", f"requests {ids} run while {[entry.id for entry in queue[:4]]} wait")
 
 
-def tails_leave_first(before: Snapshot, gone: list[int], after: Snapshot, later: set[int]) -> None:
-    """P1: the end of a prefix is evicted before its beginning: of a request's freed blocks the last is queued first.
+def hashed_blocks_are_indexed(before: PlainState, after: PlainState) -> None:
+    """P1: a block that an event hashes is in the prefix index, in every group of layers, by its own page or an equal one.
 
-    `later`: pages that others held a little longer, until they gave them back.
+    Of each row the last block that it hashed. Not asked of a name that the same event evicted with the page that had it.
     """
-    if len(gone) > 1:
-        return  # two requests that end together may free a common prefix in either order
-    freed = [block for block in before.held[gone[0]] if before.holders[block] > 0 and after.holders[block] == 0]
-    freed = [block for block in freed if block not in later]
+    config = after.state.config
+    if not config.prefix_caching or before.hashed_blocks == after.hashed_blocks and before.id == after.id:
+        return
+    hashed_blocks = dict(zip(before.id, before.hashed_blocks))
+    for row, (id_, count) in enumerate(zip(after.id, after.hashed_blocks)):
+        if count <= hashed_blocks.get(id_, 0):
+            continue
+        key = after.state.rows.block_hash(row)
+        for group in range(config.group_count):
+            name = group_hash(key, group)
+            if not in_sight(config, group, count * config.block_size - 1, after.computed[row]):
+                continue  # the page may have been given back by this very plan
+            if (
+                after.state.pool.prefix_index.block_of(name) is None
+                and before.state.pool.prefix_index.block_of(name) is None
+            ):
+                raise LawBroken("P1", f"request {id_} hashed block {count - 1}, which has no name in group {group} of layers")
+
+
+def tails_leave_first(before: PlainState, gone: Sequence[int], after: PlainState, later: set[int]) -> None:
+    """P1: the end of a prefix is evicted before its beginning: requests free their blocks in turn, each its last one first.
+
+    A block that several of them held is freed by the last of those. `later`: pages that others held a little longer, until
+    they gave them back. Blocks that the same plan took again are not in the queue.
+    """
+    holders, freed = before.holders.copy(), []
+    for row in gone:
+        for block in reversed(before.held[row]):
+            holders[block] -= 1
+            if holders[block] == 0 and after.holders[block] == 0 and block not in later:
+                freed.append(block)
     places = [after.places[block] for block in freed]
-    if any(place <= behind for place, behind in zip(places, places[1:])):
-        raise LawBroken("P1", f"blocks {freed} were freed from the first to the last")
+    if places != sorted(places):
+        raise LawBroken("P1", f"blocks {freed} are queued at {places}, not in the order in which they were freed")
 
 
-def endings_have_no_name(before: Snapshot, gone: list[int], after: Snapshot, later: set[int]) -> None:
+def endings_are_not_indexed(before: PlainState, gone: Sequence[int], after: PlainState, later: set[int]) -> None:
     """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline.
 
     `later`: pages that others may have taken, filled, named and given back in the same plan.
     """
-    names, size, groups = after.state.pool.names, before.state.config.block_size, before.state.config.group_count
+    names, size, groups = after.state.pool.prefix_index, before.state.config.block_size, before.state.config.group_count
     if len(names) == 0:
         return
     for row in gone:
         full = min(before.computed[row], before.known[row]) // size
         for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
-            if after.holders[block] == 0 and names.key_of(block) is not None and block not in later:
+            if after.holders[block] == 0 and names.hash_of(block) is not None and block not in later:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")

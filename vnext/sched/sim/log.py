@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vnext.state import log_read
+from vnext.log import reading as log_read
+from vnext.log.codec import EndKind, Frame, LogEnd, SegmentStart, chained, encode_body, encode_frame, first_header, open_segment
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, EngineStarted
-from vnext.state.log import EndKind, Frame, LogEnd, chained, encode_body, encode_frame, first_header, open_segment
+from vnext.state.events import AnyEvent, EngineStarted, first_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -42,13 +42,17 @@ def events_of(data: bytes) -> tuple[list[AnyEvent], EndKind]:
     for item in log_read.read([data]):
         if isinstance(item, LogEnd):
             return events, item.kind
-        events += item.events if isinstance(item, Frame) else [item.header.started]
+        if isinstance(item, Frame):
+            events += item.events
+        elif isinstance(item, SegmentStart):
+            events.append(item.header.started)
     raise AssertionError("a log has an end")
 
 
 def segment(events: Sequence[AnyEvent], code_version: str) -> bytes:
     """The events, EngineStarted first, each in a frame of its own. It ends with an event that the reducer refuses."""
-    tape, state = Tape(events[0], code_version), start(events[0])
+    started = first_of(events)
+    tape, state = Tape(started, code_version), start(started)
     for event in events[1:]:
         try:
             state, refused = reduce(state, event), False

@@ -1,24 +1,29 @@
-"""Order: whom a policy serves first, spelled a second time from the simulator's own numbers.
+"""Order: the order of a policy, computed a second time from the simulator's own numbers.
 
-The engine's forms are in vnext/sched/ranking.py, policies.py and house.py. Only a policy that is not known here, as tests
-bring them, is asked as the engine asks it.
+The engine's forms are in vnext/sched/ranking.py, policies.py and sample_policies.py. Only policies that are unknown
+here, such as those of tests, are called as the engine calls them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from vnext.sched.policies import Key
 from vnext.sched.ranking import keys
-from vnext.sched.sim import house
-from vnext.sched.sim.snapshot import Snapshot
+from vnext.sched.sim import sample_policies
+from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.state.state import Request
 
+Order = Callable[["Request", "Tenants", int, int, int], Key]
+"""The key that a policy of sample_policies.py gives to a request among all tenants, from its known and computed tokens
+and its preemption count.
+"""
 PATIENCE = 8
-"""Preemptions after which a request comes before all others, under every policy that is not built in."""
+"""The number of preemptions after which a request comes before all others, under every policy that is not built in."""
 
 
 class Tenants:
-    """Of each cache salt: its live requests in order of arrival, and those of them that run."""
+    """For each cache salt: its live requests in order of arrival, and those that run."""
 
     def __init__(self, requests: list[Request], running: list[int]) -> None:
         self.live: dict[bytes, list[int]] = {}
@@ -28,7 +33,7 @@ class Tenants:
             self.running[request.root] = self.running.get(request.root, 0) + (request.id in running)
 
 
-def policy_keys(seen: Snapshot) -> dict[int, tuple]:
+def policy_keys(seen: PlainState) -> dict[int, Key]:
     """Key of every live request; the smallest is served first."""
     state, requests, policy = seen.state, seen.state.requests.mapping(), seen.state.config.policy
     live = [*(entry.id for entry in state.waiting), *seen.id]
@@ -36,46 +41,49 @@ def policy_keys(seen: Snapshot) -> dict[int, tuple]:
         return {id_: (id_,) for id_ in live}
     if policy == "priority":
         return {id_: (requests[id_].priority, id_) for id_ in live}
-    order = HOUSE.get(policy)
+    order = SAMPLE_ORDERS.get(policy)
     if order is None:
         return keys(state)
-    return _house_keys(seen, [requests[id_] for id_ in sorted(live)], order)
+    return _sample_keys(seen, [requests[id_] for id_ in sorted(live)], order)
 
 
-def _house_keys(seen: Snapshot, requests: list[Request], order: Callable) -> dict[int, tuple]:
-    tenants, found = Tenants(requests, seen.id), {}
-    progress = {entry.id: (entry.known, 0, entry.epoch) for entry in seen.state.waiting}
-    progress |= zip(seen.id, zip(seen.known, seen.computed, seen.epoch))
+def _sample_keys(seen: PlainState, requests: list[Request], order: Order) -> dict[int, Key]:
+    tenants = Tenants(requests, seen.id)
+    found: dict[int, Key] = {}
+    progress: dict[int, tuple[int, int, int]] = {
+        entry.id: (entry.known, 0, entry.preemption_count) for entry in seen.state.waiting
+    }
+    progress |= zip(seen.id, zip(seen.known, seen.computed, seen.preemption_count))
     for request in requests:
-        known, computed, epoch = progress[request.id]
-        impatient = epoch >= PATIENCE
-        first = (0,) if impatient else (1, *order(request, tenants, known, computed, epoch))
+        known, computed, preemptions = progress[request.id]
+        impatient = preemptions >= PATIENCE
+        first: Key = (0,) if impatient else (1, *order(request, tenants, known, computed, preemptions))
         found[request.id] = (*first, request.id)
     return found
 
 
-def fair_share(request: Request, tenants: Tenants, *_: int) -> tuple:
+def fair_share(request: Request, tenants: Tenants, *_: int) -> Key:
     mine = tenants.live[request.root]
     return (request.id + 4 * (mine.index(request.id) + len(mine)),)
 
 
-def crowd_last(request: Request, tenants: Tenants, *_: int) -> tuple:
+def crowd_last(request: Request, tenants: Tenants, *_: int) -> Key:
     return (tenants.running[request.root], request.priority, request.arrival_ns)
 
 
-def least_computed(request: Request, tenants: Tenants, known: int, computed: int, epoch: int) -> tuple:
+def least_computed(request: Request, tenants: Tenants, known: int, computed: int, preemptions: int) -> Key:
     return (computed, len(request.prompt) // 4 + request.sampling.max_tokens - 1 - computed)
 
 
-def scattered(request: Request, tenants: Tenants, known: int, computed: int, epoch: int) -> tuple:
-    return ((7919 * request.id + 31 * known + 17 * computed + epoch) % 13,)
+def scattered(request: Request, tenants: Tenants, known: int, computed: int, preemptions: int) -> Key:
+    return ((7919 * request.id + 31 * known + 17 * computed + preemptions) % 13,)
 
 
-HOUSE: dict[str, Callable] = {
-    f"{house.__name__}:fair_share": fair_share,
-    f"{house.__name__}:crowd_last": crowd_last,
-    f"{house.__name__}:least_computed": least_computed,
-    f"{house.__name__}:last_come": lambda request, *_: (-request.id,),
-    f"{house.__name__}:all_equal": lambda request, *_: (),
-    f"{house.__name__}:scattered": scattered,
+SAMPLE_ORDERS: dict[str, Order] = {
+    f"{sample_policies.__name__}:fair_share": fair_share,
+    f"{sample_policies.__name__}:crowd_last": crowd_last,
+    f"{sample_policies.__name__}:least_computed": least_computed,
+    f"{sample_policies.__name__}:last_come": lambda request, *_: (-request.id,),
+    f"{sample_policies.__name__}:all_equal": lambda request, *_: (),
+    f"{sample_policies.__name__}:scattered": scattered,
 }

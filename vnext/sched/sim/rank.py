@@ -1,10 +1,9 @@
-"""A rank without a device: it folds every event, "computes" steps into a shadow cache and samples from the toy model.
+"""A rank without a device: it folds every event, runs steps on a shadow cache and samples from the toy model.
 
-The shadow cache remembers, for each slot of each block, the whole chain of tokens that wrote it, and for which group of
-layers. A step writes its slots first; then every position that a query of the step sees must hold its own chain. Silent
-corruption of the real cache (a block shared, evicted or named wrongly) becomes an error at the very step. So does a
-name that stands for
-two contents, or a content with two names.
+The shadow cache stores, for each slot of each page, a digest of all tokens that led to it and its group of layers. A
+step writes its slots first; then every position that a query of the step sees must hold its own digest. Corruption of
+the real cache (a page shared, evicted or indexed wrongly) is therefore an error in the same step. So is a hash of two
+contents, or a content with two hashes.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from struct import Struct, unpack
 import msgspec
 import xxhash
 
-from vnext.sched.sim.errors import Divergence
-from vnext.sched.sim.snapshot import Snapshot, in_sight
+from vnext.sched.sim.checks.errors import Divergence
+from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -30,9 +29,9 @@ token_word = Struct("<i")
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What a rank says after a step: sampled tokens (int32 bytes) and its digest of the state in which it ran.
+    """A rank's result of a step: sampled tokens (int32 bytes) and its digest of the state in which it ran.
 
-    The digest is 0 of a rank that was not asked for one.
+    The digest is 0 if none was requested of the rank.
     """
 
     step: int
@@ -41,10 +40,10 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Story:
-    """Tokens of one request and, for each position, the digest of everything up to it. Grows and never changes.
+    """The tokens of one request and, for each position, the digest of everything up to it. Append-only.
 
     `data` are the tokens (int32 bytes), `chains` their digests, `weights` the toy model's sum over the tokens below each
-    place. The root is made of the request's salt, not of the engine's own root.
+    position. The root comes from the request's salt, not from the engine's own root.
     """
 
     def __init__(self, salt: str) -> None:
@@ -58,7 +57,7 @@ class Story:
         return len(self.chains)
 
     def agree(self, history: bytes) -> None:
-        """Raise Divergence unless this history is the story or continues it; remember what is new."""
+        """Append what is new in this history. Raises Divergence unless it equals or continues the story."""
         if history == self.data:
             return
         if history.startswith(self.data):
@@ -82,11 +81,11 @@ def _ids(data: bytes) -> tuple[int, ...]:
 class Work(msgspec.Struct, frozen=True):
     """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
-    `known` counts its tokens with those that its steps in flight sampled.
+    `known` counts its tokens, including those that steps in flight sampled.
     """
 
     id: int
-    epoch: int
+    preemption_count: int
     table: list[int]
     story: Story
     start: int
@@ -102,7 +101,7 @@ class Rank:
         config = started.config
         self.state: State = start(started)
         self._groups = config.group_count
-        self.cache = [[0] * config.block_size for _ in range(config.block_count)]
+        self.cache = [[0] * config.block_size for _ in range(config.page_count)]
         self._nothing = [-1] * config.block_size  # what stands in a page that is none
         self._salts: dict[int, str] = {}
         self._stories: dict[int, Story] = {}
@@ -110,7 +109,7 @@ class Rank:
         self._key_of: dict[int, bytes] = {}
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
 
-    def fold(self, event: AnyEvent, shared: Snapshot | None = None, digests: bool = True) -> StepResult | None:
+    def fold(self, event: AnyEvent, shared: PlainState | None = None, digests: bool = True) -> StepResult | None:
         """The result of a planned step, None for every other event. Divergence if the cache is wrong.
 
         `shared`: the state after the event, for a rank that shares its process with the engine core and folds nothing.
@@ -124,51 +123,53 @@ class Rank:
             self._salts[event.id] = event.cache_salt
         if not isinstance(event, StepPlanned):
             return None
-        tokens = self._run(shared or Snapshot(self.state))
+        tokens = self._run(shared or PlainState(self.state))
         return StepResult(event.step, tokens, digest(self.state) if digests and shared is None else 0)
 
-    def _run(self, seen: Snapshot) -> bytes:
+    def _run(self, seen: PlainState) -> bytes:
         works = self._works(seen)
         for work in works:
             self._write(work)
         for work in works:
             self._read(work)
-        tokens = {(work.id, work.epoch): self._sample(work) for work in works if work.samples}
+        tokens = {(work.id, work.preemption_count): self._sample(work) for work in works if work.samples}
         self._in_flight.append(tokens)
         self._forget_stories()
         return b"".join(tokens.values())
 
-    def _works(self, seen: Snapshot) -> list[Work]:
-        step, works = seen.flights[-1], []
+    def _works(self, seen: PlainState) -> list[Work]:
+        step, works = seen.in_flight[-1], []
         row_of = {id_: row for row, id_ in enumerate(seen.id)}
-        for id_, epoch, first, count, samples in zip(step.ids, step.epochs, step.starts, step.counts, step.samples):
+        for id_, preemptions, first, count, samples in zip(
+            step.ids, step.preemption_counts, step.starts, step.counts, step.samples
+        ):
             row = row_of[id_]
-            story, known = self._story(id_, epoch, seen.histories[row])
-            work = Work(id_, epoch, seen.tables[row], story, first, first + count, known, samples)
-            if seen.sealed[row] and self.state.config.prefix_caching:
-                self._compare_name(work, seen.sealed[row])
+            story, known = self._story(id_, preemptions, seen.histories[row])
+            work = Work(id_, preemptions, seen.tables[row], story, first, first + count, known, samples)
+            if seen.hashed_blocks[row] and self.state.config.prefix_caching:
+                self._compare_name(work, seen.hashed_blocks[row])
             works.append(work)
         return works
 
-    def _story(self, id_: int, epoch: int, history: bytes) -> tuple[Story, int]:
-        """A row's story and how much of it is known, with what its steps in flight sampled."""
+    def _story(self, id_: int, preemptions: int, history: bytes) -> tuple[Story, int]:
+        """A row's story and its known length, including tokens that its steps in flight sampled."""
         story = self._stories.get(id_)
         if story is None:
             story = self._stories[id_] = Story(self._salts[id_])
         for tokens in self._in_flight:
-            history += tokens.get((id_, epoch), b"")
+            history += tokens.get((id_, preemptions), b"")
         story.agree(history)
         return story, len(history) // 4
 
-    def _compare_name(self, work: Work, sealed: int) -> None:
-        """P1: a name stands for one content, and a content has one name. Of the last block that the row has sealed."""
+    def _compare_name(self, work: Work, hashed_blocks: int) -> None:
+        """P1: a hash has one content, and a content has one hash. Checks the last block that the row has hashed."""
         for group in range(self._groups):
-            self._compare_page(work, group, sealed)
+            self._compare_page(work, group, hashed_blocks)
 
-    def _compare_page(self, work: Work, group: int, sealed: int) -> None:
-        last = sealed * len(self.cache[0]) - 1
-        block = work.table[(sealed - 1) * self._groups + group]
-        key = self.state.pool.names.key_of(block)
+    def _compare_page(self, work: Work, group: int, hashed_blocks: int) -> None:
+        last = hashed_blocks * len(self.cache[0]) - 1
+        block = work.table[(hashed_blocks - 1) * self._groups + group]
+        key = self.state.pool.prefix_index.hash_of(block)
         if key is None or not in_sight(self.state.config, group, last, work.end):
             return  # a page that was given back may be another's by now
         chain = work.story.chains[last] + group * GROUP_STEP
@@ -200,7 +201,7 @@ class Rank:
             raise Divergence(f"request {work.id} reads other content at its position {at}")
 
     def _read_windows(self, work: Work) -> None:
-        """What the step's queries see in each group's layers: a window ends at the query."""
+        """Check everything that the step's queries see in each group's layers; a window ends at the query."""
         size, chains = len(self.cache[0]), work.story.chains
         for group, window in enumerate(self.state.config.windows):
             pages, mark = work.table[group :: self._groups], group * GROUP_STEP
@@ -227,9 +228,8 @@ class Rank:
 
 
 def rebuilt(events: list[AnyEvent]) -> Rank:
-    """A rank that crashed, built again from the log: every step is computed again, in order."""
-    first, *rest = events
-    rank = Rank(first)
-    for event in rest:
+    """A rank rebuilt from the log after a crash: it computes every step again, in order."""
+    rank = Rank(first_of(events))
+    for event in events[1:]:
         rank.fold(event, digests=False)
     return rank

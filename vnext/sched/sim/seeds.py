@@ -1,26 +1,30 @@
-"""Seeds: all that a seed stands for, and what is left of a seed that fails.
+"""Seeds: the simulation that a seed identifies, and the reduced failure of a seed that fails.
 
-A seed is a scenario and the form of the engine in which it runs: every other one with arenas of a few places, so that
-histories and tables move every few steps, and one of four with the plain forms of what is compiled.
+A seed determines a scenario and the form of the engine that runs it. Every other seed uses arenas of a few places, so
+that histories and tables move every few steps and ended requests are soon forgotten. One in four uses the plain forms
+in place of the compiled ones.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from vnext.sched.sim.judge import failing_like, fewer_clients, judge, kind_of, told, toy_voice
-from vnext.sched.sim.scenario import scenario
+from vnext.log import log_bytes, log_plain, redaction
+from vnext.sched.sim.findings import check_events, failing_like, fewer_clients, kind_of, reported, toy_voice
+from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.shrink import shrink
 from vnext.sched.sim.simulator import Simulation
-from vnext.state import admitting, columns, columns_numpy, log_forms, log_plain, names, names_plain, reduce as reducer
+from vnext.state import allocate, reduce as reducer
 from vnext.state.events import AnyEvent
+from vnext.state.store import columns, columns_numpy, prefix_index, prefix_index_plain
 
 SMALL_ARENA_PLACES = 8
 SMALL_TOKENS_SPARE = 1
+SMALL_SWEEP_MIN = 1
 
 
 class SeedFailed(Exception):
-    """A scenario failed; `simulation` is as far as it came."""
+    """A scenario failed; `simulation` is its state at the failure."""
 
     def __init__(self, seed: int, client_count: int, simulation: Simulation, error: Exception) -> None:
         super().__init__(f"run_seed({seed}, {client_count}) fails with {type(error).__name__}: {error}")
@@ -28,7 +32,7 @@ class SeedFailed(Exception):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A failure made small: the events that are left, one line for each, and how they fail."""
+    """A reduced failure: the remaining events, one line for each, and the way in which they fail."""
 
     events: tuple[AnyEvent, ...]
     lines: tuple[str, ...]
@@ -47,35 +51,37 @@ def run_seed(seed: int, client_count: int = 60) -> Simulation:
 
 
 class Form:
-    """The engine in the form that a seed stands for, inside a `with` block of this process."""
+    """A context manager that puts the engine of this process into the form of a seed."""
 
     def __init__(self, seed: int) -> None:
         self.small_arenas, self.plain = seed % 2 == 1, seed % 8 in (4, 5)
-        self._before = (0, 0, columns.kernels, log_forms.kernels, names.kernels)
+        self._before = (0, 0, 0, columns.impl, log_bytes.impl, prefix_index.impl)
 
     def __enter__(self) -> None:
         self._before = (
-            reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE, columns.kernels, log_forms.kernels, names.kernels
+            reducer.ARENA_PLACES_MIN, allocate.TOKENS_SPARE, redaction.SWEEP_MIN,
+            columns.impl, log_bytes.impl, prefix_index.impl,
         )  # fmt: skip
         if self.small_arenas:
-            reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE = SMALL_ARENA_PLACES, SMALL_TOKENS_SPARE
+            reducer.ARENA_PLACES_MIN, allocate.TOKENS_SPARE = SMALL_ARENA_PLACES, SMALL_TOKENS_SPARE
+            redaction.SWEEP_MIN = SMALL_SWEEP_MIN
         if self.plain:
-            columns.kernels, log_forms.kernels, names.kernels = columns_numpy, log_plain, names_plain
+            columns.impl, log_bytes.impl, prefix_index.impl = columns_numpy, log_plain, prefix_index_plain
 
     def __exit__(self, *raised: object) -> None:
-        reducer.ARENA_PLACES_MIN, admitting.TOKENS_SPARE = self._before[:2]
-        columns.kernels, log_forms.kernels, names.kernels = self._before[2:]
+        reducer.ARENA_PLACES_MIN, allocate.TOKENS_SPARE, redaction.SWEEP_MIN = self._before[:3]
+        columns.impl, log_bytes.impl, prefix_index.impl = self._before[3:]
 
 
 def explained(failed: SeedFailed) -> Explanation:
-    """The failure made small: its events, or, where only clocks, transport or a second rank show it, its scenario."""
+    """The failure reduced: to its events, or to its scenario if it needs clocks, transport or a second rank."""
     simulation = failed.simulation
     with Form(failed.seed):
-        finding = judge(simulation.events)
+        finding = check_events(simulation.events)
         if finding is not None:
             voice = toy_voice(simulation.scenario.config.vocab_size)
             small = shrink(simulation.events, failing_like(finding.kind), voice)
         else:
             kind = kind_of(failed.error)
             small = fewer_clients(simulation, lambda caught: kind_of(caught) == kind)
-        return Explanation(small, tuple(told(small)), str(judge(small) or finding or failed.error))
+        return Explanation(small, tuple(reported(small)), str(check_events(small) or finding or failed.error))

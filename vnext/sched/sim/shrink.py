@@ -10,6 +10,7 @@ stays as it is, where it may happen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,12 +25,14 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    first_of,
     pack_tokens,
     unpack_tokens,
 )
+from vnext.state.feasibility import refusal
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
-from vnext.state.refusal import refusal
+from vnext.state.state import State
 
 
 class Whim(msgspec.Struct, frozen=True):
@@ -39,6 +42,7 @@ class Whim(msgspec.Struct, frozen=True):
 
 
 Move = AnyEvent | Whim
+Item = TypeVar("Item")
 Failure = Callable[[Sequence[AnyEvent]], int | None]
 """How many leading events it takes until they fail, None if they do not. It may never fail in another way."""
 Voice = Callable[[RequestArrived, Sequence[int]], int]
@@ -47,9 +51,9 @@ Voice = Callable[[RequestArrived, Sequence[int]], int]
 END_EVENTS_MIN = 32
 RUN_OUT_STEPS = 48
 SIMPLER_CONFIG = {
-    "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",), "prefill_threshold": (0,),
-    "running_max": (1, 2, 3), "eos_token_ids": ((),), "windows": ((), (2,)), "block_size": (1, 2, 4),
-    "block_count": (2, 3, 4, 6, 8),
+    "pipeline_depth": (1, 2), "prefix_caching": (False,), "policy": ("fcfs",), "long_prefill_token_threshold": (0,),
+    "max_num_seqs": (1, 2, 3), "eos_token_ids": ((),), "windows": ((), (2,)), "block_size": (1, 2, 4),
+    "page_count": (2, 3, 4, 6, 8),
 }  # fmt: skip
 """Settings that are easier to think about, the simplest first."""
 SEEDS = range(8)
@@ -64,7 +68,7 @@ def shrink(
 
     `folded_max` bounds the events of all candidates together (the search of the log's end not counted), and so the time.
     """
-    search = _Search(events[0], failure, voice)
+    search = _Search(first_of(events), failure, voice)
     moves = search.end_of(tuple(moves_of(events)))
     if moves is None:
         return tuple(events)
@@ -89,15 +93,19 @@ def without_ends(events: tuple[AnyEvent, ...], failure: Failure) -> tuple[AnyEve
 
 def moves_of(events: Sequence[AnyEvent]) -> Iterator[Move]:
     """What the events after the first do, plans that nobody decided marked. An event that fails is the last."""
-    state = start(events[0])
-    for event in events[1:]:
+    return moves_from(start(first_of(events)), events[1:])
+
+
+def moves_from(state: State, events: Sequence[AnyEvent]) -> Iterator[Move]:
+    """As `moves_of`, of events behind a state."""
+    for event in events:
         try:
-            strange = isinstance(event, StepPlanned) and event != schedule(state)
+            move = Whim(event) if isinstance(event, StepPlanned) and event != schedule(state) else event
             state = reduce(state, event)
         except Exception:  # any failure of any kind: it is what is to be shrunk
             yield event
             return
-        yield Whim(event) if strange else event
+        yield move
 
 
 class _Search:
@@ -164,7 +172,9 @@ class _Search:
     def with_other_seeds(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
         """Other answers, where one of them comes to its failure sooner."""
         for place, move in enumerate(moves):
-            for seed in SEEDS if isinstance(move, RequestArrived) else ():
+            if not isinstance(move, RequestArrived):
+                continue
+            for seed in SEEDS:
                 if self.left <= 0 or place >= len(moves):
                     return moves
                 other = replace(move, sampling=replace(move.sampling, seed=seed))
@@ -190,7 +200,7 @@ class _Search:
         return moves
 
 
-def reduced(items: Sequence, fails: Callable[[Sequence], bool]) -> Iterator[tuple]:
+def reduced(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Iterator[tuple[Item, ...]]:
     """Delta debugging: ever smaller sublists that fail; chunks from the end are left out first."""
     items, size = tuple(items), max(len(items) // 2, 1)
     while size:
@@ -281,12 +291,12 @@ class Author:
         return arrival
 
     def _committed(self) -> StepCommitted | None:
-        if not self.state.flights:
+        if not self.state.in_flight:
             return None
-        flight = self.state.flights[0]
-        ends = (flight.starts + flight.counts)[flight.samples].tolist()
-        tokens = [self._token(id_, end) for id_, end in zip(flight.ids[flight.samples].tolist(), ends)]
-        return StepCommitted(step=flight.step, tokens=pack_tokens(tokens))
+        scheduled = self.state.in_flight[0]
+        ends = (scheduled.starts + scheduled.counts)[scheduled.samples].tolist()
+        tokens = [self._token(id_, end) for id_, end in zip(scheduled.ids[scheduled.samples].tolist(), ends)]
+        return StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens))
 
     def _token(self, id_: int, place: int) -> int:
         """The request's token at a place of its history: the same one whenever it is sampled."""

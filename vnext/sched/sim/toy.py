@@ -1,34 +1,36 @@
-"""A toy model that can be computed by hand, and what it answers to one request alone.
+"""A toy model that can be computed by hand, and its answer to one request alone.
 
 The next token is (seed + the sum over positions p of (p + 1) * token) mod vocabulary: it depends on every token and on
-every position. `answer` knows nothing of steps, blocks or batches; the engine's streams must be equal to it.
+every position. `answer` knows nothing of steps, blocks or batches; the engine's streams must equal it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 import msgspec
 
 from vnext.state.config import SchedulerConfig
+from vnext.state.outputs import Finish
 from vnext.state.params import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a client gets: sampled tokens and why they ended ("" while they have not)."""
+    """The sampled tokens and the reason why they ended ("" before that)."""
 
     tokens: tuple[int, ...]
-    finish: Literal["", "stop", "length", "abort"]
+    finish: Finish
 
 
-def next_token(history: list[int], seed: int, vocab_size: int) -> int:
+def next_token(history: Sequence[int], seed: int, vocab_size: int) -> int:
     """The token after `history`."""
     return (seed + sum(place * token for place, token in enumerate(history, start=1))) % vocab_size
 
 
 def answer(config: SchedulerConfig, prompt: list[int], sampling: Sampling) -> Answer:
-    """The whole answer to one request, as if it were the only one in the world."""
-    place, tokens = len(prompt), []
+    """The whole answer to one request, computed alone."""
+    place = len(prompt)
+    tokens: list[int] = []
     total = sampling.seed + sum(at * token for at, token in enumerate(prompt, start=1))
     while len(tokens) < sampling.max_tokens:
         token = total % config.vocab_size

@@ -1,5 +1,5 @@
-// Questions to the server. An answer that says why there is none becomes an Error with that sentence; one that says that
-// it takes an index, which is being made, is asked for again until it is there, and `waits.tell` is told how far that is.
+// Questions to the server. An error answer becomes an Error with its sentence. If the answer needs an index that is
+// being built, the question is repeated until it is there, and `waits.tell` gets the progress.
 
 const AGAIN_MS = 250;
 export const waits = { tell: () => {} };

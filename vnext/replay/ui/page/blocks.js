@@ -1,7 +1,9 @@
-// The block map: a square a block; held ones in their request's colour, shared ones with a corner, kept ones dimmed.
+// The block map: one square per block. Held blocks have their request's colour, shared ones a corner; kept ones are
+// dimmed.
 
 import { bytes } from "./api.js";
 import { colour, hue, prepare } from "./paint.js";
+import { tip } from "./tip.js";
 
 const FREE = 0, KEPT = 1, HELD = 2, SHARED = 3;
 const NAMES = ["free", "kept for reuse", "held", "shared"];
@@ -11,7 +13,7 @@ export class Blocks {
   constructor(canvas, hint) {
     Object.assign(this, { canvas, hint, kinds: null, owners: null, size: 8, across: 1 });
     canvas.addEventListener("mousemove", (event) => this.tell(event));
-    canvas.addEventListener("mouseleave", () => (hint.textContent = ""));
+    canvas.addEventListener("mouseleave", (event) => tip(hint, event, ""));
   }
 
   show(map) {
@@ -46,10 +48,10 @@ export class Blocks {
     if (!this.kinds) return;
     const column = Math.floor((event.offsetX - 2) / this.size);
     const block = Math.floor((event.offsetY - 2) / this.size) * this.across + column;
-    if (column < 0 || column >= this.across || block >= this.kinds.length) return void (this.hint.textContent = "");
+    if (column < 0 || column >= this.across || block >= this.kinds.length) return tip(this.hint, event, "");
     const kind = this.kinds[block];
     const whose = kind >= HELD ? `, request ${this.owners[block]}${kind === SHARED ? " and others" : ""}` : "";
-    this.hint.textContent = `block ${block}: ${NAMES[kind]}${whose}`;
+    tip(this.hint, event, `block ${block}: ${NAMES[kind]}${whose}`);
   }
 }
 

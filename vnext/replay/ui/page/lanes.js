@@ -1,7 +1,8 @@
-// Request lanes: one line a request, a cell a step; what a cell means is told when the pointer is over it.
+// Request lanes: one line per request, one cell per step. The pointer shows a cell's meaning.
 
 import { ask } from "./api.js";
 import { colour, hue, prepare, reason } from "./paint.js";
+import { tip } from "./tip.js";
 
 const TALL = 15;
 const LABEL = 58;
@@ -12,7 +13,7 @@ export class Lanes {
   constructor(canvas, hint, number, about, go) {
     Object.assign(this, { canvas, hint, number, about, go, lanes: [], first: 0, step: 0, asked: 0 });
     canvas.addEventListener("mousemove", (event) => this.tell(event));
-    canvas.addEventListener("mouseleave", () => (hint.textContent = ""));
+    canvas.addEventListener("mouseleave", (event) => tip(hint, event, ""));
     canvas.addEventListener("click", (event) => event.offsetX > LABEL && go(this.at(event.offsetX)));
   }
 
@@ -32,7 +33,7 @@ export class Lanes {
     this.draw();
   }
 
-  // Those that do something in this very step come first if there are too many.
+  // If there are too many, requests that do something in this very step come first.
   choose(lanes) {
     if (lanes.length <= LANES_MAX) return lanes;
     const here = lanes.filter((lane) => lane.runs.some(([first, last]) => first <= this.step && this.step <= last));
@@ -68,11 +69,11 @@ export class Lanes {
     const lane = this.lanes[Math.floor((event.offsetY - 2) / TALL)];
     const step = this.at(event.offsetX);
     const run = lane && lane.runs.find(([first, last]) => first <= step && step <= last);
-    this.hint.textContent = run ? `request ${lane.id}, steps ${run[0]} to ${run[1]}: ${this.words(run)}` : "";
+    tip(this.hint, event, run ? `request ${lane.id}, steps ${run[0]} to ${run[1]}: ${this.words(run)}` : "");
   }
 
   words([, , kind, why]) {
     if (kind === "wait") return `waits: ${reason(why)}`;
-    return kind === "prompt" ? "computes what is known" : "a token a step";
+    return kind === "prompt" ? "computes known tokens" : "one token per step";
   }
 }

@@ -1,4 +1,4 @@
-// A running engine's log: asks twice a second what is new, says how it goes with the engine, and goes along if it is to.
+// A running engine's log: polls twice a second, shows the engine's condition, and follows the newest step if asked to.
 
 import { ask } from "./api.js";
 
@@ -17,7 +17,8 @@ export class Live {
     this.button.setAttribute("aria-pressed", String(following));
   }
 
-  // Until the page or its server is closed; after the engine's end there is nothing new, and the page stays as it is.
+  // Runs until the page or its server is closed. After the engine's end there is nothing new, and the page stays as it
+  // is.
   async run() {
     for (;;) {
       let about;
@@ -37,9 +38,9 @@ export class Live {
     const now = performance.now();
     if (this.last !== null) this.rate = (1000 * (last - this.last)) / (now - this.at);
     Object.assign(this, { last, at: now });
-    const known = `${live.word}. What is shown is the engine up to step ${last}`;
+    const known = `${live.word}. The page shows the engine up to step ${last}`;
     if (live.condition === "ended") return this.say("ended", "ended", `${known}.`);
-    if (live.condition === "silent") return this.say("silent", "no answer", `${known}; it goes on when the server answers again.`);
+    if (live.condition === "silent") return this.say("silent", "no answer", `${known}; it continues when the server answers again.`);
     if (live.behind) return this.say("live", `reading what was written: ${Math.round(this.rate)} steps/s`);
     if (this.rate > 0) return this.say("live", `live, ${Math.round(this.rate)} steps/s`);
     const quiet = live.quiet_s < QUIET_S ? "" : `, nothing new for ${Math.round(live.quiet_s)} s`;

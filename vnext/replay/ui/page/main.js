@@ -1,4 +1,5 @@
-// The page: which step is shown, by keys, buttons, the time line and the address. The address holds it: it can be sent on.
+// The page: which step is shown, chosen by keys, buttons, the time line or the address. The address holds the step, so
+// it can be shared.
 
 import { ask, waits } from "./api.js";
 import { Live } from "./live.js";
@@ -14,7 +15,7 @@ function fail(error) {
 
 const safely = (work) => (...values) => Promise.resolve().then(() => work(...values)).catch(fail);
 
-// `along`: not to this step but to the newest one, wherever that will be.
+// `along`: go to the newest step, whatever its number, instead of this one.
 const go = safely(async (step, along = false) => {
   fail(null);
   if (page.live) page.live.press(along);
@@ -26,7 +27,7 @@ const go = safely(async (step, along = false) => {
   if (page.panels.length === 2) compare();
 });
 
-// The first look into a part of a log takes an index of it: said while it is made, and the page stays usable.
+// The first look into a part of a log builds its index. The progress is shown, and the page stays usable.
 waits.tell = (done, total) => {
   byId("indexing").hidden = done >= total;
   byId("indexing").textContent = `indexing this part of the log, once: ${Math.floor((100 * done) / Math.max(1, total))} %`;
@@ -43,20 +44,30 @@ function compare() {
 
 async function find(values) {
   const found = await ask("find", { log: 0, ...values });
-  if (found.step === null) throw new Error("there is none further on");
+  if (found.step === null) throw new Error("there is none in this direction");
   return go(found.step);
 }
 
-const jump = safely((text) => {
+const jump = safely(async (text) => {
   const found = /^\s*(step|event|request|req)?\s*(\d+)\s*$/.exec(text);
-  if (!found) throw new Error(`"${text}" is no place: give step 12, event 40 or request 3`);
+  if (!found) {
+    if (!page.panels[0].found) await go(page.first);
+    throw new Error(`"${text}" is no place: give step 12, event 40 or request 3`);
+  }
   const [, kind, number] = found;
-  if (!kind || kind === "step") return go(Number(number));
+  if (!kind || kind === "step") return visit(Number(number));
   return find({ [kind === "event" ? "event" : "request"]: number });
 });
 
+// A step that the user named. It may not exist; then a message says so beside the step shown instead.
+async function visit(step) {
+  await go(step);
+  if (page.last < page.first || (page.first <= step && step <= page.last)) return;
+  fail(new Error(`step ${step} is not in this log, which has steps ${page.first} to ${page.last}: step ${page.step} is shown`));
+}
+
 const difference = safely(async () => {
-  if (page.panels.length < 2) throw new Error("one log has nothing to differ from: open a second one beside it");
+  if (page.panels.length < 2) throw new Error("only one log is open: open a second one to compare");
   const found = await ask("difference");
   if (found.step === null) throw new Error("the two logs do not differ");
   return go(found.step);
@@ -112,7 +123,8 @@ function listen() {
   window.addEventListener("hashchange", () => location.hash !== "#live" && jump(place()));
 }
 
-const place = () => (/step=(\d+)/.exec(location.hash) || [null, String(page.first)])[1];
+// The target in the address: #step=12, #event=40 or #request=3.
+const place = () => location.hash.slice(1).replace("=", " ") || `step ${page.first}`;
 
 // A log that is opened for the first time is indexed first.
 async function opened() {
@@ -124,7 +136,7 @@ async function opened() {
   return opened();
 }
 
-// What a running engine's log has gained.
+// Take what a running engine's log has gained.
 async function grown(about) {
   [page.first, page.last] = [about.first_step, about.last_step];
   summary([about]);
@@ -149,8 +161,8 @@ async function start() {
   if (logs[0].live) page.live = new Live(byId("live"), byId("more"), byId("follow"), safely(grown));
   listen();
   const growing = Promise.all(page.panels.map((panel) => panel.start()));
-  const along = page.live !== null && !location.hash.startsWith("#step=");
-  await go(along ? page.last : Number(place()), along);
+  const along = page.live !== null && ["", "#live"].includes(location.hash);
+  await (along ? go(page.last, true) : jump(place()));
   await growing;
   if (page.live) await page.live.run();
 }

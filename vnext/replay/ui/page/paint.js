@@ -1,4 +1,4 @@
-// Canvases and colours: sharp on every screen, one colour for each request wherever it is drawn.
+// Canvases and colours: sharp on every screen; one colour per request everywhere.
 
 export const FONT = "11px system-ui, sans-serif";
 
@@ -46,10 +46,10 @@ export function head(table, names) {
 const REASONS = {
   budget: (why) => `the step's tokens are used up: needs ${why.need}, ${why.have} left`,
   blocks: (why) => `too few free blocks: needs ${why.need}, ${why.have} free`,
-  sequences: (why) => `as many run as may: ${why.have}`,
-  order: (why) => `request ${why.behind} is before it, and nobody overtakes`,
-  preempted: (why) => `gives way: ${why.need} blocks are needed, ${why.have} free`,
-  room: (why) => `others give way in this step: ${why.need} blocks are needed, ${why.have} free`,
+  sequences: (why) => `the batch is full: ${why.have} requests run`,
+  order: (why) => `request ${why.behind} comes first and is waiting too`,
+  preempted: (why) => `preempted: ${why.need} blocks are needed, ${why.have} free`,
+  room: (why) => `others are preempted in this step: ${why.need} blocks are needed, ${why.have} free`,
 };
 
 export function reason(why) {

@@ -10,7 +10,7 @@ const TOLD = {
   arrived: (event) => `request ${event.id} arrived with ${event.prompt} tokens${event.priority ? `, priority ${event.priority}` : ""}`,
   aborted: (event) => `request ${event.ids.join(", ")} aborted (${event.reason})`,
   committed: (event) => `step ${event.step} gave ${event.tokens} tokens`,
-  reset: () => "the prefix cache was forgotten",
+  reset: () => "the prefix cache was reset",
 };
 
 export class Panel {
@@ -39,11 +39,13 @@ export class Panel {
 
   // The overview is made in the background when a log is opened for the first time.
   async grow() {
-    const { overview, first_step: first, last_step: last } = this.about;
+    const { overview, ended, first_step: first, last_step: last } = this.about;
     if (this.about.live) return;
     const progress = this.part(".progress");
-    progress.hidden = overview.done && !overview.broken;
-    progress.textContent = overview.broken || `reading the log: ${overview.steps} of ${last - first + 1} steps`;
+    progress.hidden = overview.done && !overview.broken && ended === "complete";
+    progress.classList.toggle("damaged", overview.done);
+    progress.textContent = `reading the log: ${overview.steps} of ${last - first + 1} steps`;
+    if (overview.done) progress.textContent = ended === "complete" ? overview.broken : `ended: ${ended}`;
     if (overview.done) return;
     await new Promise((resolve) => setTimeout(resolve, 400));
     this.about.overview = (await ask("logs")).logs[this.number].overview;
@@ -51,7 +53,7 @@ export class Panel {
     return this.grow();
   }
 
-  // A running engine's log has more steps now, and may have let go of old ones.
+  // A running engine's log has more steps now, and may have dropped old ones.
   async extend(about) {
     const news = about.last_step !== this.about.last_step || about.first_step !== this.about.first_step;
     this.about = this.lanes.about = about;
@@ -65,6 +67,7 @@ export class Panel {
     const found = await ask("step", { log: this.number, step: here });
     if (latest !== this.asked) return;
     this.found = found;
+    this.wanted = step;
     this.facts();
     this.rows();
     this.queue();
@@ -78,8 +81,8 @@ export class Panel {
     const { found, about } = this;
     const facts = [
       [`${found.tokens}`, `tokens of ${found.budget}`],
-      [`${found.rows.length}`, "running"],
-      [`${found.queue.length}`, "waiting"],
+      [`${found.rows.length}`, "running in this step"],
+      [`${found.queue.length}`, "waiting in this step"],
       [`${found.in_flight}`, "steps in flight"],
       [`${found.counters.prefix_hit_tokens}`, `of ${found.counters.prefix_queried_tokens} tokens found in the cache`],
       [`${found.counters.preempted}`, "preempted so far"],
@@ -97,18 +100,21 @@ export class Panel {
         return fact;
       }),
     );
-    if (found.preempted.length) {
-      const alarm = document.createElement("div");
-      alarm.className = "alarm";
-      alarm.textContent = `gave way in this step: request ${found.preempted.join(", ")}`;
-      place.append(alarm);
-    }
+    if (found.preempted.length) this.alarm(`preempted in this step: request ${found.preempted.join(", ")}`);
+    if (this.wanted !== found.step) this.alarm(`this log has no step ${this.wanted}: the nearest step is shown`);
     this.part("h2").textContent = `${about.name} · ${about.model} · step ${found.step}`;
+  }
+
+  alarm(words) {
+    const alarm = document.createElement("div");
+    alarm.className = "alarm";
+    alarm.textContent = words;
+    this.part(".facts").append(alarm);
   }
 
   rows() {
     const body = head(this.part("table.rows"), ["request", "prompt", "known", "computes", "blocks", "limit", ""]);
-    if (!this.found.rows.length) cell(body.insertRow(), "nobody").colSpan = 7;
+    if (!this.found.rows.length) cell(body.insertRow(), "none").colSpan = 7;
     for (const row of this.found.rows) {
       const line = body.insertRow();
       const name = cell(line, row.id);
@@ -127,13 +133,13 @@ export class Panel {
 
   queue() {
     const body = head(this.part("table.queue"), ["request", "tokens", "priority", "why it waits"]);
-    if (!this.found.queue.length) cell(body.insertRow(), "nobody").colSpan = 4;
+    if (!this.found.queue.length) cell(body.insertRow(), "none").colSpan = 4;
     for (const entry of this.found.queue) {
       const line = body.insertRow();
       cell(line, entry.id);
       cell(line, entry.known);
       cell(line, entry.priority);
-      cell(line, reason(entry.wait) || "it came after this step was decided");
+      cell(line, reason(entry.wait) || "it arrived after this step was decided");
     }
   }
 

@@ -1,4 +1,5 @@
-// The time line: four bands over all steps in view, with marks where requests gave way. Click goes there, wheel zooms.
+// The time line: four bands over all visible steps, with marks where requests were preempted. A click selects, the
+// wheel zooms.
 
 import { ask } from "./api.js";
 import { FONT, colour, prepare } from "./paint.js";
@@ -55,7 +56,7 @@ export class Timeline {
     this.draw();
   }
 
-  // The log has grown: a view that reached its end goes along.
+  // The log has grown: a view that reached its end follows.
   grow(about) {
     const { first_step: begin, last_step: end } = this.about;
     const [whole, atEnd] = [this.first <= begin && this.last >= end, this.last >= end];
@@ -82,7 +83,7 @@ export class Timeline {
     pen.fillRect(((this.step + 0.5 - this.first) / steps) * width - 1, 0, 2, height);
   }
 
-  // The bands, drawn anew only when something of them has changed: a step that is shown moves the mark alone.
+  // The bands are redrawn only when their content changes; selecting another step moves only the mark.
   picture(width, height, steps) {
     const { canvas, about, data, first, last } = this;
     const peaks = JSON.stringify(about.overview.peaks);

@@ -1,0 +1,178 @@
+"""Count the instructions of a steady step, a visit and a streamed token: `python -m perf.count_instructions`.
+
+Owns the counting: valgrind's callgrind runs `steady_core` and `steady_edge`, and calls of an otherwise unused libc function
+separate the parts. ZMQ's threads are counted, kernel work is not. Counts repeat on a busy machine (within 3 % for a step) but
+differ between processors, so a record belongs to one processor model. `--record` writes a record; otherwise the counts are
+compared with the newest record of this processor. The exit status is always 0: `.ci/run` prints the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext.machine import machine
+from vnext.version import __version__
+
+ROWS = 64
+STEPS = 48
+WARM_STEPS = 16
+ARRIVALS = 12
+TIMEOUT_S = 300
+SUITE = "instructions"
+RECORDS = Path(__file__).resolve().parent / "records"
+PROGRAMS = {"core": ("step", "visit"), "edge": ("token",)}
+MEANS = {
+    "step": f"a steady step of {ROWS} rows in the engine core, by row and in all",
+    "visit": "four such steps, in which a request of 16 tokens arrives, is answered by 2 and leaves",
+    "token": "a streamed token of /v1/completions in the API server, its readers' part included",
+}
+_divide = os.getppid  # callgrind dumps its counts before each call
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", choices=PROGRAMS, action="append", help="only this one")
+    parser.add_argument("--record", action="store_true", help="write a record of this processor")
+    parser.add_argument("--drive", choices=PROGRAMS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.drive:
+        DRIVES[options.drive]()
+        os._exit(0)  # skip the shutdown, which is not measured
+    if (why_not := reason_not_to_count()) is not None:
+        print(f"instructions: not counted, {why_not}")
+        return 0
+    before, counted = machine(), {}
+    try:
+        for program in options.program or PROGRAMS:
+            counted |= count(program)
+    except (Uncounted, subprocess.TimeoutExpired) as error:
+        print(f"instructions: not counted, because {error}")
+        return 0
+    known = newest_record(before.cpu_model)
+    for line in compared(counted, known["instructions"] if known else None, before.cpu_model):
+        print(f"instructions: {line}")
+    if options.record:
+        write_record(counted, msgspec.to_builtins(before))
+    return 0
+
+
+class Uncounted(Exception):
+    """Raised with the reason when nothing can be counted."""
+
+
+def reason_not_to_count() -> str | None:
+    return None if shutil.which("valgrind") else "because there is no valgrind here: apt install valgrind"
+
+
+# ---- what is counted ---------------------------------------------------------------------------------------------
+
+
+def drive_core() -> None:
+    from perf.steady_core import SteadyCore
+
+    with SteadyCore() as core:
+        core.ask(ROWS, 5000)
+        core.run(WARM_STEPS)
+        gc.freeze()
+        _divide()
+        core.run(STEPS)
+        _divide()
+        for _ in range(ARRIVALS):
+            core.ask(1, 2)
+            _divide()  # excludes the client's work
+            core.run(STEPS // ARRIVALS)
+            _divide()
+        os._exit(0)
+
+
+def drive_edge() -> None:
+    from perf.steady_edge import SteadyEdge
+
+    with SteadyEdge(ROWS) as edge:
+        edge.run(WARM_STEPS)
+        gc.freeze()
+        _divide()
+        edge.run(STEPS)
+        _divide()
+
+
+DRIVES = {"core": drive_core, "edge": drive_edge}
+
+
+def count(program: str) -> dict[str, int]:
+    """Return the instructions of each part of a program, by its name in MEANS."""
+    with tempfile.TemporaryDirectory(prefix="vnext-count-") as folder:
+        out = Path(folder) / "callgrind.out"
+        command = ["valgrind", "--tool=callgrind", "--dump-before=getppid", f"--callgrind-out-file={out}", "-q"]
+        command += [sys.executable, "-m", "perf.count_instructions", "--drive", program]
+        env = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(
+            command, cwd=RECORDS.parent.parent, env=env, timeout=TIMEOUT_S, check=False, capture_output=True, text=True
+        )
+        if ran.returncode:
+            raise Uncounted(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
+        dumps = sorted(out.parent.glob("callgrind.out.*"), key=lambda path: int(path.suffix[1:]))
+        totals = [total_of(path) for path in dumps[1:]]  # the first dump is the start
+    if program == "edge":
+        return {"token": totals[0] // (STEPS * ROWS)}
+    return {"step": totals[0] // STEPS, "visit": sum(totals[2 : 2 + 2 * ARRIVALS : 2]) // ARRIVALS}
+
+
+def total_of(dump: Path) -> int:
+    """Return the total count of one callgrind dump."""
+    return int(re.search(r"^totals: (\d+)$", dump.read_text(), re.MULTILINE)[1])
+
+
+# ---- records -----------------------------------------------------------------------------------------------------
+
+
+def newest_record(cpu_model: str, folder: Path = RECORDS) -> dict[str, Any] | None:
+    """Return the newest record of this processor model; file names begin with the date."""
+    for path in sorted(folder.glob(f"*-{SUITE}-*.json"), reverse=True):
+        record = json.loads(path.read_text())
+        if record["machine"]["cpu_model"] == cpu_model:
+            return record
+    return None
+
+
+def compared(counted: dict[str, int], known: dict[str, int] | None, cpu_model: str) -> list[str]:
+    """Return a line for each count, with its change against a record."""
+    if known is None:
+        return [f"{name} {value:,}" for name, value in counted.items()] + [f"no record of {cpu_model} to compare with"]
+    return [
+        f"{name} {value:,} ({100 * (value / known[name] - 1):+.1f} % against the record of this processor)"
+        if name in known else f"{name} {value:,} (not in the record of this processor)"
+        for name, value in counted.items()
+    ]  # fmt: skip
+
+
+def write_record(counted: dict[str, int], before: dict[str, Any]) -> None:
+    model = re.sub(r"[^a-z0-9]+", "-", before["cpu_model"].lower()).strip("-")
+    path = RECORDS / f"{time.strftime('%Y-%m-%d')}-{SUITE}-{model}.json"
+    record = {
+        "command": "python -m perf.count_instructions --record",
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "vnext": __version__,
+        "machine": before,
+        "means": MEANS,
+        "instructions": counted,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

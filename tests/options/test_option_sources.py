@@ -1,0 +1,359 @@
+"""Where options come from and how they may be written: spellings, other engines' options, a YAML file, the environment."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vnext.bench.cli import make_parser
+from vnext.options.foreign import FOREIGN
+from vnext.options.hints import close_to
+from vnext.options.reader import ProgramCommand, ServeCommand, parse
+from vnext.options.settings_check import engine_settings
+from vnext.options.table import as_flags, every_option
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.server.settings import ServerSettings
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **environment: str) -> str:
+    """What a bad command line is told on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        parse(argv, environment)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def engine(*argv: str, **environment: str) -> EngineSettings:
+    return parse(["serve", *argv], environment).engine
+
+
+# ---- spellings ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("max_model_len", "4k", 4000),
+        ("max_model_len", "32K", 32768),
+        ("max_model_len", "1M", 2**20),
+        ("max_model_len", "25.6k", 25600),
+        ("max_model_len", "auto", None),
+        ("max_model_len", "-1", None),
+        ("max_num_batched_tokens", "8K", 8192),
+        ("max_num_seqs", "auto", 256),
+        ("kv_cache_memory", "auto", None),
+        ("threads", "auto", None),
+        ("graph_sizes", "auto", ()),
+        ("dtype", "half", "float16"),
+        ("dtype", "float", "float32"),
+        ("dtype", "BFLOAT16", "bfloat16"),
+        ("dtype", "torch.float16", "float16"),
+        ("generation_config", "vllm", "none"),
+        ("device", "gpu", "cuda"),
+        ("attention", "FLASHINFER", "flashinfer"),
+        ("gpu_memory_utilization", "0.85", 0.85),
+    ],
+)
+def test_a_value_is_spelled_as_people_write_it_on_the_command_line_and_in_python(name: str, text: str, value: object) -> None:
+    flag = "--" + name.replace("_", "-")
+    assert getattr(engine(flag, text), name) == value
+    assert getattr(engine_settings(**{name: text}), name) == value
+
+
+def test_keywords_of_vllm_that_ask_for_nothing_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    settings = engine_settings(trust_remote_code=True, swap_space=4, tokenizer_mode="auto", enable_lora=False, max_num_seqs=8)
+    assert settings == EngineSettings(max_num_seqs=8)
+    assert "ignored: swap_space (a preempted request is computed again and never swapped)" in caplog.messages
+    with pytest.raises(SettingsError, match="There is no setting enable_lora: adapters are not supported; merge this one into"):
+        engine_settings(enable_lora=True)
+    with pytest.raises(SettingsError, match="There is no setting tokenizer_mode: the tokenizer is the model folder's"):
+        engine_settings(tokenizer_mode="custom")
+
+
+@pytest.mark.parametrize("text", [["8", "16"], ["[8, 16]"]])
+def test_a_list_may_be_json_as_vllm_has_it(text: list[str]) -> None:
+    assert engine("--graph-sizes", *text).graph_sizes == (8, 16) == engine(VNEXT_GRAPH_SIZES=", ".join(text)).graph_sizes
+    origins = parse(["serve", "--allowed-origins", '["https://a.example", "https://b.example"]'], {}).server.allowed_origins
+    assert origins == ("https://a.example", "https://b.example")
+
+
+def test_keywords_have_the_further_names_that_options_have() -> None:
+    settings = engine_settings(num_gpu_blocks_override=5, kv_cache_memory_bytes="1M", cuda_graph_sizes=[1, 8], durable=True)
+    assert settings == EngineSettings(num_blocks_override=5, kv_cache_memory=2**20, graph_sizes=(1, 8), log_durable=True)
+    with pytest.raises(SettingsError, match="graph_sizes is given twice, as cuda_graph_sizes too"):
+        engine_settings(graph_sizes=(1,), cuda_graph_sizes=(8,))
+
+
+def test_options_may_have_underscores_as_in_python() -> None:
+    assert engine("--max_model_len", "64", "--max_num_seqs=8") == EngineSettings(max_model_len=64, max_num_seqs=8)
+
+
+def test_a_torch_dtype_is_a_dtype() -> None:
+    import torch
+
+    assert engine_settings(dtype=torch.bfloat16).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("text", ["4x", "1.5", "k", "4 thousand", "0x10", "1e6"])
+def test_what_is_no_count_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    said = refusal(capsys, "serve", "--max-num-seqs", text)
+    assert said == f"vnext serve: --max-num-seqs is {text!r}: it must be a whole number.\n"
+
+
+# ---- other engines' options --------------------------------------------------------------------------------------
+
+VLLM_LINE = (
+    "--model folder --trust-remote-code --load-format auto --disable-log-requests --enable-auto-tool-choice "
+    "--tool-call-parser hermes --tokenizer-mode auto --swap-space 4 --kv-cache-dtype auto --distributed-executor-backend mp "
+    "--pipeline-parallel-size 1 --enable-prefix-caching --enable-chunked-prefill --enforce-eager --generation-config vllm "
+    "--dtype half --max-model-len 4k --uvicorn-log-level info --no-enable-lora --gpu-memory-utilization 0.9"
+)
+
+
+def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+    command = parse(["serve", *VLLM_LINE.split()], {})
+    assert command.engine == EngineSettings(
+        model="folder", enforce_eager=True, generation_config="none", dtype="float16", max_model_len=4000
+    )
+    assert command.server == ServerSettings(log_level="info")
+    said = capsys.readouterr().err.splitlines()
+    assert "vnext serve: ignored: --swap-space 4 (a preempted request is computed again and never swapped)" in said
+    assert all(line.startswith("vnext serve: ignored: --") and line.endswith(")") for line in said)
+    assert [line.split()[3] for line in said] == [
+        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice", "--tool-call-parser",
+        "--tokenizer-mode", "--swap-space", "--kv-cache-dtype", "--distributed-executor-backend", "--pipeline-parallel-size",
+        "--no-enable-lora",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint."),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype is 'fp8': the cache has the model's dtype; see --dtype."),
+        ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
+        ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
+        ("--enable-lora", "there is no option --enable-lora: adapters are not supported; merge this one into the weights."),
+        ("--override-generation-config {}", "write it into the model folder's generation_config.json"),
+        ("--generation-config folder", "; another file's values go into the model folder's generation_config.json."),
+        ("--port", "--port needs a value after it"),
+        ("--served-model-name", "--served-model-name needs a value after it"),
+        ("--enforce-eager=1", "--enforce-eager takes no value: write --enforce-eager or --no-enforce-eager."),
+        ("folder --enforce-eager true", "--enforce-eager takes no value"),
+        ("one --model other", "the model is named twice, as one and as other"),
+        ("--no-such-thing 1", "there is no option --no-such-thing; `vnext serve --help` lists all options."),
+    ],
+)
+def test_what_vnext_does_otherwise_is_refused_with_reason_and_remedy(
+    capsys: pytest.CaptureFixture[str], argv: str, words: str
+) -> None:
+    said = refusal(capsys, "serve", *argv.split())
+    assert words in said
+    assert not [mark for mark in ("argument", "expected", "invalid", "--generation-config.json") if mark in said]
+
+
+def test_the_table_of_other_engines_options_holds_none_of_ours_and_says_why_each_is_refused() -> None:
+    ours = {flag for option in every_option() for flag in option.flags}
+    assert ours & FOREIGN.keys() == set(), "an option that vnext has now leaves foreign.py"
+    for name, foreign in FOREIGN.items():
+        assert foreign.reason or foreign.remedy, name
+        assert foreign.remedy or foreign.fine == ("*",), f"{name} may be refused and has no remedy"
+        assert "leave it out" not in foreign.sentence(name, "x").removesuffix("; leave it out."), name
+        assert not foreign.sentence(name, "x").endswith(": leave it out."), f"{name} is refused without a reason"
+
+
+def test_a_name_is_offered_only_for_its_misspelling() -> None:
+    ours = [flag for option in every_option() for flag in option.flags]
+    assert close_to("--stream-interval", ours) == ""
+    assert close_to("--max-model-length", ours) == "--max-model-len"
+    assert close_to("--gpu-memory-utilisation", ours) == "--gpu-memory-utilization"
+
+
+def test_names_in_paths_and_quotes_are_not_options() -> None:
+    for sentence in (
+        "m/generation_config.json: correct it", "generation_config.json is no JSON", "the folder log_dir/max_model_len is gone",
+        "log_level is 'log_dir'",
+    ):  # fmt: skip
+        assert as_flags(sentence).replace("--log-level", "log_level") == sentence
+    assert as_flags("log_dir. And log_max_bytes, too") == "--log-dir. And --log-max-bytes, too"
+
+
+# ---- the environment and a file ----------------------------------------------------------------------------------
+
+
+def test_the_command_line_goes_before_the_environment_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("max-model-len: 1K\nmax_num_seqs: 3\nblock-size: 32\nport: 9000\nserved-model-name: [a]\nmodel: folder\n")
+    command = parse(
+        ["serve", "--config", str(path), "--max-model-len", "4k"],
+        {"VNEXT_MAX_NUM_SEQS": "5", "VNEXT_MAX_MODEL_LEN": "7"},
+    )
+    assert command.engine == EngineSettings(model="folder", max_model_len=4000, max_num_seqs=5, block_size=32)
+    assert command.server == ServerSettings(port=9000, served_model_names=("a",))
+
+
+def test_every_option_is_a_variable_and_a_key(tmp_path: Path) -> None:
+    variables = {
+        "VNEXT_MODEL": "folder", "VNEXT_DTYPE": "half", "VNEXT_ENFORCE_EAGER": "1", "VNEXT_GRAPH_SIZES": "1, 8",
+        "VNEXT_SERVED_MODEL_NAME": "a b", "VNEXT_DRAIN_TIMEOUT": "2.5", "VNEXT_LOG": "off", "VNEXT_PORT": "",
+        "VNEXT_ENABLE_PREFIX_CACHING": "false", "VNEXT_API_KEY": "k", "VNEXT_TEMPERATURE": "0.1",
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "model: folder\ndtype: half\nenforce-eager: true\ngraph-sizes: [1, 8]\nserved-model-name:\n  - a\n  - b\n"
+        "drain-timeout: 2.5\nlog: off\nenable-prefix-caching: false\napi-key: k\nport:\n"
+    )
+    expected = ServeCommand(
+        engine=EngineSettings(
+            model="folder", dtype="float16", enforce_eager=True, graph_sizes=(1, 8), log="off", enable_prefix_caching=False
+        ),
+        server=ServerSettings(served_model_names=("a", "b"), drain_s=2.5, api_key="k"),
+    )
+    assert parse(["serve"], variables) == expected == parse(["serve"], {"VNEXT_CONFIG": str(path)})
+
+
+def test_a_file_made_for_vllm_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        "trust-remote-code: true\nswap-space: 4\nenable-lora: false\nuvicorn-log-level: info\nno-enable-prefix-caching: true\n"
+    )
+    command = parse(["serve", "--config", str(path)], {})
+    assert (command.server.log_level, command.engine.enable_prefix_caching) == ("info", False)
+    assert [line.split()[3] for line in capsys.readouterr().err.splitlines()] == ["--trust-remote-code", "--swap-space"]
+    path.write_text("enable-lora: true\n")
+    assert "adapters are not supported" in refusal(capsys, "serve", "--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-model-len: x", "max-model-len in {path} is 'x': it must be a whole number or auto."),
+        ("max-modell-len: 4", "{path} has max-modell-len, which is not an option: did you mean max-model-len?"),
+        ("temperature: 0", "{path} has temperature, which is not an option: take it out"),
+        ("a: [", "{path} is no YAML in line 2: write one option a line"),
+        ("- port", "{path} holds no options: write one a line"),
+        ("engine:\n  port: 3", "engine in {path} holds keys of its own"),
+        (None, "the file {path} cannot be read (No such file or directory): give --config a YAML file."),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, words: str
+) -> None:
+    path = tmp_path / "serve.yaml"
+    if text is not None:
+        path.write_text(text + "\n")
+    assert words.format(path=path) in refusal(capsys, "serve", "--config", str(path))
+
+
+def test_a_variable_that_cannot_be_used_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "serve", VNEXT_PORT="x") == "vnext serve: VNEXT_PORT is 'x': it must be a whole number.\n"
+    said = refusal(capsys, "serve", VNEXT_EXECUTOR="inproc", VNEXT_TENSOR_PARALLEL_SIZE="2")
+    assert said == "vnext serve: VNEXT_TENSOR_PARALLEL_SIZE is 2 and the executor inproc has one rank: use mp.\n"
+
+
+def test_an_unknown_variable_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(["serve"], {"VNEXT_MAX_MODEL_LENGTH": "4", "VNEXT_WEATHER": "fine", "OTHER": "x", "VNEXT_URL": "http://host"})
+    assert capsys.readouterr().err.splitlines() == [
+        "vnext serve: VNEXT_MAX_MODEL_LENGTH is no option's variable: did you mean VNEXT_MAX_MODEL_LEN?",
+        "vnext serve: VNEXT_WEATHER is no option's variable, and is not read.",
+    ]
+
+
+def test_a_name_may_be_auto() -> None:
+    assert parse(["serve"], {"VNEXT_SERVED_MODEL_NAME": "auto"}).server.served_model_names == ("auto",)
+
+
+def test_a_service_of_kubernetes_named_vnext_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
+    added = {"VNEXT_PORT": "tcp://10.0.0.7:8000", "VNEXT_SERVICE_HOST": "10.0.0.7", "VNEXT_PORT_8000_TCP": "tcp://10.0.0.7:8000"}
+    assert parse(["serve"], {"VNEXT_BLOCK_SIZE": "32", **added}).engine == EngineSettings(block_size=32)
+    assert capsys.readouterr().err == ""
+
+
+def test_variables_for_the_engine_do_not_disturb_a_talk_with_a_server() -> None:
+    assert parse(["chat", "--url", "http://host:1"], {"VNEXT_BLOCK_SIZE": "32"}).url == "http://host:1"
+
+
+def test_a_start_without_a_file_imports_no_yaml(root: Path) -> None:
+    code = "import sys; from vnext.options.reader import parse; parse(['serve'], {}); assert not {'yaml', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+def test_no_line_gets_argparse_s_own_words_or_a_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Lines of options of ours, of others and of nobody, with and without values of any kind."""
+    rng = random.Random(7)
+    flags = [*(flag for option in every_option() for flag in option.flags), *FOREIGN, "--nothing", "-z", "--", "-", "--=3", "---"]
+    flags += ["--no-" + flag[2:] for flag in flags if flag.startswith("--")]
+    values = [
+        "",
+        "1",
+        "-1",
+        "0.5",
+        "auto",
+        "true",
+        "4k",
+        "model",
+        "a=b",
+        "[1]",
+        "{}",
+        "-x",
+        "none",
+        str(tmp_path),
+        "\u00e9",
+        "%s",
+        "1e999",
+    ]
+    for _ in range(400):
+        line = [rng.choice(("serve", "chat", "doctor"))]
+        for _ in range(rng.randrange(5)):
+            flag, value = rng.choice(flags), rng.choice(values)
+            line += [[flag], [flag, value], [f"{flag}={value}"], [value]][rng.randrange(4)]
+        try:
+            parse(line, {})
+        except SystemExit as ended:
+            assert ended.code in (0, 2), line
+        said = capsys.readouterr().err
+        assert not re.search(
+            r"(?m)^usage:|argument -|argument s: |expected (one|at least)|invalid \w+ value|unrecognized|ambiguous",
+            said,
+        ), (line, said)
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+def test_bench_and_replay_are_words_of_vnext() -> None:
+    assert parse(["bench", "latency", "--repeats", "2"], {}) == ProgramCommand(
+        module="vnext.bench.cli", argv=("latency", "--repeats", "2")
+    )
+    assert parse(["replay"], {}) == ProgramCommand(module="vnext.replay.cli.main", argv=())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("sevre", "there is no command sevre: did you mean `vnext serve`?"),
+        ("run model", "there is no command run: did you mean `vnext serve`?"),
+        ("owner/name", "did you mean `vnext serve owner/name`?"),
+        ("--port 80 serve", "name a command before --port: serve, chat, doctor, bench, replay"),
+        ("dance", "there is no command dance: choose from serve, chat, doctor, bench, replay, help, version."),
+    ],
+)
+def test_words_that_people_try(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:
+    assert words in refusal(capsys, *argv.split())
+
+
+@pytest.mark.parametrize(("argv", "words"), [("help", "serve a model"), ("help serve", "--max-model-len"), ("version", "vnext 0.")])
+def test_help_and_version_are_words(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(argv.split(), {})
+    assert ended.value.code == 0 and words in capsys.readouterr().out
+
+
+def test_the_bench_takes_the_engine_s_variables() -> None:
+    given = make_parser().given(["latency"], {"VNEXT_THREADS": "2", "VNEXT_REPEATS": "9"})
+    assert (given.values["threads"], given.values["repeats"]) == (2, 5), "what it measures stands on its command line"

@@ -1,0 +1,181 @@
+"""Options: what is given arrives in its field, everything else keeps the struct's default, and bad values get one sentence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from vnext.chat.talker import sampling_options
+from vnext.options.reader import ChatCommand, DoctorCommand, ServeCommand, parse
+from vnext.options.settings_check import engine_settings
+from vnext.options.spellings import size_bytes
+from vnext.options.table import ENGINE_HELP
+from vnext.runtime.core.sizing import require_policy
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.server.settings import ServerSettings
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a bad command line is told on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        parse(argv, {})
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert parse(["serve"], {}) == ServeCommand(engine=EngineSettings(), server=ServerSettings())
+
+
+def test_every_option_reaches_its_field() -> None:
+    command = parse(
+        "serve folder --host 0.0.0.0 --port 9000 --api-key k --served-model-name a b --dtype bfloat16 --quantization int8 --no-deterministic --seed 7 "
+        "--max-model-len 512 --max-num-seqs 8 --max-num-batched-tokens 64 --long-prefill-token-threshold 32 --block-size 8 "
+        "--num-blocks-override 99 --kv-cache-memory 512M --no-enable-prefix-caching --enable-chunked-prefill "
+        "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
+        "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 "
+        "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
+        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info "
+        "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats".split(),
+        {},
+    )
+    assert command.engine == EngineSettings(
+        model="folder", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
+        enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
+        threads=3, device="auto", gpu_memory_utilization=0.5, enforce_eager=True, graph_sizes=(1, 8), compile=True,
+        attention="flashinfer", log_dir="logs", log="full", log_max_bytes=512 * 2**20, log_max_age_s=3600.0, log_durable=True,
+        log_compress=True, log_index=False, log_required=True, step_timeout_s=60.0, digest_interval=1, check_laws=True, ipc_bytes_max=2**20,
+    )  # fmt: skip
+    assert command.server == ServerSettings(
+        host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
+        chat_template_path="t.jinja", show_log=True, log_level="info", allowed_origins=("http://a", "http://b"),
+        allowed_methods=("POST",), allowed_headers=("x-a", "x-b"), allow_credentials=True, disable_log_stats=True,
+    )  # fmt: skip
+
+
+def test_lists_may_be_written_as_vllm_writes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["serve", "--allowed-origins", '["*"]'], {}).server.allowed_origins == ("*",)
+    assert parse(["serve"], {"VNEXT_ALLOWED_ORIGINS": '["http://a", "http://b"]'}).server.allowed_origins == ("http://a", "http://b")
+    assert "is no JSON: write a list as a b c" in refusal(capsys, "serve", "--allowed-origins", "[*]")
+
+
+def test_every_engine_setting_is_an_option() -> None:
+    assert set(ENGINE_HELP) | {"model"} == set(EngineSettings.__struct_fields__)
+
+
+def test_names_that_other_engines_taught() -> None:
+    argv = ["serve", "--num-gpu-blocks-override", "5", "--kv-cache-memory-bytes", "64", "--tensor-parallel-size", "4"]
+    engine = parse(argv, {}).engine
+    assert (engine.num_blocks_override, engine.kv_cache_memory, engine.tensor_parallel_size) == (5, 64, 4)
+    assert parse(["serve", "-t", "4"], {}).engine == EngineSettings(threads=4), "no abbreviation of -tp"
+
+
+@pytest.mark.parametrize("url", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/", "host:1"])
+def test_a_server_is_named_in_many_ways(url: str) -> None:
+    assert parse(["chat", "--url", url], {}).url == "http://host:1"
+
+
+def test_a_policy_of_one_s_own_is_named_and_found_by_the_engine_core() -> None:
+    engine = parse(["serve", "--scheduling-policy", "no_such_package.module:function"], {}).engine
+    assert engine.scheduling_policy == "no_such_package.module:function"
+    with pytest.raises(SettingsError, match="no_such_package.module:function cannot be imported"):
+        require_policy(engine)
+    require_policy(EngineSettings())
+
+
+def test_the_key_may_come_from_the_environment() -> None:
+    environment = {"VNEXT_API_KEY": "hidden"}
+    assert parse(["serve"], environment).server.api_key == "hidden"
+    assert parse(["serve", "--api-key", "given"], environment).server.api_key == "given"
+    assert parse(["chat", "--url", "http://host:1/"], environment).api_key == "hidden"
+
+
+def test_chat_and_doctor() -> None:
+    argv = "chat --url http://host:1/ --temperature 0 --max-tokens 9 --sampling-seed 3 --system hello".split()
+    chat = parse(argv, {"XDG_STATE_HOME": "/state"})
+    assert chat == ChatCommand(
+        url="http://host:1", api_key="", engine=EngineSettings(), system="hello", temperature=0.0, max_tokens=9, seed=3,
+        history="/state/vnext/chat_history",
+    )  # fmt: skip
+    assert parse(["chat", "--history", "none"], {}).history == ""
+    assert sampling_options(parse(["chat"], {})) == {}, "the model's own sampling, where none is asked for"
+    assert parse(["doctor", "--json"], {}) == DoctorCommand(json=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--max-num-seqs 0", "--max-num-seqs is 0: it must lie between 1 and"),
+        ("--port 70000", "--port is 70000: it must lie between 0 and 65535"),
+        ("--served-model-name name folder/model", "--served-model-name takes name and folder/model, and no model is left: name"),
+        ("-c 4096", "there is no option -c: see --max-model-len"),
+        ("-ngl 99", "there is no option -ngl: a model is computed in one place; see --device"),
+        ("--dtype fp8", "--dtype is 'fp8': it must be one of 'auto', 'float32'"),
+        ("--kv-cache-memory 12Q", "'12Q' is no amount of memory"),
+        ("--max-model-len x", "--max-model-len"),
+        ("--executor inproc -tp 2", "--tensor-parallel-size is 2 and the executor inproc has one rank: use mp"),
+        ("--no-enable-chunked-prefill --max-model-len 9000", "--max-num-batched-tokens, which is 2048"),
+        ("--no-enable-chunked-prefill --long-prefill-token-threshold 5", "leave one of the two out"),
+        ("--scheduling-policy fifo", "--scheduling-policy: there is no policy 'fifo': choose fcfs, priority, or name your own"),
+        ("--quantization int8 --dtype float16", "--quantization is int8, which computes in bfloat16, and dtype is float16"),
+        ("--device cpu --gpu-memory-utilization 0.8", "--gpu-memory-utilization is for a GPU, and device is cpu: use --device cuda"),
+        ("--device cuda --graph-sizes 4 0", "--graph-sizes is 0: it must lie between 1 and"),
+        ("--cpu-offload-gb 4", "vnext serve: --cpu-offload-gb is '4': weights stay on the device that computes with them; see --quant"),
+        ("--max-model-length 4", "there is no option --max-model-length: did you mean --max-model-len?\nSee vnext serve --help."),
+        ("a b", "nothing takes 'b': one model is served"),
+        ("--log off --durable", "--log-durable is on and the log is off: leave one of the two out"),
+        ("--log off --log-compress", "--log-compress is on and the log is off: leave one of the two out"),
+    ],
+)
+def test_a_bad_value_gets_one_sentence(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:
+    said = refusal(capsys, "serve", *argv.split())
+    assert words in said
+    assert "usage:" not in said
+
+
+def test_engine_options_make_no_sense_with_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--block-size configures an engine" in refusal(capsys, "chat", "--url", "http://host", "--block-size", "3")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_num_seq": 3}, "There is no setting max_num_seq: did you mean max_num_seqs?"),
+        ({"no_such_thing": 1}, "see vnext serve --help"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1: it must be True or False"),
+        ({"seed": True}, "seed is True: it must be a whole number or auto"),
+        ({"max_model_len": "3x"}, "max_model_len is '3x': it must be a whole number or auto"),
+        ({"kv_cache_memory": "much"}, "'much' is no amount of memory"),
+        ({"log": "some"}, "one of 'shape', 'full', 'off'"),
+    ],
+)
+def test_a_bad_keyword_gets_the_same_sentence(values: dict, words: str) -> None:
+    with pytest.raises(SettingsError, match=words.replace("?", r"\?")):
+        engine_settings(**values)
+
+
+def test_keywords_take_paths_and_sizes(tmp_path) -> None:
+    settings = engine_settings(model=tmp_path, kv_cache_memory="1.5GiB")
+    assert (settings.model, settings.kv_cache_memory) == (str(tmp_path), 3 * 2**29)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("512M", 2**29), ("512 MiB", 2**29), ("512MB", 512_000_000), ("4gib", 2**32), ("0.5k", 512)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "1e9", "5 apples", "1.2.3G"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(SettingsError):
+        size_bytes(text)
+
+
+def test_commands_are_values() -> None:
+    """A parsed command can cross a border, as everything that holds settings."""
+    command = parse(["serve", "--seed", "1"], {})
+    assert msgspec.json.decode(msgspec.json.encode(command), type=ServeCommand) == command

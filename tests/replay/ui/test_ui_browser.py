@@ -1,0 +1,346 @@
+"""The scrubber in a real browser: keys, buttons, addresses, hover, two logs, light and dark, and nothing in its console."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from log_drive import record, small_config
+
+from vnext.replay.answers.diff import diff
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import open_log
+from vnext.replay.ui.lanes import lanes
+from vnext.replay.ui.step import explained
+from vnext.replay.ui.walk import Walk
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install -e .[dev])")
+from selenium.common.exceptions import TimeoutException  # noqa: E402
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
+from selenium.webdriver.common.actions.action_builder import ActionBuilder  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "tests" / "e2e"))
+
+from serving import Server, complete_all, serving  # noqa: E402  (needs the path above)
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1400,1800")
+WAIT_S = 30
+SPAN, LABEL, LANE = 90, 58, 15  # lanes.js: steps in view, pixels before the first one, pixels of a lane
+
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="no browser: install Debian's chromium and chromium-driver"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in FLAGS:
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> list[Path]:
+    """Two runs of one engine: the second one's clients go on when the first one's have stopped."""
+    folder = tmp_path_factory.mktemp("browser")
+    config = small_config(page_count=15)
+    return [record(folder / f"run-{count}", config=config, seed=3, arrivals=count, size=4000) for count in (60, 70)]
+
+
+@pytest.fixture(params=[1, 2], ids=["one", "two"])
+def page(request, browser, logs) -> Iterator[Page]:
+    with shown(browser, *logs[: request.param]) as found:
+        yield found
+
+
+@contextmanager
+def shown(browser, *logs: Path, code: int = 0) -> Iterator[Page]:
+    command = [sys.executable, "-m", "vnext.replay", "ui", *map(str, logs), "--json"]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield Page(browser, json.loads(served.stdout.readline())["address"], len(logs))
+    finally:
+        served.send_signal(signal.SIGINT)
+        assert served.wait(20) == code
+
+
+class Page:
+    """The page as a person has it."""
+
+    def __init__(self, driver, address: str, logs: int) -> None:
+        self.driver, self.address, self.logs = driver, address, logs
+
+    def open(self, step: int) -> None:
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.address}#step={step}")
+        self.at(step)
+
+    def at(self, step: int) -> None:
+        """Wait until every log shows this step."""
+        shown = f"return [...document.querySelectorAll('.log')].map(s => s.dataset.step).join() === '{','.join([str(step)] * self.logs)}'"
+        try:
+            WebDriverWait(self.driver, WAIT_S).until(lambda driver: driver.execute_script(shown))
+        except TimeoutException:
+            raise AssertionError(f"step {step} is not shown: {self.text('#where')} {self.text('#error')}") from None
+        assert self.text("#where").startswith(f"step {step} of")
+
+    def press(self, *keys: str) -> None:
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def reported(self, selector: str, words: str) -> None:
+        """Wait until an element has these words."""
+        try:
+            WebDriverWait(self.driver, WAIT_S).until(lambda _: words in self.text(selector))
+        except TimeoutException:
+            raise AssertionError(f"{selector} says {self.text(selector)!r}, not {words!r}") from None
+
+    def text(self, selector: str) -> str:
+        return self.driver.find_element(By.CSS_SELECTOR, selector).text
+
+    def colours(self, selector: str) -> int:
+        """How many different colours a canvas has."""
+        return self.driver.execute_script(
+            "const c = document.querySelector(arguments[0]);"
+            "const d = new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer);"
+            "return new Set(d).size;", selector,
+        )  # fmt: skip
+
+
+def test_keys_and_addresses_lead_to_steps(page):
+    page.open(40)
+    page.press(Keys.ARROW_RIGHT)
+    page.at(41)
+    page.press(Keys.ARROW_LEFT)
+    page.at(40)
+    page.press(Keys.HOME)
+    page.at(0)
+    assert page.driver.current_url.endswith("#step=0")
+    page.press("/", "step 25", Keys.ENTER)
+    page.at(25)
+    page.press("/", "nonsense", Keys.ENTER)
+    WebDriverWait(page.driver, WAIT_S).until(lambda _: '"nonsense" is no place' in page.text("#error"))
+    page.driver.find_element(By.ID, "on").click()
+    page.at(26)
+    assert page.text("#error") == ""
+    assert page.driver.get_log("browser") == []
+
+
+def test_everything_is_drawn_light_and_dark(page):
+    page.open(40)
+    body = page.driver.find_element(By.TAG_NAME, "body")
+    seen = set()
+    for _ in range(2):
+        seen.add(body.value_of_css_property("background-color"))
+        for canvas in ("canvas.line", "canvas.lanes", "canvas.blocks"):
+            assert page.colours(canvas) >= 4, f"{canvas} is empty"
+        page.press("t")
+    assert len(seen) == 2
+    rows = page.driver.find_elements(By.CSS_SELECTOR, ".log:first-child table.rows tbody tr")
+    assert f"{len(rows)} running" in page.text(".facts")
+    wide = page.driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide == 0, "the page is wider than its window"
+
+
+def test_why_not_is_told_where_the_pointer_is(page, logs):
+    walk = Walk(Index(open_log(logs[0])))
+    step, number, why = next(found for found in waits(walk) if found[0] > 20)
+    page.open(step)
+    canvas = page.driver.find_element(By.CSS_SELECTOR, "canvas.lanes")
+    width, height = canvas.size["width"], canvas.size["height"]
+    first = max(walk.first_step, min(step - SPAN // 2, walk.last_step - SPAN + 1))
+    right = LABEL + (step - first + 0.5) * (width - LABEL) / SPAN
+    lane = [each["id"] for each in lanes(walk.moments(first, first + SPAN - 1))].index(number)
+    pointer = ActionChains(page.driver, 1)
+    pointer.move_to_element_with_offset(canvas, int(right - width / 2), int((lane + 0.6) * LANE - height / 2)).perform()
+    assert page.text(".lane-hint").startswith(f"request {number}, ") and why in page.text(".lane-hint")
+    blocks = page.driver.find_element(By.CSS_SELECTOR, "canvas.blocks")
+    pointer.move_to_element_with_offset(blocks, 5 - blocks.size["width"] // 2, 0).perform()
+    assert page.text(".block-hint").startswith("block ")
+
+
+def test_a_place_that_is_not_there_is_said(page, logs):
+    """A link out of range shows the nearest step, and says that it is another one."""
+    last = max(Walk(Index(open_log(log))).last_step for log in logs[: page.logs])
+    page.driver.get_log("browser")  # what earlier tests left in it
+    page.driver.get("about:blank")
+    page.driver.get(f"{page.address}#step={last + 5000}")
+    page.reported("#error", f"step {last + 5000} is not in this log, which has steps 0 to {last}: step {last} is shown")
+    assert page.text("#where") == f"step {last} of {last}"
+    page.press(Keys.ARROW_LEFT)
+    page.reported("#where", f"step {last - 1} of {last}")
+    assert page.text("#error") == ""
+    page.press("/", f"{last + 1}", Keys.ENTER)
+    page.reported("#error", f"step {last + 1} is not in this log")
+    for place, words in (
+        ("#event=3", ""),
+        ("#request=1", ""),
+        ("#nonsense", '"nonsense" is no place'),
+        ("#step=x", '"step x" is no place'),
+    ):
+        page.driver.get("about:blank")
+        page.driver.get(page.address + place)
+        page.reported("#where", " of ")
+        page.reported("#error", words)
+    assert page.driver.get_log("browser") == []
+
+
+@pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
+def test_the_shorter_of_two_logs_says_that_it_has_ended(page, logs):
+    ends = [Walk(Index(open_log(log))).last_step for log in logs]
+    assert ends[0] != ends[1]
+    page.driver.get("about:blank")
+    page.driver.get(f"{page.address}#step={max(ends)}")
+    page.reported("#where", f"step {max(ends)} of")
+    shorter = f".log:nth-of-type({1 + ends.index(min(ends))}) .facts"
+    page.reported(shorter, f"this log has no step {max(ends)}")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory) -> Path:
+    """Forty requests at once."""
+    config = small_config(page_count=600, max_num_seqs=45, max_num_batched_tokens=400, eos_token_ids=(), policy="fcfs")
+    return record(tmp_path_factory.mktemp("crowd") / "log", config=config, seed=5, arrivals=400, size=10**6)
+
+
+def test_words_under_the_pointer_are_in_the_window_however_many_lanes_there_are(browser, crowd):
+    walk = Walk(Index(open_log(crowd)))
+    step = max(range(walk.last_step), key=lambda each: len(walk.moment(each).after.rows))
+    with shown(browser, crowd) as page:
+        size = browser.get_window_size()
+        browser.set_window_size(1100, 700)
+        try:
+            page.open(step)
+            canvas = browser.find_element(By.CSS_SELECTOR, "canvas.lanes")
+            lanes_here = round(canvas.size["height"] / LANE)
+            assert lanes_here >= 38
+            for lane in (0, lanes_here // 2, lanes_here - 2, lanes_here - 1):
+                browser.execute_script(
+                    "scrollTo(0, arguments[0].offsetTop + arguments[1] - innerHeight)", canvas, (lane + 1) * LANE + 20
+                )
+                left, top = browser.execute_script("const r = arguments[0].getBoundingClientRect(); return [r.left, r.top]", canvas)
+                for across in range(LABEL + 5, canvas.size["width"] - 5, 25):
+                    moving = ActionBuilder(browser)
+                    moving.pointer_action.move_to_location(int(left) + across, int(top + (lane + 0.6) * LANE))
+                    moving.perform()
+                    if page.text(".lane-hint"):
+                        break
+                assert page.text(".lane-hint").startswith("request "), lane
+                assert browser.execute_script(
+                    "const r = document.querySelector('.lane-hint').getBoundingClientRect();"
+                    "return r.top >= 0 && r.left >= 0 && r.bottom <= innerHeight && r.right <= innerWidth;"
+                ), lane
+        finally:
+            browser.set_window_size(size["width"], size["height"])
+
+
+def test_damage_is_on_the_page(browser, logs, tmp_path):
+    shutil.copytree(logs[0], tmp_path / "log")
+    path = max((tmp_path / "log").glob("*.vnextlog"))
+    data = bytearray(path.read_bytes())
+    data[-len(data) // 3] ^= 4
+    path.write_bytes(data)
+    with shown(browser, tmp_path / "log", code=1) as page:
+        page.open(0)
+        page.reported(".progress", "ended: damaged at frame ")
+
+
+def waits(walk: Walk) -> Iterator[tuple[int, int, str]]:
+    """(step, request, words) of all that wait for blocks."""
+    for moment in walk.moments(walk.first_step, walk.last_step):
+        for wait in explained(moment).waits:
+            if wait.why == "blocks":
+                yield moment.step, wait.id, f"too few free blocks: needs {wait.need}, {wait.have} free"
+
+
+def test_preemptions_are_one_key_away(page):
+    page.open(0)
+    page.press("n")
+    WebDriverWait(page.driver, WAIT_S).until(lambda _: "preempted in this step" in page.text(".facts"))
+
+
+@pytest.mark.parametrize("page", [2], indirect=True, ids=["two"])
+def test_two_logs_stand_at_their_first_difference(page, logs):
+    page.open(0)
+    assert not page.driver.find_elements(By.CSS_SELECTOR, ".log.different")
+    page.press("d")
+    step = diff(*map(open_log, logs)).step
+    assert step > 40
+    page.at(step)
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)  # the event came behind the step's plan: states differ later
+    page.at(step + 2)
+    WebDriverWait(page.driver, WAIT_S).until(lambda driver: len(driver.find_elements(By.CSS_SELECTOR, ".log.different")) == 2)
+
+
+# ---- a running engine --------------------------------------------------------------------------------------------
+
+
+ANSWER = 60
+SMALL = ("--threads", "1", "--max-num-seqs", "2", "--num-blocks-override", "12", "--max-model-len", "160")
+
+
+@contextmanager
+def followed(browser, server: Server) -> Iterator[Page]:
+    command = [sys.executable, "-m", "vnext.replay", "ui", "--live", server.url, "--json"]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield Page(browser, json.loads(shown.stdout.readline())["address"], 1)
+    finally:
+        shown.terminate()
+        assert shown.wait(20) is not None
+
+
+def asked_to_compute(server: Server, count: int) -> threading.Thread:
+    bodies = [{"prompt": "import os", "max_tokens": ANSWER, "ignore_eos": True, "seed": seed} for seed in range(count)]
+    thread = threading.Thread(target=complete_all, args=(server.url, bodies, count))
+    thread.start()
+    return thread
+
+
+def test_a_running_engine_is_followed_until_it_ends(browser, tmp_path):
+    """Steps come by themselves, a step back stays, the engine's end leaves everything that was seen."""
+    with serving(tmp_path, "--show-log", *SMALL) as server, followed(browser, server) as page:
+        assert f"vnext-replay ui --live {server.url}" in server.said
+        page.driver.get_log("browser")  # what earlier tests left in it
+        page.driver.get(page.address)
+        page.reported("#where", "no step yet")
+        asked = asked_to_compute(server, 5)
+        page.reported("#where", " of ")
+        page.press(Keys.ARROW_LEFT)
+        page.reported("#follow", "follow")
+        stays = page.text("#where").split(" of ")[0]
+        asked.join()
+        page.reported("#live", "0 running, 0 waiting now")
+        assert "running in this step" in page.text(".facts")
+        shown, last = page.text("#where").split(" of ")
+        assert shown == stays and int(last) > int(stays.split()[1])
+        page.press("f")
+        page.at(int(last))
+        assert page.driver.current_url.endswith("#live")
+        asked_to_compute(server, 1).join()
+        page.at(int(last) + ANSWER)  # it went along
+        assert server.stop() == 0
+        page.reported("#more", "nobody answers at")
+        page.press(Keys.HOME)
+        page.at(0)
+        assert page.driver.get_log("browser") == []
+        assert page.colours("canvas.line") >= 4
+    assert replay(["verify", str(server.log_dir)]) == 0

@@ -1,0 +1,256 @@
+"""The persistent batch gives the same tensors as its simple twin at every step of seeded random runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
+from vnext.models.layers.batch import ForwardBatch
+from vnext.runtime.batch import fed
+from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.batch.batch_device import DeviceRows
+from vnext.runtime.batch.rebuild import rebuild
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.words import fed_words
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.feasibility import refusal
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+from vnext.state.state import StepInFlight, blocks_for
+
+VOCABULARY = 23
+
+
+def engine_started(rng: random.Random) -> EngineStarted:
+    config = SchedulerConfig(
+        block_size=rng.choice([1, 2, 4]),
+        page_count=rng.randint(8, 30),
+        max_num_batched_tokens=rng.randint(3, 30),
+        max_num_seqs=rng.randint(1, 6),
+        max_model_len=48,
+        long_prefill_token_threshold=rng.choice([0, 3]),
+        prefix_caching=rng.random() < 0.7,
+        pipeline_depth=rng.choice([1, 2, 3]),
+        policy=rng.choice(["fcfs", "priority"]),
+        eos_token_ids=(0,),
+        vocab_size=VOCABULARY,
+    )
+    windows = rng.choice([(), (), (3,), (0, 5), (6, 1, 0)])
+    config = replace(config, windows=windows, page_count=config.page_count * max(len(windows), 1))
+    return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
+
+
+def random_sampling(rng: random.Random) -> Sampling:
+    penalised, biased = rng.random() < 0.3, rng.random() < 0.2
+    return Sampling(
+        seed=rng.getrandbits(64),
+        max_tokens=rng.randint(1, 14),
+        temperature=rng.choice([0.0, 0.8]),
+        top_k=rng.choice([0, 4]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.1]),
+        repetition_penalty=1.3 if penalised else 1.0,
+        presence_penalty=0.5 if penalised else 0.0,
+        frequency_penalty=0.25 if penalised else 0.0,
+        logit_bias=((3, 1.5), (7, -2.0)) if biased else (),
+        logprobs=rng.choice([-1, -1, 0, 2]),
+        min_tokens=rng.choice([0, 0, 3]) if rng.random() < 0.5 else 0,
+        stop_token_ids=(5,) if rng.random() < 0.3 else (),
+        ignore_eos=rng.random() < 0.2,
+    )
+
+
+def without_unread_entries(step: StepInputs, config: SchedulerConfig) -> StepInputs:
+    """A row's table beyond its context and before its window is read by nobody; the persistent batch leaves old entries there."""
+    forward, windows = step.forward, config.windows or (0,)
+    table = seen_part(forward.block_table, forward, config.block_size, windows[0])
+    groups = tuple(
+        group._replace(block_table=seen_part(group.block_table, forward, config.block_size, window))
+        for group, window in zip(forward.groups, windows[1:], strict=True)
+    )
+    return step._replace(forward=forward._replace(block_table=table, groups=groups))
+
+
+def seen_part(table: torch.Tensor, forward: ForwardBatch, block_size: int, window: int) -> torch.Tensor:
+    blocks, ends = torch.arange(table.shape[1])[None, :], forward.context_lengths[:, None]
+    starts = ends - forward.query_starts.diff()[:, None]
+    last_tokens = blocks * block_size + block_size - 1
+    seen = (blocks * block_size < ends) & ((last_tokens > starts - window) | (window == 0))
+    return torch.where(seen, table, 0)
+
+
+def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
+    for name in fast.forward._fields[:7]:
+        assert torch.equal(getattr(fast.forward, name), getattr(simple.forward, name)), name
+    assert_equal_trees(fast.forward.groups, simple.forward.groups)
+    assert np.array_equal(fast.logprobs, simple.logprobs)
+    assert (fast.sampling is None) == (simple.sampling is None)
+    if fast.sampling is not None:
+        assert_equal_trees(fast.sampling, simple.sampling)
+
+
+def assert_equal_trees(left: object, right: object) -> None:
+    if isinstance(left, tuple):
+        assert type(left) is type(right) and len(left) == len(right)
+        for one, other in zip(left, right):
+            assert_equal_trees(one, other)
+    elif isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype and torch.equal(left, right)
+    else:
+        assert left == right
+
+
+def device_rows(config: SchedulerConfig, operations: BatchOperations) -> DeviceRows:
+    width = blocks_for(config.max_model_len, config.block_size)
+    return DeviceRows(config.max_num_seqs, width, config.block_size, torch.device("cpu"), operations)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
+    walk(seed, 150, None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_kept_on_a_device_equal_the_rebuilt_batch(seed: int) -> None:
+    """By the plain forms of the device's operations."""
+    walk(seed, 150, plain_batch_operations())
+
+
+IN_THE_SIMULATOR = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_batch import walk
+from vnext.kernels import batch_numba
+walk(3, 60, batch_numba)
+"""
+
+
+def test_rows_kept_on_a_device_by_numba_equal_the_rebuilt_batch() -> None:
+    """Numba's kernels over CPU tensors, in its simulator: a process of its own."""
+    pytest.importorskip("numba", reason="Numba is not installed: pip install 'vnext[dev]'")
+    folder = Path(__file__).parent
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(folder.parents[2])}
+    command = [sys.executable, "-c", IN_THE_SIMULATOR, str(folder)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def take_drawn(
+    batch: PersistentBatch, scheduled: StepInFlight, rng: random.Random, sampled: dict[tuple[int, int, int], int]
+) -> np.ndarray:
+    """Random tokens for what a step samples, int64[S], which the batch takes and `sampled` keeps by step and owner."""
+    tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(scheduled.samples.sum()))], dtype=np.int64)
+    batch.take_sampled(scheduled, tokens)
+    owners = zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist())
+    sampled |= {(scheduled.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+    return tokens
+
+
+def walk(
+    seed: int, step_count: int, operations: BatchOperations | None, make: Callable[[SchedulerConfig], Any] | None = None
+) -> None:
+    """A random life of an engine; every step's tensors against those that are rebuilt from the state alone.
+
+    `make`: another batch of the same face.
+    """
+    rng = random.Random(seed)
+    started = engine_started(rng)
+    while operations is not None and started.config.group_count > 1:
+        started = engine_started(rng)  # a device keeps the tables of one group of layers
+    rows = None if operations is None else device_rows(started.config, operations)
+    state = start(started)
+    batch = PersistentBatch(started.config, VOCABULARY, rows=rows) if make is None else make(started.config)
+    sampled, results, steps, commits = {}, [], 0, {}
+    while steps < step_count:
+        choice = rng.random()
+        if choice < 0.3:
+            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 16))])
+            arrival = RequestArrived(
+                id=state.next_id, name="", prompt=prompt, sampling=random_sampling(rng), priority=rng.randrange(3), arrival_ns=0
+            )
+            if len(state.requests) < 10 and refusal(state.config, arrival) is None:
+                state = reduce(state, arrival)
+        elif choice < 0.34 and state.next_id:
+            state = reduce(state, RequestAborted(ids=(rng.randrange(state.next_id),), reason="client"))
+        elif choice < 0.7 and (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+            scheduled, steps = state.in_flight[-1], steps + 1
+            fast = without_unread_entries(batch.step_inputs(state), started.config)
+            assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY))
+            assert fed_words(fast, started.config) == fed.due(state, commits)
+            tokens = take_drawn(batch, scheduled, rng, sampled)
+            commits[scheduled.step] = pack_tokens(tokens)
+            results.append((scheduled.step, tokens))
+        elif results:
+            step, tokens = results.pop(0)
+            state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
+    assert state.counters.generated_tokens > step_count // 3
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steady_steps_are_moved_on_and_equal_the_rebuilt_batch(depth: int) -> None:
+    """Three requests decode, a fourth comes, one is aborted, one has a bias: tensors are given again where they may be."""
+    config = SchedulerConfig(
+        block_size=8, page_count=64, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, vocab_size=VOCABULARY,
+        pipeline_depth=depth,
+    )  # fmt: skip
+    state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+    batch, rng, sampled, pending_step, newest, again = (
+        PersistentBatch(config, VOCABULARY),
+        random.Random(5),
+        {},
+        [],
+        None,
+        [],
+    )
+    arrivals = {0: [(20, ()), (3, ()), (9, ())], 50: [(2, ())], 100: [(5, ((2, 1.5),))]}
+    for turn in range(130):
+        for length, bias in arrivals.get(turn, ()):
+            prompt = pack_tokens([rng.randrange(1, 4) for _ in range(length)])
+            sampling = Sampling(seed=turn, max_tokens=40, temperature=0.5, logit_bias=bias)
+            state = reduce(state, RequestArrived(
+                id=state.next_id, name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0
+            ))  # fmt: skip
+        if turn == 20:
+            state = reduce(state, RequestAborted(ids=(1,), reason="client"))
+        while (plan := schedule(state)) is not None:
+            state = reduce(state, plan)
+            scheduled, before, newest = state.in_flight[-1], newest, batch.step_inputs(state)
+            again += [turn] if before is newest else []
+            assert_equal_steps(newest, rebuild(state, sampled, VOCABULARY))
+            tokens = take_drawn(batch, scheduled, rng, sampled)
+            pending_step.append((scheduled.step, tokens))
+        if pending_step:
+            step, tokens = pending_step.pop(0)
+            state = reduce(state, StepCommitted(step=step, tokens=pack_tokens(tokens)))
+    assert len([turn for turn in again if turn < 40]) > 15 and any(50 < turn < 100 for turn in again)
+    assert not any(turn > 102 for turn in again), "a bias is no steady sampling"
+
+
+def test_tokens_of_a_step_that_is_not_the_newest_are_refused() -> None:
+    config = SchedulerConfig(
+        block_size=4, page_count=8, max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16, vocab_size=9
+    )
+    state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+    sampling = Sampling(seed=1, max_tokens=4)
+    arrival = RequestArrived(id=0, name="", prompt=pack_tokens([1, 2]), sampling=sampling, priority=0, arrival_ns=0)
+    state = reduce(state, arrival)
+    state, batch = reduce(state, schedule(state)), PersistentBatch(config, 9)
+    scheduled, tokens = state.in_flight[0], np.array([3])
+    with pytest.raises(ValueError, match="tokens of step 0"):
+        batch.take_sampled(scheduled, tokens)
+    batch.step_inputs(state)
+    batch.take_sampled(scheduled, tokens)

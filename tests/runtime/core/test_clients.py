@@ -1,0 +1,235 @@
+"""The engine core's side of its clients: one that does not read, and one that sends what no client of ours sends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from vnext.runtime.core import process as core_process
+from vnext.runtime.core.clients import Clients
+from vnext.runtime.core.owners import News
+from vnext.runtime.messages import (
+    EngineDied,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    RequestOutput,
+    SubmitRequest,
+    TokenLogprobs,
+    encoder,
+    engine_decoder,
+)
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.outputs import Going
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+
+CONFIG = SchedulerConfig(
+    block_size=4, page_count=200, max_num_batched_tokens=16, max_num_seqs=4, max_model_len=600, vocab_size=50
+)
+STARTED = EngineStarted(config=CONFIG, model="toy", model_digest="", world_size=1, environment={}, started_ns=0)
+READY = EngineReady(config=CONFIG, model="toy", world_size=1, log_dir="")
+STEPS, AHEAD = 500, 4
+
+
+class Bench:
+    """A core's clients without a core, over a transport that holds no more than it is told to."""
+
+    def __init__(self, context: zmq.Context) -> None:
+        self._context = context
+        self._front = self._socket(zmq.ROUTER)
+        self._front.bind("inproc://front")
+        self.clients = Clients(self._front, READY, root_seed=7)
+        self.state = start(STARTED)
+
+    def _socket(self, kind: int) -> zmq.Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.SNDHWM, AHEAD)
+        socket.set(zmq.RCVHWM, AHEAD)
+        return socket
+
+    def client(self, kind: int = zmq.DEALER) -> zmq.Socket:
+        socket = self._socket(kind)
+        socket.connect("inproc://front")
+        return socket
+
+    def arrived(self) -> list[AnyEvent]:
+        """What has come; the state goes on."""
+        events = list(self.clients.arrived(self.state))
+        for event in events:
+            self.state = reduce(self.state, event)
+        return events
+
+    def heard(self, socket: zmq.Socket) -> list[EngineMessage]:
+        """All that a client gets that reads from now on."""
+        messages = []
+        while socket.poll(20):
+            messages.append(engine_decoder.decode(socket.recv()))
+            self.arrived()
+        return messages
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    context = zmq.Context()
+    yield Bench(context)
+    context.destroy(linger=0)
+
+
+def wish(name: str) -> bytes:
+    return encoder.encode(SubmitRequest(name=name, prompt=pack_tokens([1, 2]), sampling=Sampling(seed=1, max_tokens=STEPS)))
+
+
+def stats(steps: int) -> EngineStats:
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name != "stalled"}
+    return EngineStats(**numbers | {"steps": steps})
+
+
+def told_of(messages: list[EngineMessage]) -> dict[str, list[RequestOutput]]:
+    """What each request was told, in order; a column's entry as an output of one token."""
+    reported: dict[str, list[RequestOutput]] = defaultdict(list)
+    names: dict[int, str] = {}
+    for message in (each for each in messages if isinstance(each, Outputs)):
+        tokens = unpack_tokens(message.tokens).tolist()
+        for number, token in zip(memoryview(message.numbers).cast("q"), tokens):
+            reported[names[number]].append(RequestOutput(name=names[number], tokens=pack_tokens([token])))
+        for output in message.outputs:
+            names[output.number] = output.name
+            reported[output.name].append(output)
+    return reported
+
+
+def drained(socket: zmq.Socket) -> list[EngineMessage]:
+    """What is there."""
+    messages = []
+    while socket.poll(0):
+        messages.append(engine_decoder.decode(socket.recv()))
+    return messages
+
+
+@pytest.mark.parametrize("with_logprobs", [False, True])
+def test_a_client_that_does_not_read_loses_nothing_and_holds_nobody_up(bench: Bench, with_logprobs: bool) -> None:
+    """Two requests of each client, and a third that begins when one client reads no more."""
+    frozen, reader = bench.client(), bench.client()
+    for name in "abc":
+        frozen.send(wish(name))
+        reader.send(wish(name))
+    names = {int(event.id): event.name for event in bench.arrived()}
+    assert sorted(names.values()) == list("aabbcc")
+    got: list[EngineMessage] = []
+    for step in range(STEPS):
+        ids = [id_ for id_, name in names.items() if name != "c" or step > STEPS // 2]
+        bench.clients.tell([news_of(ids, names, step, with_logprobs)])
+        bench.clients.tell_stats(stats(step))
+        got += drained(reader)
+    assert bench.clients.is_behind
+    bench.clients.tell_all(EngineDied(message="the end"))
+    late = bench.heard(frozen)
+    assert not bench.clients.is_behind and len(late) <= 2 * AHEAD + 4
+    got += bench.heard(reader)
+    for messages in (late, got):
+        for name, mine in told_of(messages).items():
+            steps = list(range(STEPS))[STEPS // 2 + 1 if name == "c" else 0 :]
+            assert sum((unpack_tokens(one.tokens).tolist() for one in mine), []) == steps
+            assert [-entry.logprob for one in mine for entry in one.logprobs] == (steps if with_logprobs else [])
+            assert mine[-1].finish == ("" if name == "b" else "length") and not any(one.finish for one in mine[:-1])
+        assert messages[-1] == EngineDied(message="the end")
+        assert [message.steps for message in messages if isinstance(message, EngineStats)][-1] == STEPS - 1
+
+
+def news_of(ids: list[int], names: dict[int, str], step: int, with_logprobs: bool) -> News:
+    """A step in which each request gets the step's number as its token; the last one ends all but b."""
+    ends = step == STEPS - 1
+    logprobs = (TokenLogprobs(logprob=-step, rank=0, top=()),) if with_logprobs else ()
+    singles = [
+        RequestOutput(
+            name=names[id_], tokens=pack_tokens([step]), finish="length" if ends and names[id_] != "b" else "",
+            logprobs=logprobs, number=id_,
+        )
+        for id_ in ids if with_logprobs or (ends and names[id_] != "b")
+    ]  # fmt: skip
+    alone = {output.number for output in singles}
+    rest = np.array([id_ for id_ in ids if id_ not in alone], dtype=np.int64)
+    return Going(rest, np.full(len(rest), step, dtype=np.int32), np.zeros(len(rest), dtype=np.int64)), singles
+
+
+def test_a_client_that_leaves_while_it_is_behind_is_forgotten(bench: Bench) -> None:
+    socket = bench.client()
+    socket.send(wish("a"))
+    bench.arrived()
+    for step in range(STEPS):
+        bench.clients.tell([news_of([0], {0: "b"}, step, False)])
+    assert bench.clients.is_behind
+    socket.close(linger=0)
+    events: list[AnyEvent] = []
+    while not events:
+        events = bench.arrived()
+    assert [type(event).__name__ for event in events] == ["RequestAborted"] and not bench.clients.is_behind
+
+
+def test_a_ping_is_answered(bench: Bench) -> None:
+    socket = bench.client()
+    socket.send(encoder.encode(Ping()))
+    assert bench.arrived() == [] and bench.heard(socket) == [Pong()]
+
+
+def garbage(seed: int) -> list[bytes]:
+    """A message of one to four parts that no client of ours sends, or hardly."""
+    draw = random.Random(seed)
+    whole = wish("x")
+    kinds = (
+        lambda: b"",
+        lambda: draw.randbytes(draw.randrange(200)),
+        lambda: whole[: draw.randrange(len(whole))],
+        lambda: b"\x91" * draw.choice((3, 5000)),
+        lambda: msgspec.msgpack.encode([draw.choice((0, 1, 2, 3, 4, 5, 9, -1, 2**70 % 2**63)), "a", None, {}]),
+    )
+    return [draw.choice(kinds)() for _ in range(draw.choice((1, 1, 2, 3, 4)))]
+
+
+def test_what_no_client_sends_is_dropped_with_a_word(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Parts that a REQ socket puts in front, parts too many, and bytes of all kinds: the request behind them arrives."""
+    socket = bench.client()
+    socket.set(zmq.SNDHWM, 0)
+    caplog.set_level(logging.WARNING)
+    for seed in range(400):
+        socket.send_multipart(garbage(seed))
+        bench.arrived()
+    before = len(caplog.messages)
+    socket.send_multipart([b"", wish("three parts")])
+    socket.send(wish("good"))
+    events = bench.arrived()
+    assert [event.name for event in events if isinstance(event, RequestArrived)] == ["good"]
+    assert caplog.messages[before:] == [
+        "a client's message could not be read and was dropped: it has 2 parts instead of one"
+    ]
+    assert before > 300 and all("could not be read and was dropped: " in message for message in caplog.messages)
+
+
+def test_last_words_reach_those_who_say_hello_beside_those_who_talk_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "FAREWELL_MS", 50)
+    reader, writer = os.pipe()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front, context.socket(zmq.DEALER) as socket:
+        front.bind("inproc://front")
+        socket.connect("inproc://front")
+        socket.send_multipart([b"a", b"b"])
+        socket.send(b"\xc1")
+        socket.send(encoder.encode(Hello()))
+        core_process.report_death(front, reader, EngineDied(message="no model"))
+        assert engine_decoder.decode(socket.recv(zmq.NOBLOCK)) == EngineDied(message="no model")
+    os.close(reader)
+    os.close(writer)

@@ -1,0 +1,216 @@
+"""Children: configuration over stdin, death noticed on both sides, orderly and forced ends, Ctrl-C kept away."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vnext.runtime.processes.subprocesses import (
+    CONFIG_BYTES_MAX,
+    PARENT_DIED_EXIT_CODE,
+    Child,
+    ChildDied,
+    check_alive,
+    signals_held,
+    start_child,
+    terminate_all,
+)
+
+ROOT = Path(__file__).parents[3]
+GRACE_S = 20.0
+
+ENTER = "import os, sys\nfrom vnext.runtime.processes.subprocesses import *\nconfig = enter_child()\n"
+PARENT = """
+import sys
+from vnext.runtime.processes.subprocesses import start_child
+child = start_child("sleeper", "sleeper")
+child.send_config(sys.argv[1].encode())
+print(child.pid, flush=True)
+child.wait()
+"""
+
+Starter = Callable[..., Child]
+
+
+@pytest.fixture
+def start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Starter]:
+    """Starts a child whose module has the given source; ends what is left."""
+    started: list[Child] = []
+
+    def start_source(source: str, name: str = "worker") -> Child:
+        (tmp_path / f"{name}.py").write_text(source)
+        started.append(start_child(name, name, environment=environment(tmp_path)))
+        return started[-1]
+
+    yield start_source
+    terminate_all(started, grace_s=0)
+
+
+class Signpost:
+    """A named pipe on which a child tells that it has come to a certain point."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self.reading = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # both ways, so that there is never an end of file
+
+    def read(self, size_bytes: int) -> bytes:
+        received = b""
+        while len(received) < size_bytes:
+            assert select.select([self.reading], [], [], GRACE_S)[0], "the child did not come to its point"
+            received += os.read(self.reading, size_bytes - len(received))
+        return received
+
+
+@pytest.fixture
+def signpost(tmp_path: Path) -> Iterator[Signpost]:
+    post = Signpost(tmp_path / "signpost")
+    yield post
+    os.close(post.reading)
+
+
+def environment(module_folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{module_folder}{os.pathsep}{ROOT}"}
+
+
+def ready_source(path: str) -> str:
+    """A child that tells through `path` that it has entered, then sleeps."""
+    return ENTER + f"import time\nopen({path!r}, 'wb', 0).write(config)\ntime.sleep(60)\n"
+
+
+@pytest.mark.parametrize("config", [b"", b"\x81\xa1a\x01", bytes(range(256)) * 2000], ids=["empty", "small", "large"])
+def test_config_arrives_as_sent(start: Starter, config: bytes) -> None:
+    child = start(ENTER + "import hashlib\nsys.stderr.write(f'{len(config)} {hashlib.sha256(config).hexdigest()}')\n")
+    child.send_config(config)
+    assert child.wait(GRACE_S) == 0
+    with pytest.raises(ChildDied) as died:
+        child.check_alive()
+    assert died.value.last_lines == (f"{len(config)} {hashlib.sha256(config).hexdigest()}",)
+
+
+def test_death_names_the_child_its_status_and_its_last_lines(start: Starter, capfd: pytest.CaptureFixture[str]) -> None:
+    child = start(ENTER + "for i in range(100): print('line', i, file=sys.stderr)\nsys.exit(3)\n", name="rank_1")
+    child.send_config(b"")
+    assert child.wait(GRACE_S) == 3
+    with pytest.raises(ChildDied, match="rank_1 ended with exit status 3") as died:
+        check_alive([child])
+    assert died.value.returncode == 3
+    assert died.value.last_lines == tuple(f"line {number}" for number in range(80, 100))
+    assert capfd.readouterr().err == "".join(f"line {number}\n" for number in range(100))  # passed through, too
+
+
+def test_living_children_pass_the_check_and_exit_fd_tells_the_end(start: Starter, signpost: Signpost) -> None:
+    child = start(ready_source(signpost.path))
+    child.send_config(b"ready")
+    assert signpost.read(5) == b"ready"
+    check_alive([child])
+    assert child.wait(0) is None
+    if child.exit_fd is None:
+        pytest.skip("no pidfd on this system")
+    assert select.select([child.exit_fd], [], [], 0)[0] == []
+    child.process.kill()
+    assert select.select([child.exit_fd], [], [], GRACE_S)[0] == [child.exit_fd]
+    with pytest.raises(ChildDied, match="SIGKILL.*out of memory"):
+        check_alive([child])
+
+
+def test_config_for_a_dead_child_tells_why_it_died(start: Starter) -> None:
+    child = start("raise SystemExit('no such device')\n")
+    assert child.wait(GRACE_S) == 1
+    with pytest.raises(ChildDied, match="no such device"):
+        child.send_config(bytes(2**20))
+
+
+def test_config_over_the_bound_is_refused(start: Starter) -> None:
+    child = start(ENTER)
+    with pytest.raises(ValueError, match="over the bound"):
+        child.send_config(bytes(CONFIG_BYTES_MAX + 1))
+
+
+def test_terminate_is_gentle_then_forced_and_idempotent(start: Starter, signpost: Signpost) -> None:
+    gentle = start(ready_source(signpost.path), name="gentle")
+    gentle.send_config(b"g")
+    deaf_source = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ready_source(signpost.path)
+    deaf = start(deaf_source, name="deaf")
+    deaf.send_config(b"d")
+    assert set(signpost.read(2)) == set(b"gd")
+    assert gentle.terminate(GRACE_S) == -signal.SIGTERM
+    assert deaf.terminate(0.05) == -signal.SIGKILL
+    assert terminate_all([gentle, deaf], grace_s=0) == {"gentle": -signal.SIGTERM, "deaf": -signal.SIGKILL}
+
+
+def test_interrupt_does_not_reach_a_child_at_any_moment(start: Starter, signpost: Signpost) -> None:
+    child = start(ready_source(signpost.path))
+    child.process.send_signal(signal.SIGINT)  # its interpreter has not even started
+    child.send_config(b"ready")
+    assert signpost.read(5) == b"ready"
+    child.process.send_signal(signal.SIGINT)
+    assert child.terminate(GRACE_S) == -signal.SIGTERM
+
+
+def test_starting_a_child_leaves_our_own_interrupt_alone(start: Starter) -> None:
+    start("")
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_closed_lifeline_ends_the_child(start: Starter, signpost: Signpost) -> None:
+    child = start(ready_source(signpost.path))
+    child.send_config(b"ready")
+    assert signpost.read(5) == b"ready"
+    child.process.stdin.close()
+    assert child.wait(GRACE_S) == PARENT_DIED_EXIT_CODE
+
+
+def test_child_of_a_killed_parent_ends(tmp_path: Path, signpost: Signpost) -> None:
+    (tmp_path / "sleeper.py").write_text(ready_source(signpost.path))
+    command = [sys.executable, "-c", PARENT, "ready"]
+    parent = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    try:
+        child_pid = int(parent.stdout.readline())
+        assert signpost.read(5) == b"ready"
+        exit_fd = os.pidfd_open(child_pid)
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert select.select([exit_fd], [], [], GRACE_S)[0] == [exit_fd]
+    os.close(exit_fd)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"), [(b"\x05", "EOFError.*has it died"), (b"typed by hand\n", "started by `vnext serve`")]
+)
+def test_child_started_by_hand_says_so(stdin: bytes, words: str) -> None:
+    command = [sys.executable, "-c", ENTER]
+    result = subprocess.run(command, cwd=ROOT, input=stdin, stderr=subprocess.PIPE, timeout=GRACE_S, check=False)
+    assert result.returncode == 1
+    assert re.search(words, result.stderr.decode())
+
+
+def test_signals_come_when_what_was_begun_is_whole() -> None:
+    """Also where another thread takes the signal, as one does that passes on what a child says."""
+    done, over = [], threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background may have it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with signals_held():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("begun")
+                done.append("whole")
+            done.append("later")
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        other.join()
+    assert done == ["begun", "whole"]

@@ -1,0 +1,187 @@
+"""A launched engine over the demo model: starts, answers, ends; failures of every process are one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from fake_engine import wait_until
+
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.info import info
+from vnext.replay.reading.source import open_log
+from vnext.runtime.client.client_sync import SyncEngineClient
+from vnext.runtime.client.output_stream import EngineDead
+from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, launch_engine
+from vnext.runtime.settings import EngineSettings
+from vnext.state.events import pack_tokens
+from vnext.state.params import Sampling
+
+GONE_TIMEOUT_S = 15
+
+
+@contextmanager
+def running(log_dir: Path, **settings: object) -> Iterator[tuple[RunningEngine, SyncEngineClient]]:
+    engine = launch_engine(
+        EngineSettings(**{"dtype": "float32", "log_dir": str(log_dir), "threads": 1, "digest_interval": 1, **settings})
+    )
+    try:
+        with SyncEngineClient.connect(engine.address) as client:
+            yield engine, client
+    finally:
+        engine.stop()
+
+
+def requests(count: int, max_tokens: int) -> list[SubmitRequest]:
+    sampling = Sampling(seed=3, max_tokens=max_tokens, temperature=0.8, ignore_eos=True)
+    return [
+        SubmitRequest(name=f"r{index}", prompt=pack_tokens([10 + index, 11, 12]), sampling=sampling)
+        for index in range(count)
+    ]
+
+
+def lengths(outputs: list[RequestOutput]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for output in outputs:
+        counts[output.name] = counts.get(output.name, 0) + len(output.tokens) // 4
+    return counts
+
+
+def has_torch(pid: int) -> bool:
+    return any("libtorch" in mapped.path for mapped in psutil.Process(pid).memory_maps())
+
+
+@pytest.mark.parametrize("executor", ["mp", "inproc"])
+def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> None:
+    with running(tmp_path, executor=executor, log="full", check_laws=True) as (engine, client):
+        processes = psutil.Process(engine.child.pid).children(recursive=True)
+        assert len(processes) == (1 if executor == "mp" else 0)
+        assert has_torch(engine.child.pid) == (executor == "inproc"), "the engine core alone needs no torch"
+        assert all(has_torch(process.pid) for process in processes)
+        assert lengths(list(client.run(requests(5, 20)))) == {f"r{index}": 20 for index in range(5)}
+    assert engine.stop() == 0
+    _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)
+    assert not alive
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
+def test_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, tensor_parallel_size=2) as (engine, client):
+        outputs = client.run(requests(2, 900))
+        next(outputs)
+        ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
+        os.kill(ranks[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDead, match=r"rank (1 was killed by SIGKILL|0 .*rank 1 has ended)[\s\S]*log"):
+            list(outputs)
+        assert engine.child.wait(GONE_TIMEOUT_S) == 1
+    said = capfd.readouterr().err
+    assert "rank 0 stops: rank 1 has ended or left the group before all ranks had met\n" in said
+    assert "RankLost" not in said
+
+
+def test_a_stopped_rank_is_named_may_go_on_and_ends_the_engine_in_the_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(tmp_path, tensor_parallel_size=2, step_timeout_s=3.0) as (engine, client):
+        ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
+        assert lengths(list(client.run(requests(2, 20)))) == {"r0": 20, "r1": 20}
+        outputs = client.run(requests(2, 300))
+        reported = [next(outputs)]
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        wait_until(lambda: client.trouble is not None)
+        stopped = rf"step \d+ has had no result for \d s: rank 1 \(process {ranks[1].pid}\) is stopped by a signal"
+        assert re.fullmatch(rf"The engine is stalled: {stopped}\.", client.trouble)
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        assert lengths([*reported, *outputs]) == {"r0": 300, "r1": 300}
+        wait_until(lambda: client.trouble is None)
+        outputs = client.run(requests(2, 300))
+        next(outputs)
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        with pytest.raises(EngineDead, match=rf"The engine stopped: {stopped}\. The log that led to it is in {tmp_path}"):
+            list(outputs)
+        assert engine.child.wait(GONE_TIMEOUT_S) == 1
+        assert not any(rank.is_running() for rank in ranks)
+    said = capfd.readouterr().err
+    assert "The ranks go on." in said and "ERROR root: the engine stopped: step" in said and "Traceback" not in said
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
+def test_an_engine_whose_log_is_required_ends_when_its_disk_is_full(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The system lets no file of the engine core grow beyond some bytes from the first token on."""
+    with running(tmp_path, log_required=True, log="full") as (engine, client):
+        outputs = client.run(requests(2, 900))
+        reported = [next(outputs)]
+        size = sum(path.stat().st_size for path in Path(engine.log_dir).glob("*.vnextlog")) + 2000
+        resource.prlimit(engine.child.pid, resource.RLIMIT_FSIZE, (size, size))
+        with pytest.raises(EngineDead, match=r"The engine stopped: the log cannot be written \(.*\), and --log-required is on"):
+            reported.extend(outputs)
+        assert engine.child.wait(GONE_TIMEOUT_S) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+    sampled = info(open_log(Path(engine.log_dir))).sampled_tokens
+    assert 2 <= sum(lengths(reported).values()) <= sampled < 1800
+
+
+def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, client):
+        ranks = psutil.Process(engine.child.pid).children()
+        outputs = client.run(requests(2, 900))
+        for _ in range(20):
+            next(outputs)
+        os.kill(engine.child.pid, signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            list(outputs)
+        _, alive = psutil.wait_procs(ranks, timeout=GONE_TIMEOUT_S)
+        assert not alive
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
+def test_no_shared_memory_is_left_behind(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        assert not list(Path("/dev/shm").glob(f"vnext-ring-{engine.child.pid}-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": "no/such/folder"}, "no/such/folder"),
+        ({"max_model_len": 10**6}, "1000000, more than"),
+        ({"kv_cache_memory": 100}, "too small for one block"),
+        ({"tensor_parallel_size": 3}, r"\b3\b"),
+        ({"log_dir": "/proc/nowhere"}, "/proc/nowhere"),
+    ],
+)
+def test_a_start_that_cannot_work_is_one_sentence(tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(StartFailed, match=words) as failure:
+        launch_engine(EngineSettings(**{"log_dir": str(tmp_path), "threads": 1, **settings}))
+    assert "Traceback" not in str(failure.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StartFailed, match="--device is cuda, but .* use --device cpu$"):
+        launch_engine(EngineSettings(device="cuda", log_dir=str(tmp_path), threads=1))
+    with running(tmp_path, device="auto") as (engine, _):
+        assert engine.ready.environment["device"] == "cpu"
+
+
+def test_a_truncated_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(DEMO_MODEL, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(StartFailed, match="model.safetensors") as failure:
+        launch_engine(EngineSettings(model=str(broken), log_dir=str(tmp_path / "logs"), threads=1))
+    assert "Traceback" not in str(failure.value)

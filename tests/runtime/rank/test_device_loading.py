@@ -1,0 +1,124 @@
+"""A rank is loaded for a device: who serves, what is captured and why not, how much cache fits. On the device's twin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from device_twin import TwinDevice
+from msgspec.structs import replace
+from rank_drive import drive, host_rank, runner_of, some_arrivals, started_with
+
+from vnext.kernels.table import operations
+from vnext.models.config.model_config import Experts
+from vnext.models.layers.sharding import alone
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.device import Memory
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.rank import gpu_loading, loading
+from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.gpu_memory import GRAPH_BYTES, trial_batch, try_largest_step
+from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
+from vnext.sampling.logits import adjust_rows
+from vnext.sampling.sampling import sampler_for
+
+GPU = GpuSettings(tokens_max=50, rows_max=8)
+
+
+def settings_of(**changes: object) -> RankSettings:
+    fields = dict(
+        rank=0, world_size=1, ring="", results_address="", rendezvous="", model_path=str(DEMO_MODEL), dtype="float32",
+        quantization="none", deterministic=None, device="cuda", threads=1, block_size=4, kv_cache_bytes=0, gpu=GPU,
+    )  # fmt: skip
+    return RankSettings(**(fields | changes))
+
+
+class Roomy(TwinDevice):
+    """4 GiB, of which others hold one and this process half of one."""
+
+    def memory(self) -> Memory:
+        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
+
+
+def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's kernels stand in for the GPU's row of the table."""
+    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
+    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
+    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
+    monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
+    settings = settings_of()
+    rank, runner = loading.load_rank(settings, Path())
+    ready = loading.ready_message(settings, runner)
+    page = runner.block_bytes(4)
+    trial_pages = 8 * 2 + 1
+    left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES - (9 + 8) * runner.config.vocab_size * 4
+    assert isinstance(rank.steps, LaterSteps) and ready.page_count_max == left // page
+    started, arrivals = started_with(runner), some_arrivals(6, seed=2)
+    assert drive(rank, started, arrivals) == drive(host_rank(runner_of()), started, arrivals)
+
+
+def test_the_largest_step_fits_its_own_pages() -> None:
+    batch, pages = trial_batch(50, 8, 4, 2, torch.device("cpu"))
+    assert pages == 8 * 2 * 2 and batch.query_starts.tolist() == [0, 7, 14, 20, 26, 32, 38, 44, 50]
+    slots = torch.cat((batch.slots, batch.groups[0].slots))
+    assert len(slots.unique()) == 100 and int(slots.max()) < pages * 4
+    assert batch.context_lengths.sum() == 50 and batch.positions[7:14].tolist() == list(range(7))
+    runner = runner_of()
+    _, trial_bytes = try_largest_step(runner, TwinDevice(), sampler_for("cpu"), 5, 8, 4)
+    assert trial_bytes == (5 + 1) * runner.block_bytes(4), "no more rows than tokens"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why_not", "shapes"),
+    [
+        (GPU, "", Shapes((1, 2, 4, 8), (16, 24, 32, 48, 50))),
+        (GpuSettings(rows_max=8, graph_sizes=(8, 3), tokens_max=16), "", Shapes((3, 8), (16,))),
+        (GpuSettings(enforce_eager=True), "", Shapes((), ())),
+        (GPU, "a reason", Shapes((), ())),
+    ],
+)
+def test_what_is_captured(gpu: GpuSettings, why_not: str, shapes: Shapes) -> None:
+    assert gpu_loading.captured_shapes(gpu, why_not) == shapes
+
+
+def test_why_a_model_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = runner_of().config
+    if torch.version.cuda is None:
+        assert "without CuPy" in gpu_loading.why_eager(config, alone(), torch.float32)
+    monkeypatch.setattr("vnext.kernels.cuda.backends.is_usable", lambda: True)
+    assert gpu_loading.why_eager(config, alone(), torch.bfloat16) == ""
+    two = replace(alone(), world_size=2)
+    assert "ranks' sums" in gpu_loading.why_eager(config, two, torch.bfloat16)
+    assert gpu_loading.why_eager(config, replace(two, can_capture=True), torch.bfloat16) == ""
+    sparse = replace(config, experts=Experts(count=4, per_token=2, intermediate_size=32, normalise=True))
+    assert gpu_loading.why_eager(sparse, alone(), torch.bfloat16) == ""
+    for dtype, is_fixed in ((torch.float32, False), (torch.bfloat16, True)):
+        assert "experts' products" in gpu_loading.why_eager(sparse, alone(), dtype, is_fixed)
+    assert "heads of 32" in gpu_loading.why_eager(config, alone(), torch.float64)
+
+
+def test_an_exhausted_gpu_is_one_sentence() -> None:
+    with pytest.raises(SettingsError, match="^the weights do not fit into the GPU's memory: use"):
+        with gpu_loading.enough_memory("the weights do"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB. And much more.")
+
+
+def test_a_host_step_is_kept_from_the_next() -> None:
+    """Its outputs are overwritten then: of an engine in one process, two steps come before their results are collected."""
+    runner = runner_of()
+    rank, started, arrivals = host_rank(runner), started_with(runner), some_arrivals(6, seed=2)
+    run, shared = runner.run, np.zeros(8, dtype=np.int64)
+
+    def overwriting(inputs: StepInputs) -> StepOutputs:
+        found = run(inputs)
+        shared[: len(found.tokens)] = found.tokens
+        return StepOutputs(shared[: len(found.tokens)], found.logprobs)
+
+    runner.run, taken = overwriting, rank.collect
+    turns = iter(range(10**6))
+    rank.collect = lambda: taken() if next(turns) % 2 else []
+    assert drive(rank, started, arrivals) == drive(host_rank(runner_of()), started, arrivals)

@@ -1,0 +1,97 @@
+"""Sampled: of files that are long and have never failed, a run of all tests takes some cases; which ones, a seed says.
+
+Owns the table of those files. The seed is the commit's, so that all processes of a run agree and each commit takes other cases;
+`--sample-seed` repeats a run. `--long` (scripts/test_long.sh) takes every case, and so does a run that names its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+SHARES: dict[str, int] = {
+    "tests/sim/test_walk.py::test_walk": 16,
+    "tests/sim/test_simulator.py": 2,
+    "tests/sim/planted/test_planted.py::test_a_planted_bug_is_found": 2,
+    "tests/sim/planted/test_planted_compiled.py::test_a_bug_in_c_is_found": 2,
+    "tests/sim/planted/test_planted_stories.py": 8,
+    "tests/sim/planted/test_shrink.py": 3,
+    "tests/sched/test_policies.py::test_any_pure_policy_is_lawful_and_ends": 3,
+    "tests/log/test_snapshot.py": 3,
+    "tests/state/test_purity.py": 2,
+    "tests/cuda/test_planted_kernel_bugs.py": 6,
+    "tests/cuda/test_compile_gate.py::test_a_source_compiles_within_its_budget": 8,
+    "tests/cuda/test_cuda_attention.py": 3,
+    "tests/cuda/test_cuda_exchange.py": 2,
+    "tests/cuda/test_cuda_graphs.py": 2,
+    "tests/cuda/test_cuda_operations.py": 2,
+    "tests/cuda/test_cuda_rows.py": 2,
+    "tests/cuda/test_gpu_check.py": 2,
+    "tests/cuda/test_sanitized.py": 3,
+    "tests/cuda/test_shim.py": 2,
+    "tests/kernels/test_batch_index.py": 2,
+    "tests/kernels/test_cpu_attention.py": 2,
+    "tests/e2e/test_attacks.py": 6,
+    "tests/e2e/test_determinism.py": 2,
+    "tests/e2e/test_parity.py::test_tokens_are_the_oracle_s_under_every_schedule": 6,
+    "tests/e2e/test_server_life.py::test_a_bad_start_says_the_value": 3,
+    "tests/models/test_family_windows.py": 3,
+    "tests/models/test_model_invariance.py::test_logits_are_bitwise_invariant": 3,
+    "tests/replay/reading/test_ended.py::test_every_command_says_how_the_log_ends": 3,
+    "tests/replay/test_guide.py::test_a_story_prints_what_it_says": 2,
+    "tests/replay/test_hostile.py": 2,
+    "tests/replay/test_replay_commands.py": 2,
+    "tests/replay/answers/test_replay_watch.py::test_no_false_alarm_in_many_steps": 3,
+    "tests/replay/futures/test_replay_what_if.py": 2,
+    "tests/replay/answers/test_slices.py": 2,
+    "tests/replay/ui/test_ui_browser.py::test_a_running_engine_is_followed_until_it_ends": 2,
+    "tests/runtime/collectives/test_collectives.py": 2,
+    "tests/runtime/collectives/test_exchange_killing.py::test_a_rank_killed_at_any_change_of_the_memory": 4,
+    "tests/runtime/processes/test_launch.py::test_a_start_that_cannot_work_is_one_sentence": 2,
+    "tests/sampling/test_sampling_fit.py::test_a_million_draws_fit": 2,
+    "tests/runtime/collectives/test_shared_group.py::test_a_strided_tensor_is_left_alone": 2,
+    "tests/test_peers.py::test_a_run_measures_every_row_of_vnext": 3,
+}
+"""File, or file::function -> one case of so many is taken; of a function with fewer cases, one for some seeds."""
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def seed_of(config: pytest.Config) -> str:
+    """By what this run samples: what was asked for, else the commit; "" where it takes every case. Asked of the process that
+    hands out the tests, whose options all others get."""
+    takes_everything = config.args_source is not pytest.Config.ArgsSource.ARGS and not config.getoption("--long")
+    return config.getoption("--sample-seed") or (commit() if takes_everything else "")
+
+
+def commit() -> str:
+    """Its name; "none" outside of a repository."""
+    command = ("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
+    except OSError:
+        said = ""
+    return said or "none"
+
+
+def sample(items: list[pytest.Item], seed: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """(what is run, what is left out), each in its order."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        for entry in {name, name.partition("::")[0]} & SHARES.keys():
+            groups[entry].append(item.nodeid)
+    left_out: set[str] = set()
+    for entry, cases in groups.items():
+        count, rest = divmod(len(cases), SHARES[entry])
+        count += draw(seed, entry) % SHARES[entry] < rest
+        left_out |= set(sorted(cases, key=lambda case: draw(seed, case))[count:])
+    return [item for item in items if item.nodeid not in left_out], [item for item in items if item.nodeid in left_out]
+
+
+def draw(seed: str, name: str) -> int:
+    """A number that follows from both."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,172 @@
+"""A steady turn is what `match_samples`, `reduce` and `schedule` make of the same commit, in either form, and others
+are left to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from vnext.log.snapshot import snapshot
+from vnext.sched import turn
+from vnext.sched.schedule import schedule
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.scenario_draw import draw_clients, draw_config
+from vnext.sched.turn import steady_turn
+from vnext.state.config import SchedulerConfig
+from vnext.state.digest import digest
+from vnext.state.events import EngineStarted, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.feasibility import refusal
+from vnext.state.laws import check
+from vnext.state.outputs import going_of, outputs_apart
+from vnext.state.reduce import fold, reduce, start
+from vnext.state.state import State
+from vnext.state.store import columns, columns_numpy, fields
+
+COMMITS = 400
+FORMS = [form for form in (columns_numpy, columns._columns) if form is not None]
+
+
+def arrivals(rng: Rng, config: SchedulerConfig) -> list[RequestArrived]:
+    return [
+        RequestArrived(id=0, name="", prompt=pack_tokens(client.prompt), sampling=client.sampling, priority=0, arrival_ns=0)
+        for client in draw_clients(rng, config, 30)
+        if client.prompt
+    ]
+
+
+def disturbed(rng: Rng, state: State, coming: list[RequestArrived]) -> State:
+    """Now and then somebody comes, leaves, or what was cached is forgotten."""
+    if rng.happens(6):
+        event = replace(rng.choose(coming), id=state.next_id, name=str(state.next_id))
+        state = state if refusal(state.config, event) else reduce(state, event)
+    if len(state.rows) and rng.happens(3):
+        state = reduce(state, RequestAborted(ids=(int(state.rows.id[rng.below(len(state.rows))]),), reason="client"))
+    return reduce(state, PrefixCacheReset()) if rng.happens(1) else state
+
+
+def planned(state: State) -> State:
+    while (plan := schedule(state)) is not None:
+        state = reduce(state, plan)
+    return state
+
+
+def compared(before: State, event: StepCommitted) -> tuple[State, bool]:
+    """The state after a commit, by the oracle unless the turn is steady; and whether it is. All that a turn says is compared."""
+    reported = snapshot(before)
+    turn = steady_turn(before, event)
+    assert snapshot(before) == reported, "the state before stays as it was"
+    after, matched = fold(before, event)
+    if turn is None:
+        assert snapshot(before) == reported
+        return after, False
+    plan = schedule(after)
+    assert plan == turn.plan and not (plan.admitted or plan.changed or plan.preempted)
+    expected = reduce(after, plan)
+    assert snapshot(turn.state) == snapshot(expected) and digest(turn.state) == digest(expected)
+    assert (
+        turn.state.token_digest == expected.token_digest
+        and turn.state.in_flight[-1].tokens == expected.in_flight[-1].tokens
+    )
+    check(turn.state)
+    for name in ("rows", "tokens", "samples", "stopped", "at_limit"):
+        assert np.array_equal(getattr(turn.matched, name), getattr(matched, name)), name
+    going, ended = outputs_apart(before, matched)
+    assert not ended and turn.matched.ended == 0
+    for name in ("ids", "tokens", "cached"):
+        assert getattr(turn.going, name).tobytes() == getattr(going, name).tobytes(), name
+    assert snapshot(before) == reported
+    return turn.state, True
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_a_turn_is_what_reducer_and_scheduler_say(first: int, form: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "impl", form)
+    counted = Counter(steady for seed in range(first, first + 6) for steady in turns_of(seed))
+    assert min(counted[True], counted[False]) > 60, counted
+
+
+def turns_of(seed: int) -> list[bool]:
+    """Whether each turn of a run was steady."""
+    rng = Rng(seed)
+    config = replace(draw_config(rng), page_count=rng.choose([12, 40, 200]), windows=())
+    coming, seen = arrivals(rng, config), []
+    state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
+    for _ in range(COMMITS):
+        state = planned(disturbed(rng, state, coming))
+        if state.in_flight:
+            count = int(state.in_flight[0].samples.sum())
+            tokens = pack_tokens([rng.below(config.vocab_size or 64) for _ in range(count)])
+            state, steady = compared(state, StepCommitted(step=state.committed, tokens=tokens))
+            seen.append(steady)
+    return seen
+
+
+def steady_state(**changes: object) -> State:
+    """Two requests that decode."""
+    config = SchedulerConfig(
+        block_size=4, page_count=40, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, vocab_size=99
+    )
+    state = start(
+        EngineStarted(config=replace(config, **changes), model="", model_digest="", world_size=1, environment={}, started_ns=0)
+    )
+    event = next(event for event in arrivals(Rng(3), config) if not refusal(config, event))
+    sampling = replace(event.sampling, max_tokens=40, min_tokens=0, stop_token_ids=(), ignore_eos=True)
+    for number in range(2):
+        state = reduce(state, replace(event, id=number, name=str(number), prompt=pack_tokens([1, 2, 3]), sampling=sampling))
+    state = planned(state)
+    state = reduce(state, StepCommitted(step=0, tokens=pack_tokens([5, 6])))
+    return planned(state)
+
+
+def test_what_is_no_steady_turn_is_left_to_the_others() -> None:
+    """Wrong steps, wrong numbers of tokens, tokens below zero, and states that are not their stores' newest."""
+    state = steady_state()
+    fine = StepCommitted(step=1, tokens=pack_tokens([7, 8]))
+    for wrong in (
+        replace(fine, step=2), replace(fine, tokens=pack_tokens([7])), replace(fine, tokens=fine.tokens + b"\0"),
+        replace(fine, tokens=pack_tokens([7, -1])), replace(fine, tokens=pack_tokens([7, 8, 9])),
+    ):  # fmt: skip
+        assert steady_turn(state, wrong) is None
+    found = compared(state, fine)
+    assert found[1] and found[0].planned == state.planned + 1
+    assert steady_turn(state, fine) is None, "another future has the stores by now"
+
+
+def test_a_plan_that_has_no_blocks_is_left_to_the_scheduler() -> None:
+    """It has to preempt."""
+    state, steady = steady_state(page_count=11), True
+    while steady:
+        state, steady = compared(state, StepCommitted(step=state.committed, tokens=pack_tokens([7, 8])))
+    assert state.pool.free == 1 and schedule(state).preempted
+
+
+@pytest.mark.skipif(columns._columns is None, reason="the compiled columns are not built here: no C compiler was found")
+def test_the_compiled_form_measures_what_it_is_given() -> None:
+    """Arrays that are too short are no steady turn, and nothing is written behind an end."""
+    state, turn = steady_state(), columns._columns.turn
+    cells, step_entries, pool = state.rows.cells, state.in_flight[0], state.pool
+    step = [cells, step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
+    stores = [state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()]
+    out = [np.empty_like(cells), np.empty((4, 2), np.int64), np.empty(2, bool), np.empty((6, 2), np.int64), np.empty(2, np.int32)]
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False)
+    assert turn(tuple(step), tuple(stores), tuple(out), numbers) is not None
+    for given, place in ((step, 0), (step, 1), (step, 2), (step, 3), (stores, 0), *((out, place) for place in range(5))):
+        whole = given[place]
+        given[place] = whole[:0] if whole is stores[0] else whole[..., :1].copy()
+        assert turn(tuple(step), tuple(stores), tuple(out), numbers) is None, (len(given), place)
+        given[place] = whole
+
+
+def test_news_of_some_rows_name_the_requests_in_them() -> None:
+    cells = np.zeros((fields.BLOCK_HASH_0 + 4, 3), dtype=np.int64)
+    cells[fields.ID], cells[fields.CACHED] = (7, 8, 9), (1, 2, 3)
+    going = going_of(cells, np.array([0, 2]), np.array([50, 60], dtype=np.int32))
+    assert (going.ids.tolist(), going.tokens.tolist(), going.cached.tolist()) == ([7, 9], [50, 60], [1, 3])
+
+
+def test_arrays_that_turns_share_cannot_be_written() -> None:
+    assert not any(array.flags.writeable for array in (turn._ends((1, 2)), *turn._shared(3)))

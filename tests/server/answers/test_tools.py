@@ -1,0 +1,145 @@
+"""Tool calls: told apart from words wherever the pieces of a text end, and in the API's shape through the openai package."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import openai
+import pytest
+from edge_server import TOKENIZER, EdgeServer
+from toy_tokenizers import byte_level
+
+from vnext.runtime.messages import SubmitRequest
+from vnext.state.events import unpack_tokens
+from vnext.text.tool_calls import Call, CallScanner, Form, form_of
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
+    "[{{ message.role }}{% if message.tool_call_id %} {{ message.tool_call_id }}{% endif %}]{{ message.content }}"
+    "{% for call in message.tool_calls %}<{{ call.id }}:{{ call.function.name }}:{{ call.function.arguments.city }}>"
+    "{% endfor %}{% endfor %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}},
+}
+ASKED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+KOLN = Call("weather", '{"city": "Köln"}')
+NOW = Call("now", "{}")
+TEXTS: list[tuple[Form, str, list[str | Call]]] = [
+    ("tagged", "no call < here", ["no call < here"]),
+    ("tagged", ASKED, [KOLN]),
+    ("tagged", f"I look. \n\n{ASKED}\n\n{ASKED} \n", ["I look.", KOLN, KOLN]),
+    ("tagged", f'{ASKED}<tool_call>{{"name": "now"}}</tool_call> so.  ', [KOLN, NOW, "so.  "]),
+    ("tagged", f"{ASKED[:-12]}", [KOLN]),
+    ("tagged", "<tool_call>{broken</tool_call> and <tool_call> on", ["<tool_call>{broken</tool_call> and <tool_call> on"]),
+    ("tagged", "spaces at the end  \n", ["spaces at the end  \n"]),
+    ("bare", "  words first, {}", ["  words first, {}"]),
+    ("bare", '{"name": "weather", "parameters": {"city": "Köln"}}', [KOLN]),
+    ("bare", ' [{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "now", "arguments": {}}]\n', [KOLN, NOW]),
+    ("bare", '{"name": "now"}; {"name": "now", "arguments": "{}"}', [NOW, NOW]),
+    ("bare", '{"answer": 42}', ['{"answer": 42}']),
+    ("bare", '{"name": 5}', ['{"name": 5}']),
+    ("bare", "[1, 2", ["[1, 2"]),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), TEXTS)
+def test_calls_are_found_wherever_the_pieces_end(form: Form, text: str, expected: list[str | Call]) -> None:
+    draw = random.Random(5)
+    for cuts in range(40):
+        places = sorted(draw.choices(range(len(text) + 1), k=cuts))
+        scanner, found = CallScanner(form), []
+        for start, stop in zip([0, *places], [*places, len(text)]):
+            found += scanner.push(text[start:stop])
+        found += scanner.finish()
+        joined: list[str | Call] = []
+        for piece in found:
+            if joined and isinstance(piece, str) and isinstance(joined[-1], str):
+                joined[-1] += piece
+            else:
+                joined.append(piece)
+        assert joined == expected, places
+
+
+def test_the_template_says_the_form() -> None:
+    assert form_of("{{ messages }}") is None and form_of(TEMPLATE) == "tagged"
+    assert form_of("{% if tools is not none %}{{ tools }}") == "bare"
+    assert form_of("{% if tools %}<tool_call><function=example>") is None
+
+
+@pytest.fixture(scope="module")
+def tools_server() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level(TEMPLATE)) as server:
+        yield server
+
+
+def ask(server: EdgeServer, words: str, **options: object) -> openai.types.chat.ChatCompletion:
+    messages = [{"role": "user", "content": f"say:{words}"}]
+    return server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER], **options)
+
+
+def prompt_of(server: EdgeServer, id_: str) -> str:
+    found = [message for message in server.engine.of_kind(SubmitRequest) if message.name.startswith(id_)]
+    return TOKENIZER.decode(unpack_tokens(found[0].prompt).tolist())
+
+
+def test_an_answer_that_calls(tools_server: EdgeServer) -> None:
+    answer = ask(tools_server, f"I look. {ASKED}{ASKED}")
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+    first, second = choice.message.tool_calls
+    assert first.type == "function" and first.function.name == "weather" and first.id != second.id
+    assert json.loads(first.function.arguments) == {"city": "Köln"}
+    assert prompt_of(tools_server, answer.id).startswith(json.dumps([WEATHER]))
+    one = ask(tools_server, ASKED + ASKED, parallel_tool_calls=False).choices[0].message
+    assert len(one.tool_calls) == 1 and one.content is None
+
+
+def test_an_answer_that_does_not(tools_server: EdgeServer) -> None:
+    choice = ask(tools_server, "It rains.").choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("It rains.", None, "stop")
+    reported = ask(tools_server, ASKED, tool_choice="none")
+    assert reported.choices[0].message.content == ASKED and reported.choices[0].message.tool_calls is None
+    assert "of a city" not in prompt_of(tools_server, reported.id)
+    cut = ask(tools_server, ASKED, max_tokens=20).choices[0]
+    assert cut.finish_reason == "length" and ASKED.startswith(cut.message.content) and len(cut.message.content) > 15
+
+
+def test_a_stream_says_the_same(tools_server: EdgeServer) -> None:
+    words, calls, ends = "", {}, []
+    for chunk in ask(tools_server, f"I look. {ASKED}{ASKED}", stream=True):
+        delta = chunk.choices[0].delta
+        words += delta.content or ""
+        for call in delta.tool_calls or []:
+            assert call.index not in calls and call.id
+            calls[call.index] = (call.function.name, json.loads(call.function.arguments))
+        ends += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+    assert words == "I look." and ends == ["tool_calls"]
+    assert calls == {0: ("weather", {"city": "Köln"}), 1: ("weather", {"city": "Köln"})}
+
+
+def test_results_go_back_into_the_conversation(tools_server: EdgeServer) -> None:
+    asked = ask(tools_server, ASKED).choices[0].message
+    messages = [
+        {"role": "user", "content": "Rain?"},
+        asked.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": asked.tool_calls[0].id, "content": "yes"},
+    ]
+    answer = tools_server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER], max_tokens=1)
+    id_ = asked.tool_calls[0].id
+    assert prompt_of(tools_server, answer.id).endswith(f"[user]Rain?[assistant]<{id_}:weather:Köln>[tool {id_}]yes")
+
+
+def test_what_cannot_be_done_is_said(tools_server: EdgeServer, server: EdgeServer) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat template of this model knows none"):
+        ask(server, "a")
+    with pytest.raises(openai.BadRequestError, match="cannot make a model call a tool"):
+        ask(tools_server, "a", tool_choice={"type": "function", "function": {"name": "weather"}})
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{"}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError, match="not the text of a JSON object") as caught:
+        tools_server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER])
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"

@@ -1,0 +1,169 @@
+"""Connections that do nothing, or too little, are closed; what is in work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from edge_server import EdgeServer
+from fake_engine import wait_until
+
+from vnext.server.http import connections
+from vnext.server.http.connections import FILES_BESIDE, room_for
+
+REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = json.dumps({"prompt": "a", "stream": True, "max_tokens": 400}).encode()
+STREAM = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_INTERVAL_S", 0.05)
+
+
+@contextmanager
+def connected(server: EdgeServer, sent: bytes = b"") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server ends it before long."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def still_serves(connection: socket.socket) -> bool:
+    connection.sendall(REQUEST)
+    return b"200 OK" in connection.recv(65536)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_a_request_that_is_not_begun_or_not_ended_is_not_waited_for(sent: bytes) -> None:
+    with EdgeServer(head_timeout_s=0.3) as server, connected(server, sent) as connection:
+        assert ended(connection)
+        assert server.get("/health")[0] == 200
+
+
+def test_a_head_that_comes_byte_by_byte_gets_no_more_time() -> None:
+    with EdgeServer(head_timeout_s=0.5) as server, connected(server, b"GET /health HTTP/1.1\r\nX: ") as connection:
+        with pytest.raises(OSError):
+            connection.settimeout(0.02)
+            for _ in range(500):
+                connection.sendall(b"x")
+                try:
+                    assert connection.recv(100) == b""
+                    raise ConnectionResetError("it was closed")
+                except TimeoutError:
+                    continue
+
+
+def test_a_kept_connection_goes_after_a_while_and_one_with_an_answer_in_progress_does_not() -> None:
+    with EdgeServer(head_timeout_s=0.2, keepalive_timeout_s=0.4) as server, connected(server, REQUEST) as idle:
+        server.engine.running.clear()
+        with connected(server, STREAM) as busy:
+            assert ended(idle)
+            wait_until(lambda: len(server.runner.server.connections) == 1)
+            server.engine.running.set()
+            assert b"text/event-stream" in busy.recv(65536)
+
+
+def test_a_client_that_takes_nothing_of_its_stream_is_cut_off() -> None:
+    with EdgeServer(write_timeout_s=0.3) as server, connected(server, REQUEST) as connection:
+        connection.recv(1000)
+        [handler] = server.runner.server.connections
+        assert server.in_loop(_write(handler.transport, b"x" * 2**24)) > 2**20
+        wait_until(lambda: not server.runner.server.connections)
+
+
+async def _write(transport: asyncio.Transport, data: bytes) -> int:
+    """How much of it waits."""
+    transport.write(data)
+    return transport.get_write_buffer_size()
+
+
+def test_too_many_go_by_how_long_they_have_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vnext.server.context.admission.SHARE_MIN", 1)
+    with EdgeServer(connections_max=16) as server, ExitStack() as stack:
+        server.engine.running.clear()
+        busy = stack.enter_context(connected(server, STREAM))
+        wait_until(lambda: server.context.client.live_count == 1)
+        idle = [stack.enter_context(connected(server)) for _ in range(40)]
+        wait_until(lambda: 0 < len(server.runner.server.connections) <= 12)  # all are one client's
+        server.engine.running.set()
+        assert b"text/event-stream" in busy.recv(65536)
+        assert still_serves(idle[-1]) and ended(idle[0])
+
+
+def test_those_in_work_go_last_and_the_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vnext.server.context.admission.SHARE_MIN", 1)
+    with EdgeServer(connections_max=4) as server, ExitStack() as stack:
+        server.engine.running.clear()
+        working = []
+        for count in range(1, 6):
+            working.append(stack.enter_context(connected(server, STREAM)))
+            wait_until(lambda least=count: len(server.engine.received) > least)
+        wait_until(lambda: len(server.runner.server.connections) == 3)
+        server.engine.running.set()
+        assert b"text/event-stream" in working[0].recv(65536) and ended(working[-1])
+
+
+@pytest.mark.parametrize(
+    "head", [b"X: " + b"x" * 9000, b"".join(b"X-%d: y\r\n" % place for place in range(200)), b"X" * 9000 + b": y"]
+)
+def test_a_head_has_a_bound(head: bytes) -> None:
+    with (
+        EdgeServer() as server,
+        connected(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + head.strip() + b"\r\n\r\n") as sent,
+    ):
+        assert b" 400 " in sent.recv(65536).split(b"\r\n")[0]
+
+
+def test_a_connection_that_is_kept_serves_many_requests() -> None:
+    with EdgeServer() as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        for _ in range(5):
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("now", "most", "room", "then"),
+    [
+        (1024, 4096, 4096 - FILES_BESIDE, 4096),
+        (1024, resource.RLIM_INFINITY, 8192, 8192 + FILES_BESIDE),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 8192, None),
+        (20_000, 20_000, 8192, None),
+        (100, 100, 1, 100),
+    ],
+)
+def test_no_more_connections_than_files_may_be_open(
+    monkeypatch: pytest.MonkeyPatch, now: int, most: int, room: int, then: int | None
+) -> None:
+    asked = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (now, most))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert room_for(8192) == room
+    assert asked == ([] if then is None else [(then, most)])
+
+
+def test_many_are_closed_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CLOSED_AT_ONCE_MAX", 5)
+    with EdgeServer(head_timeout_s=0.3) as server, ExitStack() as stack:
+        idle = [stack.enter_context(connected(server)) for _ in range(12)]
+        assert all(map(ended, idle))

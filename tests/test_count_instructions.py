@@ -1,0 +1,50 @@
+"""Counting instructions: what is said of counts, with and without valgrind and records; and that both programs still run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perf import count_instructions
+from perf.steady_core import SteadyCore
+from perf.steady_edge import SteadyEdge
+
+
+def test_a_change_is_told_against_the_newest_record_of_this_processor(tmp_path: Path) -> None:
+    for day, model, step in (("20", "one", 50), ("21", "one", 100), ("22", "other", 7)):
+        record = {"machine": {"cpu_model": model}, "instructions": {"step": step}}
+        (tmp_path / f"2026-11-{day}-instructions-{model}.json").write_text(json.dumps(record))
+    known = count_instructions.newest_record("one", tmp_path)
+    assert known["instructions"] == {"step": 100}
+    lines = count_instructions.compared({"step": 90, "token": 5}, known["instructions"], "one")
+    assert lines == ["step 90 (-10.0 % against the record of this processor)", "token 5 (not in the record of this processor)"]
+    assert count_instructions.newest_record("third", tmp_path) is None
+    assert count_instructions.compared({"step": 90}, None, "third")[-1] == "no record of third to compare with"
+
+
+def test_without_valgrind_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["count_instructions"])
+    assert count_instructions.main() == 0
+    assert capsys.readouterr().out == "instructions: not counted, because there is no valgrind here: apt install valgrind\n"
+
+
+def test_the_steady_core_is_steady() -> None:
+    with SteadyCore() as core:
+        core.ask(4, 50)
+        while len(core.core.state.rows) < 4:  # they come through a socket, each when it likes
+            core.run(1)
+        rows = core.core.state.rows.id.tolist()
+        core.run(8)
+        assert core.core.state.rows.id.tolist() == rows == [0, 1, 2, 3]
+        core.ask(1, 2)
+        core.run(4)
+        assert core.core.state.counters.finished == 1
+
+
+def test_the_steady_edge_streams() -> None:
+    with SteadyEdge(3) as edge:
+        edge.run(5)  # each reader is asserted to get an event in each step

@@ -1,0 +1,40 @@
+"""What a run takes of long files: some of each, others for each seed, nothing of what is not in the table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import sampled
+
+ITEMS = [SimpleNamespace(nodeid=name) for name in [
+    *(f"tests/a/test_long.py::test_one[{case}]" for case in range(9)),
+    "tests/a/test_long.py::test_other",
+    *(f"tests/a/test_part.py::test_walk[{case}]" for case in range(3)),
+    "tests/a/test_part.py::test_quick",
+    "tests/a/test_short.py::test_all",
+]]  # fmt: skip
+
+
+def taken(seed: str) -> list[str]:
+    chosen, left_out = sampled.sample(ITEMS, seed)
+    assert sorted(map(id, chosen + left_out)) == sorted(map(id, ITEMS))
+    assert chosen == [item for item in ITEMS if item in chosen], "the order is kept"
+    return [item.nodeid for item in chosen]
+
+
+def test_a_seed_takes_a_share_of_each_entry_and_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled, "SHARES", {"tests/a/test_long.py": 4, "tests/a/test_part.py::test_walk": 8})
+    samples = [taken(str(seed)) for seed in range(60)]
+    for names in samples:
+        assert sum("test_long" in name for name in names) in (2, 3) and sum("test_walk" in name for name in names) in (0, 1)
+        assert {"tests/a/test_part.py::test_quick", "tests/a/test_short.py::test_all"} <= set(names)
+    assert sum("test_long" in name for names in samples for name in names) == pytest.approx(60 * 10 / 4, abs=30)
+    assert set().union(*samples) == {item.nodeid for item in ITEMS}, "every case has its turn"
+    assert taken("7") == taken("7") != taken("8")
+
+
+def test_the_table_names_what_is_there() -> None:
+    for entry in sampled.SHARES:
+        file, _, function = entry.partition("::")
+        assert f"def {function}(" in (sampled.ROOT / file).read_text() if function else (sampled.ROOT / file).is_file(), entry

@@ -1,0 +1,76 @@
+"""Chat templates: what they are given, what they may do, and how their refusals reach a client."""
+
+from __future__ import annotations
+
+import pytest
+
+from vnext.sampling_params import InvalidRequest
+from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable
+
+MESSAGES = [{"role": "user", "content": "<b>hi</b>"}]
+
+
+def render(source: str, **variables: object) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES, variables)
+
+
+def test_what_templates_of_checkpoints_use() -> None:
+    assert render("{{ bos_token }}{{ messages[0].content }}") == "<s><b>hi</b>"
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}") == ""
+    assert render("{% generation %}a{{ 1 }}{% endgeneration %}b") == "a1b"
+    assert render("{% if tools %}t{% endif %}{{ add_generation_prompt }}{{ style }}", style="s") == "Trues"
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
+    assert render("  {% if true %}\n  x\n  {% endif %}\n") == "  x\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
+        ("{{ 1 / 0 }}", "division"),
+    ],
+)
+def test_failures_are_the_clients_to_see(source: str, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as caught:
+        render(source)
+    assert caught.value.param == "messages"
+
+
+def test_a_broken_source_names_its_line() -> None:
+    with pytest.raises(TemplateUnreadable, match="line 2"):
+        ChatTemplate("ok\n{% if %}", {})
+
+
+RUNAWAY = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in (range(99999) | list) * 200 if i < 0 %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% if j %}{% break %}{% endif %}{% endfor %}{% endfor %}" * 9,
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for i in [[[9] * 99] * 99] * 99 recursive %}{% if i is iterable %}{{ loop(i * 99) }}{% endif %}{% endfor %}",
+    "{% macro f() %}{{ caller() }}{% endmacro %}"
+    "{% for i in range(99999) %}{% for j in range(99) %}{% call f() %}{{ j }}{% endcall %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
+    "{% for i in range(99999) %}{% generation %}{% for j in range(99999) %}{% endfor %}"
+    "{% endgeneration %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", RUNAWAY)
+def test_a_template_that_runs_away_is_ended(source: str) -> None:
+    with pytest.raises(TemplateSlow):
+        ChatTemplate(source, {}).render(MESSAGES, {"vnext_tick": 5}, limit_s=0.05)
+
+
+def test_the_look_at_the_clock_changes_no_text() -> None:
+    source = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.previtem }}{% else %}none"
+        "{% endfor %}{% for m in [] %}{% else %}empty{% endfor %}{% macro f(x) %}<{{ x }}>{{ caller() }}{% endmacro %}"
+        "{% call f(1) %}2{% endcall %}{% for a in [1, [2, [3]]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
+    )
+    assert render(source) == "1/1Trueempty<1>2123"

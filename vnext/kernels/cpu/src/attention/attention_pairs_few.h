@@ -1,0 +1,217 @@
+/* bfloat16 attention of few queries by the dot product of pairs: a decode's heads that share a key head. Included by the
+   AVX512-BF16 level only.
+
+   The arithmetic of attention_pairs.h, lane for lane and in the same order; but where that one has sixteen lanes in a
+   vector, this one has sixteen keys of one lane, turned about in pairs of d so that a vector holds one pair. Keys and
+   values are read from the cache as they lie there. */
+#pragma once
+
+#include "attention/attention_pairs.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+constexpr int FEW_PAIR_LANES = 4;
+
+/* The running softmax of up to FEW_PAIR_LANES queries; arrays by lane. */
+struct FewPairs {
+    uint32_t *query;  // [count][head_dim / 2]: pairs of d
+    float *total;     // [count][padded_dim], in the state that is left
+    int count;
+    int32_t low[FEW_PAIR_LANES], high[FEW_PAIR_LANES];
+    float peak[16], weight_sum[16];
+    int32_t low_min, high_max;
+};
+
+/* The rows of the next piece that are to be fetched meanwhile, from `row` on, in steps of `step`. A line of each cache at
+   a time: a processor drops prefetches that come in a burst. */
+struct NextRows {
+    const PieceOfRows &rows;
+    int row, step;
+    void fetch(int i, int64_t d) const {
+        for (int at = row + i; at < PIECE_KEYS; at += step) {
+            _mm_prefetch(rows.key[at] + d, _MM_HINT_T0);
+            _mm_prefetch(rows.value[at] + d, _MM_HINT_T0);
+        }
+    }
+};
+
+/* dots [L][PIECE_KEYS] of sixteen keys with L queries. */
+template <int L>
+inline void multiply_sixteen(const uint32_t *query, int64_t head_dim, const bf16 *const *keys, const NextRows &next,
+                             float *dots) {
+    __m512 dot[L];
+    for (int lane = 0; lane < L; ++lane)
+        dot[lane] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < head_dim; d += 32) {
+        __m512i part[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+            part[i] = _mm512_loadu_si512(keys[i] + d);
+        transpose(part);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+            next.fetch(i, d);
+#pragma GCC unroll 4
+            for (int lane = 0; lane < L; ++lane) {
+                const __m512bh number = (__m512bh)pair_at(query + lane * (head_dim / 2) + d / 2 + i);
+                dot[lane] = _mm512_dpbf16_ps(dot[lane], (__m512bh)part[i], number);
+            }
+        }
+    }
+    for (int lane = 0; lane < L; ++lane)
+        _mm512_store_ps(dots + lane * PIECE_KEYS, dot[lane]);
+}
+
+/* Cap and mask one lane's scores in place; its highest. */
+inline float settle_lane(const AttentionCall &call, int64_t piece, KeyGroups groups, int32_t low, int32_t high,
+                         float *scores) {
+    const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512 never = _mm512_set1_ps(-__builtin_inff());
+    __m512 peak = never;
+    for (int group = groups.first; group < groups.last; ++group) {
+        __m512 score = _mm512_load_ps(scores + group * 16);
+        if (call.cap != 0) score = final_score(call, {score}).v;
+        const __m512i place = _mm512_add_epi32(_mm512_set1_epi32(int(piece) + group * 16), steps);
+        const __mmask16 seen = _mm512_cmplt_epi32_mask(place, _mm512_set1_epi32(high)) &
+                               _mm512_cmpge_epi32_mask(place, _mm512_set1_epi32(low));
+        score = _mm512_mask_blend_ps(seen, never, score);
+        _mm512_store_ps(scores + group * 16, score);
+        peak = _mm512_max_ps(peak, score);
+    }
+    return _mm512_reduce_max_ps(peak);
+}
+
+/* One lane's scores to weights in pairs of keys; returns their sum. */
+inline float weigh_lane(__m512 factor, __m512 peak, KeyGroups groups, const float *scores, uint32_t *weights) {
+    __m512 sums = _mm512_setzero_ps();
+    for (int group = groups.first; group < groups.last; ++group) {
+        const __m512 weight = exp2_tile(_mm512_fmsub_ps(_mm512_load_ps(scores + group * 16), factor, peak));
+        sums = _mm512_add_ps(sums, weight);
+        _mm256_store_si256((__m256i *)(weights + group * 8), (__m256i)_mm512_cvtneps_pbh(weight));
+    }
+    return sum({sums});
+}
+
+/* L lanes and D doubled vectors of their totals, as add_pairs; weights [L][PAIRS_A_PIECE]. */
+template <int L, int D>
+inline void add_rows(const FewPairs &few, int64_t width, int64_t at, const float *keep, const uint32_t *weights,
+                     const bf16 *const *rows, KeyGroups groups) {
+    __m512 total[L][2 * D];
+#pragma GCC unroll 4
+    for (int lane = 0; lane < L; ++lane)
+#pragma GCC unroll 4
+        for (int d = 0; d < 2 * D; ++d)
+            total[lane][d] =
+                _mm512_mul_ps(_mm512_loadu_ps(few.total + lane * width + at + d * 16), _mm512_set1_ps(keep[lane]));
+    for (int pair = groups.first * 8; pair < groups.last * 8; ++pair) {
+        __m512bh value[2 * D];
+#pragma GCC unroll 2
+        for (int d = 0; d < D; ++d) {
+            const __m512i even = _mm512_loadu_si512(rows[2 * pair] + at + d * 32);
+            const __m512i odd = _mm512_loadu_si512(rows[2 * pair + 1] + at + d * 32);
+            value[2 * d] = (__m512bh)front_pairs(even, odd);
+            value[2 * d + 1] = (__m512bh)back_pairs(even, odd);
+        }
+#pragma GCC unroll 4
+        for (int lane = 0; lane < L; ++lane) {
+            const __m512bh weight = (__m512bh)pair_at(weights + lane * PAIRS_A_PIECE + pair);
+#pragma GCC unroll 4
+            for (int d = 0; d < 2 * D; ++d)
+                total[lane][d] = _mm512_dpbf16_ps(total[lane][d], value[d], weight);
+        }
+    }
+#pragma GCC unroll 4
+    for (int lane = 0; lane < L; ++lane)
+#pragma GCC unroll 4
+        for (int d = 0; d < 2 * D; ++d)
+            _mm512_storeu_ps(few.total + lane * width + at + d * 16, total[lane][d]);
+}
+
+template <int L>
+void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows &rows, const PieceOfRows &next,
+                    int64_t piece, KeyGroups groups) {
+    alignas(64) float scores[FEW_PAIR_LANES * PIECE_KEYS];
+    alignas(64) uint32_t weights[FEW_PAIR_LANES * PAIRS_A_PIECE];
+    float peak[16] = {}, sums[16] = {}, keep[16];
+    const int step = (groups.last - groups.first) * 16;
+    for (int group = groups.first; group < groups.last; ++group)
+        multiply_sixteen<L>(few.query, call.head_dim, rows.key + group * 16, {next, (group - groups.first) * 16, step},
+                            scores + group * 16);
+    const float factor = score_factor(call);
+    for (int lane = 0; lane < L; ++lane) {
+        float *own = scores + lane * PIECE_KEYS;
+        const float highest = settle_lane(call, piece, groups, few.low[lane], few.high[lane], own) * factor;
+        peak[lane] = few.peak[lane] > highest ? few.peak[lane] : highest;
+        sums[lane] = weigh_lane(_mm512_set1_ps(factor), _mm512_set1_ps(peak[lane]), groups, own,
+                                weights + lane * PAIRS_A_PIECE);
+    }
+    const __m512 now = _mm512_loadu_ps(peak), kept = exp2_tile(_mm512_sub_ps(_mm512_loadu_ps(few.peak), now));
+    _mm512_storeu_ps(few.peak, now);
+    _mm512_storeu_ps(few.weight_sum, _mm512_fmadd_ps(_mm512_loadu_ps(few.weight_sum), kept, _mm512_loadu_ps(sums)));
+    _mm512_storeu_ps(keep, kept);
+    int64_t at = 0;
+    for (; at + 64 <= call.head_dim; at += 64)
+        add_rows<L, 2>(few, call.padded_dim, at, keep, weights, rows.value, groups);
+    if (at < call.head_dim) add_rows<L, 1>(few, call.padded_dim, at, keep, weights, rows.value, groups);
+}
+
+typedef void (*WalkFew)(const AttentionCall &, FewPairs &, const PieceOfRows &, const PieceOfRows &, int64_t, KeyGroups);
+
+inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewPairs &few) {
+    few.count = lanes.count;
+    for (int lane = 0; lane < 16; ++lane) {
+        few.peak[lane] = LOWEST;
+        few.weight_sum[lane] = 0.0f;
+    }
+    for (int lane = 0; lane < lanes.count; ++lane) {
+        few.low[lane] = lanes.low[lane];
+        few.high[lane] = lanes.high[lane];
+        const bf16 *query = static_cast<const bf16 *>(call.query) + lanes.query[lane] * call.head_dim;
+        memcpy(few.query + lane * (call.head_dim / 2), query, size_t(call.head_dim) * 2);
+    }
+    few.low_min = lowest(lanes.low, lanes.count);
+    few.high_max = highest(lanes.high, lanes.count);
+}
+
+/* Up to FEW_PAIR_LANES queries, heads of whole steps of 32. */
+void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
+                      const SplitState &state) {
+    static constexpr WalkFew walk[FEW_PAIR_LANES + 1] = {nullptr, walk_few_pairs<1>, walk_few_pairs<2>, walk_few_pairs<3>,
+                                                         walk_few_pairs<4>};
+    alignas(64) uint32_t query[FEW_PAIR_LANES * ROW_MAX / 2];
+    FewPairs few;
+    few.query = query;
+    few.total = state.total;
+    fill_few_pairs(call, lanes, few);
+    memset(state.total, 0, size_t(lanes.count) * size_t(call.padded_dim) * 4);
+    const int64_t end = few.high_max < split.last_key ? few.high_max : split.last_key;
+    PieceOfRows rows[2];
+    int turn = 0;
+    int64_t piece = split.first_key;
+    find_piece(call, split, piece, few.low_min, end, rows[0]);
+    find_piece(call, split, piece, 0, 0, rows[1]);
+    for (; piece < end; piece += PIECE_KEYS, turn ^= 1) {
+        if (piece + PIECE_KEYS < end)
+            find_piece(call, split, piece + PIECE_KEYS, few.low_min, end, rows[turn ^ 1]);
+        else if (next != nullptr)
+            find_piece(call, *next, next->first_key, 0, next->last_key, rows[turn ^ 1]);
+        const KeyGroups groups = groups_of(piece, few.low_min, end);
+        if (groups.last > 0) walk[few.count](call, few, rows[turn], rows[turn ^ 1], piece, groups);
+    }
+    store_part(state.peak, load(few.peak), lanes.count);
+    store_part(state.weight_sum, load(few.weight_sum), lanes.count);
+}
+
+/* The form that fits the number of queries: no bit tells which it was. */
+void attend_by_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
+                     const SplitState &state) {
+    const bool few = lanes.count <= FEW_PAIR_LANES && call.head_dim % 32 == 0;
+    if (few) return attend_few_pairs(call, lanes, split, next, state);
+    attend_pairs(call, lanes, split, state);
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx

@@ -1,0 +1,159 @@
+/* What every instruction set provides, and how the best one of this machine is found.
+
+   One table of functions per level; the entry points (linear.cpp, attention.cpp, rows.cpp, sampling.cpp) cut the work
+   and call through the table. All levels but AVX512_BF16 give the same bits for bfloat16 products: the order of
+   tdpbf16ps. */
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace vnx {
+
+enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, LEVEL_COUNT };
+enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM };
+enum Gate : int { NO_GATE, SILU, GELU_TANH };
+
+constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
+constexpr int STEP = 32;       // inputs of one step over K in bfloat16 and int8 panels
+constexpr int ALIGNMENT = 64;  // bytes
+
+/* A struct whose fields Python writes as 64-bit numbers is made from a list of them, STRUCT(X): module.cpp tells Python their places. */
+#define VNX_FIELD(type, name) type name;
+
+/* The start of a packed weight; offsets in bytes from it, 0 where there is none. `out` counts rows of the weight, gate
+   and up together. Panels: FLOAT32 [panel][in][32]; BFLOAT16 and INT8 [panel][step][half][16 pairs of inputs][16
+   outputs][2]. A gated panel holds 16 outputs of the gate, then the same 16 of up. Padding is zero. INT8 is sign and
+   magnitude. */
+struct Packed {
+    uint32_t magic;
+    int32_t kind, gate, reserved;
+    int64_t out, in, panel_count, panel_bytes;
+    int64_t bias_at, scales_at, panels_at, total_bytes;
+};
+constexpr uint32_t PACKED_MAGIC = 0x564E5850;
+
+/* x [rows, in] (row stride in elements), result [rows, out or out / 2]. `bias` [out] of the result's kind or null: added
+   to the rounded product of a weight without gate, and rounded again, as an addition of its own would be. */
+struct LinearCall {
+    const Packed *weight;
+    const void *bias;
+    const void *x;
+    int64_t x_stride, rows;
+    void *result;
+    int64_t result_stride;
+    int result_kind;
+};
+
+/* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or
+   BFLOAT16_WIDE_NORM: norm weights in FLOAT32, applied before the rounding, the rest BFLOAT16. */
+struct NormCall {
+    const void *x, *residual, *weight;
+    void *normed, *total;
+    int64_t width, x_stride, residual_stride;
+    float eps;
+    float weight_offset;
+};
+
+struct GateCall {
+    const void *x;
+    void *result;
+    int64_t width, x_stride;
+    int gate;
+};
+
+struct RotaryCall {
+    const void *joined, *query_norm, *key_norm;
+    const float *cosine, *sine;
+    const int64_t *slots;
+    void *key_cache, *value_cache, *query;
+    int64_t joined_stride, heads, kv_heads, head_dim, rotated_dim, block_size, block_stride;
+    float eps, weight_offset;
+};
+
+/* One step's attention. Caches [block_count, kv_heads, block_size, head_dim], each block dense and `block_stride`
+   elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
+   in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last `window` keys. */
+struct AttentionCall {
+    const void *query, *key_cache, *value_cache;
+    void *result;
+    int64_t heads, kv_heads, head_dim, block_size, block_stride, padded_dim, window;
+    float scale, cap;
+};
+
+constexpr int SPLIT_KEYS = 256;  // a context is cut at multiples of this: partial results are joined in order
+constexpr int PIECE_KEYS = 64;   // keys per step of the online softmax
+constexpr int LANES_MAX = 64;    // queries that read a split together
+constexpr float LOWEST = -1e30f;
+
+/* Queries that see the same blocks: lane i is row `query[i]` of [tokens * heads] and sees the keys [low[i], high[i]).
+   Lanes behind `count`, up to a multiple of 16, see nothing (high 0). */
+struct LaneSet {
+    int count;
+    int64_t query[LANES_MAX];
+    int32_t low[LANES_MAX], high[LANES_MAX];
+};
+
+/* Part of a context: SPLIT_KEYS keys of one key-value head from `first_key` on. `blocks` is the row's whole block
+ * table. */
+struct Split {
+    const int32_t *blocks;
+    int64_t kv_head;
+    int32_t first_key, last_key;
+};
+
+/* What a split leaves for each lane: peak and sum of the weights, and total [lane][padded_dim]. */
+struct SplitState {
+    float *peak, *weight_sum, *total;
+};
+
+/* Sampling: a token's weight is 2^WEIGHT_BITS times its probability over the likeliest one's, cut to a whole number of
+   at most 24 significant bits and kept as float32. 2^f for f in [-1/2, 1/2] is a series by falling powers of f.
+   Constants as in vnext/sampling/weights.py. */
+constexpr int WEIGHT_BITS = 40;
+constexpr int WEIGHT_BLOCK = 128;  // neighbouring tokens with a sum and a peak of their own
+constexpr float LEAST_EXPONENT = -64.0f;
+constexpr int EXP2_TERMS = 6;
+constexpr float EXP2_SERIES[EXP2_TERMS] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f,
+                                           0x1.ebf9bcp-3f,  0x1.62e42ap-1f, 1.0f};
+
+/* Weights of whole blocks of a row (zero behind its end), and of each block the largest and the sum. */
+struct Weights {
+    float *weights, *peaks;
+    int64_t *sums;
+};
+
+struct Kernels {
+    void (*linear_f32)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
+    void (*linear_bf16)(const LinearCall &, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1);
+    /* Fills the state; `next` is what this thread will ask for afterwards, to be fetched ahead, or null. */
+    void (*attend_f32)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
+    void (*attend_bf16)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
+    /* Lanes from, from + 1, ... of a later split into lanes to, to + 1, ...; width in floats, a multiple of 16. */
+    void (*join)(const SplitState &into, int to, const SplitState &other, int from, int count, int64_t width);
+    /* total / weight_sum of a lane as `kind`, zeros where it saw nothing. */
+    void (*finish)(int kind, const SplitState &state, int lane, int64_t width, int64_t head_dim, void *result);
+    void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
+    void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
+    void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    /* The largest logit of each block of WEIGHT_BLOCK; whether there is a NaN (peaks then leave it out). */
+    bool (*find_peaks)(const float *logits, int64_t count, float *peaks);
+    /* Weights of 2^((logit - peak) * scale). */
+    void (*weigh)(const float *logits, int64_t count, float peak, float scale, const Weights &to);
+    /* Weights of at least `bound` with their ids, by rising id; room for 16 more than there are. Returns how many. */
+    int64_t (*collect)(const Weights &from, int64_t blocks, float bound, float *values, int32_t *ids);
+};
+
+extern const Kernels portable_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
+#endif
+
+/* The best level that this machine and its system allow. */
+Level best_level();
+/* Use a level for all later calls; false where this machine lacks it. */
+bool set_level(int level);
+Level current_level();
+const Kernels &kernels();
+
+}  // namespace vnx

@@ -1,0 +1,260 @@
+#include "linear/linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
+#include "team.h"
+
+namespace vnx {
+namespace {
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+int64_t steps_of(int64_t in) { return (in + STEP - 1) / STEP; }
+
+int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
+
+int64_t panel_bytes_of(int64_t in, int kind) {
+    if (kind == FLOAT32) return in * PANEL * 4;
+    return steps_of(in) * STEP * PANEL * (kind == BFLOAT16 ? 2 : 1);
+}
+
+/* Offsets and sizes; a gated weight is padded to whole halves so that gate and up end in the same panel. */
+Packed layout(int64_t out, int64_t in, int kind, int gate) {
+    Packed p{};
+    p.magic = PACKED_MAGIC;
+    p.kind = kind;
+    p.gate = gate;
+    p.out = out;
+    p.in = in;
+    p.panel_count = gate == NO_GATE ? panels_of(out) : (out / 2 + 15) / 16;
+    p.panel_bytes = panel_bytes_of(in, kind);
+    const int64_t column_bytes = p.panel_count * PANEL * 4;
+    p.bias_at = round_up(sizeof(Packed), ALIGNMENT);
+    p.scales_at = p.bias_at + column_bytes;
+    p.panels_at = round_up(p.scales_at + column_bytes, 4096);
+    p.total_bytes = p.panels_at + p.panel_count * p.panel_bytes;
+    return p;
+}
+
+float number_at(const void *data, int kind, int64_t index) {
+    if (kind == FLOAT32) return static_cast<const float *>(data)[index];
+    const uint32_t bits = uint32_t(static_cast<const uint16_t *>(data)[index]) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* A weight whose parts lie one below the other, each where it is. */
+struct Source {
+    const WeightPart *parts;
+    int kind;
+    const void *row(int64_t index) const {
+        const WeightPart *part = parts;
+        for (; index >= part->rows; ++part)
+            index -= part->rows;
+        return static_cast<const char *>(part->data) + index * part->stride * (kind == FLOAT32 ? 4 : 2);
+    }
+};
+
+uint16_t to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return std::isnan(x) ? 0x7fc0 : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* The row of the weight at a place of a panel, -1 for padding. */
+int64_t row_at(const Packed &p, int64_t panel, int64_t place) {
+    if (p.gate == NO_GATE) {
+        const int64_t row = panel * PANEL + place;
+        return row < p.out ? row : -1;
+    }
+    const int64_t row = panel * 16 + place % 16;
+    if (row >= p.out / 2) return -1;
+    return place < 16 ? row : p.out / 2 + row;
+}
+
+uint8_t quantised(float value, float scale) {
+    const int magnitude = std::min(127, int(std::nearbyint(std::fabs(value) / scale)));
+    return uint8_t(magnitude | (value < 0 && magnitude > 0 ? 0x80 : 0));
+}
+
+float scale_of_row(const void *row, int kind, int64_t in) {
+    float largest = 0;
+    for (int64_t k = 0; k < in; ++k)
+        largest = std::max(largest, std::fabs(number_at(row, kind, k)));
+    const float scale = largest / 127;
+    return scale > 0 ? scale : 1;
+}
+
+/* Where input k of the output at `place` lies in a panel of bfloat16 or int8. */
+int64_t place_in_panel(int64_t k, int64_t place) {
+    return k / STEP * 1024 + place / 16 * 512 + k % STEP / 2 * 32 + place % 16 * 2 + k % 2;
+}
+
+/* Where an int8 panel holds what a bfloat16 panel has at `at`: see `expand` in linear_lanes.h. */
+int64_t byte_of(int64_t at) { return at / 64 * 64 + at % 32 / 8 * 16 + at % 64 / 32 * 8 + at % 8; }
+
+/* bfloat16 as it is, two inputs at a time: they lie side by side in a panel as well. */
+void pack_pairs(const uint16_t *from, int64_t pair_count, int64_t place, char *panel) {
+    for (int64_t pair = 0; pair < pair_count; ++pair)
+        std::memcpy(panel + 2 * place_in_panel(2 * pair, place), from + 2 * pair, 4);
+}
+
+/* One output's weights, of the kind `given`, into its place of a panel. */
+void pack_row(const Packed &p, const void *row, int given, int64_t place, float scale, char *panel) {
+    const int64_t paired = p.kind == BFLOAT16 && given == BFLOAT16 ? p.in / 2 : 0;
+    pack_pairs(static_cast<const uint16_t *>(row), paired, place, panel);
+    for (int64_t k = 2 * paired; k < p.in; ++k) {
+        if (p.kind == FLOAT32) {
+            reinterpret_cast<float *>(panel)[k * PANEL + place] = number_at(row, given, k);
+            continue;
+        }
+        const int64_t at = place_in_panel(k, place);
+        if (p.kind == BFLOAT16)
+            reinterpret_cast<uint16_t *>(panel)[at] = to_bf16(number_at(row, given, k));
+        else
+            reinterpret_cast<uint8_t *>(panel)[byte_of(at)] = quantised(number_at(row, given, k), scale);
+    }
+}
+
+void pack_panel(const Packed &p, const Source &source, const void *bias, int64_t panel, char *base) {
+    char *to = base + p.panels_at + panel * p.panel_bytes;
+    float *bias_to = reinterpret_cast<float *>(base + p.bias_at) + panel * PANEL;
+    float *scales_to = reinterpret_cast<float *>(base + p.scales_at) + panel * PANEL;
+    std::memset(to, 0, size_t(p.panel_bytes));
+    for (int64_t place = 0; place < PANEL; ++place) {
+        const int64_t index = row_at(p, panel, place);
+        bias_to[place] = index < 0 || bias == nullptr ? 0.0f : number_at(bias, source.kind, index);
+        scales_to[place] = 1;
+        if (index < 0) continue;
+        const void *row = source.row(index);
+        if (p.kind == INT8) scales_to[place] = scale_of_row(row, source.kind, p.in);
+        pack_row(p, row, source.kind, place, scales_to[place], to);
+    }
+}
+
+/* x with its rows padded to whole steps in the caller's scratch: tiles read whole steps, and what lies behind a row's
+   end may be another row, whose infinity times a zero weight would be NaN. */
+void pad_rows(LinearCall &call) {
+    const int64_t in = call.weight->in, width = steps_of(in) * STEP;
+    uint16_t *copy = static_cast<uint16_t *>(scratch(SLOT_STATE, size_t(call.rows * width) * 2));
+    for (int64_t row = 0; row < call.rows; ++row) {
+        std::memcpy(copy + row * width, static_cast<const uint16_t *>(call.x) + row * call.x_stride, size_t(in) * 2);
+        std::memset(copy + row * width + in, 0, size_t(width - in) * 2);
+    }
+    call.x = copy;
+    call.x_stride = width;
+}
+
+constexpr int64_t CHUNK_LEAST = 256 * 1024, CHUNK_MOST = 1024 * 1024;
+constexpr int64_t UNIT_BYTES = 64 * 1024;  // of weight: less is done sooner than it is handed out
+constexpr int64_t FEW_ROWS = 256, UNITS_FEW = 8, UNITS_MANY = 32;  // a member: with many rows a unit is long to wait for
+
+/* Bytes of x that stay in a core's own cache while the panels pass: of its second one what a panel and the results leave.
+   Which rows pass together shows in no result. */
+int64_t chunk_bytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    static const int64_t share = sysconf(_SC_LEVEL2_CACHE_SIZE) * 5 / 8;
+#else
+    static const int64_t share = 0;
+#endif
+    return share <= 0 ? CHUNK_MOST : std::clamp(share, CHUNK_LEAST, CHUNK_MOST);
+}
+
+/* Rows of x that one unit of work takes, in whole blocks of 32. */
+int64_t chunk_rows(int64_t rows, int64_t row_bytes) {
+    const int64_t largest = std::max<int64_t>(32, chunk_bytes() / row_bytes / 32 * 32);
+    const int64_t count = (rows + largest - 1) / largest;
+    return round_up((rows + count - 1) / count, 32);
+}
+
+/* Into how many groups of neighbouring panels the weight is cut. */
+int64_t group_count(const Packed &w, int64_t rows, int64_t chunks) {
+    const int64_t units = (rows > FEW_ROWS ? UNITS_MANY : UNITS_FEW) * team_size();
+    return std::max<int64_t>(1, std::min({units / chunks, w.panel_count, w.panel_count * w.panel_bytes / UNIT_BYTES}));
+}
+
+}  // namespace
+
+int64_t packed_bytes(int64_t out, int64_t in, int kind, int gate) { return layout(out, in, kind, gate).total_bytes; }
+
+void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind,
+                 int gate, void *buffer) {
+    Packed p = layout(out, in, kind, gate);
+    const Source source{parts, weight_kind};
+    char *base = static_cast<char *>(buffer);
+    for_units(p.panel_count, false, [&](int64_t panel, int64_t) { pack_panel(p, source, bias, panel, base); });
+    if (bias == nullptr) p.bias_at = 0;
+    if (kind != INT8) p.scales_at = 0;
+    std::memcpy(base, &p, sizeof p);
+}
+
+void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+            int64_t result_stride, int result_kind) {
+    if (rows == 0) return;
+    LinearCall call{weight, bias, x, x_stride, rows, result, result_stride, result_kind};
+    const Packed &w = *weight;
+    if (w.kind != FLOAT32 && w.in % STEP != 0) pad_rows(call);
+    const int64_t height = chunk_rows(rows, w.in * (w.kind == FLOAT32 ? 4 : 2)), chunks = (rows + height - 1) / height;
+    const int64_t groups = group_count(w, rows, chunks);
+    const auto block = w.kind == FLOAT32 ? kernels().linear_f32 : kernels().linear_bf16;
+    for_units(chunks * groups, false, [&](int64_t unit, int64_t) {
+        const int64_t chunk = unit / groups, group = unit % groups;
+        block(call, chunk * height, std::min(rows, (chunk + 1) * height), w.panel_count * group / groups,
+              w.panel_count * (group + 1) / groups);
+    });
+}
+
+/* One row of a packed weight that is not gated. */
+void unpack_row(const Packed &w, int64_t row, float *to) {
+    const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
+    const float *from = reinterpret_cast<const float *>(panel) + row % PANEL;
+    for (int64_t k = 0; k < w.in; ++k)
+        to[k] = from[k * PANEL];
+}
+
+void unpack_row(const Packed &w, int64_t row, uint16_t *to) {
+    const char *panel = reinterpret_cast<const char *>(&w) + w.panels_at + row / PANEL * w.panel_bytes;
+    const uint16_t *from = reinterpret_cast<const uint16_t *>(panel);
+    const int64_t place = row % PANEL, pairs = w.in / 2;
+    for (int64_t pair = 0; pair < pairs; ++pair)
+        std::memcpy(to + 2 * pair, from + place_in_panel(2 * pair, place), 4);
+    if (w.in % 2 != 0) to[w.in - 1] = from[place_in_panel(w.in - 1, place)];
+}
+
+/* The same of an int8 weight: scaled, then rounded. */
+void unpack_row_int8(const Packed &w, int64_t row, uint16_t *to) {
+    const char *base = reinterpret_cast<const char *>(&w), *panel = base + w.panels_at + row / PANEL * w.panel_bytes;
+    const float scale = reinterpret_cast<const float *>(base + w.scales_at)[row];
+    const int64_t place = row % PANEL;
+    for (int64_t k = 0; k < w.in; ++k) {
+        const uint8_t byte = uint8_t(panel[byte_of(place_in_panel(k, place))]);
+        const float magnitude = float(byte & 0x7f);
+        to[k] = to_bf16((byte & 0x80 ? -magnitude : magnitude) * scale);
+    }
+}
+
+void packed_rows(const int64_t *ids, int64_t count, int64_t first, const void *packed, void *result) {
+    const Packed &w = *static_cast<const Packed *>(packed);
+    const int64_t row_bytes = w.in * (w.kind == FLOAT32 ? 4 : 2);
+    for_units(count, count < 8, [&](int64_t i, int64_t) {
+        char *to = static_cast<char *>(result) + i * row_bytes;
+        const int64_t row = ids[i] - first;
+        if (row < 0 || row >= w.out)
+            std::memset(to, 0, size_t(row_bytes));
+        else if (w.kind == FLOAT32)
+            unpack_row(w, row, reinterpret_cast<float *>(to));
+        else if (w.kind == INT8)
+            unpack_row_int8(w, row, reinterpret_cast<uint16_t *>(to));
+        else
+            unpack_row(w, row, reinterpret_cast<uint16_t *>(to));
+    });
+}
+
+}  // namespace vnx

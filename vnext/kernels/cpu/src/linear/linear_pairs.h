@@ -1,0 +1,73 @@
+/* bfloat16 matrix products by the AVX512-BF16 dot product of pairs. Included by that level only.
+
+   Its order over K differs from the other levels' (each pair goes into the sum at once); it is one order for any rows.
+ */
+#pragma once
+
+#include "linear/linear_lanes.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+constexpr int PAIR_ROWS = 12;
+
+/* What the next panels' bytes are fetched from while this one is multiplied: so many lines at each step. */
+struct Ahead {
+    const char *from;
+    int lines;
+    void fetch() {
+        for (int i = 0; i < lines; ++i, from += 64)
+            _mm_prefetch(from, _MM_HINT_T1);
+    }
+};
+
+template <int R>
+void rows_pairs(const LinearCall &call, int64_t row, int64_t panel, const bf16 *weights, Ahead &ahead) {
+    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
+    const bf16 *x = static_cast<const bf16 *>(call.x) + row * call.x_stride;
+    __m512 first[R], second[R];
+    for (int r = 0; r < R; ++r)
+        first[r] = second[r] = _mm512_setzero_ps();
+    for (int64_t step = 0; step < steps; ++step) {
+        ahead.fetch();
+        for (int pair = 0; pair < 16; ++pair) {
+            const bf16 *at = weights + step * 1024 + pair * 32;
+            const __m512bh a = (__m512bh)_mm512_loadu_si512(at), b = (__m512bh)_mm512_loadu_si512(at + 512);
+            for (int r = 0; r < R; ++r) {
+                int32_t bits;
+                memcpy(&bits, x + r * call.x_stride + step * STEP + 2 * pair, 4);
+                const __m512bh value = (__m512bh)_mm512_set1_epi32(bits);
+                first[r] = _mm512_dpbf16_ps(first[r], a, value);
+                second[r] = _mm512_dpbf16_ps(second[r], b, value);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        finish_row(call, row + r, panel, {first[r]}, {second[r]});
+}
+
+typedef void (*PairRows)(const LinearCall &, int64_t, int64_t, const bf16 *, Ahead &);
+constexpr PairRows PAIR_FORMS[PAIR_ROWS + 1] = {
+    nullptr,       rows_pairs<1>, rows_pairs<2>, rows_pairs<3>,  rows_pairs<4>,  rows_pairs<5>, rows_pairs<6>,
+    rows_pairs<7>, rows_pairs<8>, rows_pairs<9>, rows_pairs<10>, rows_pairs<11>, rows_pairs<12>};
+
+/* x must be readable up to whole steps. Rows pass in blocks of nearly the same size: a small last one would wait for its
+   own sums instead of for the units that multiply. */
+void linear_pairs(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
+    const Packed &w = *call.weight;
+    const int64_t rows = row1 - row0, blocks = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
+    const int64_t lines = w.kind == BFLOAT16 ? 32 : 16;  // of one step
+    for (int64_t panel = panel0; panel < panel1; ++panel) {
+        const bf16 *weights = bf16_panel(w, panel);
+        Ahead ahead{panel_of(w, panel + 1), int((lines + blocks - 1) / blocks)};
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t row = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
+            PAIR_FORMS[end - row](call, row, panel, weights, ahead);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx

@@ -1,0 +1,237 @@
+/* The Python door of the library: each function takes numbers (addresses, sizes, strides) and None for a null address.
+
+   Checks counts and types of arguments, nothing else: shapes and dtypes are the caller's contract
+   (vnext/kernels/contracts.py). The interpreter's lock is kept: a call takes microseconds, and giving the lock away
+   between the hundred calls of a step lets a busy thread stretch each of them to a switch interval. Calls that take
+   milliseconds give it away. */
+#include "compiled.h"
+
+#include <cstddef>
+#include <new>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "attention/attention.h"
+#include "kernels.h"
+#include "linear/linear.h"
+#include "rows/rows.h"
+#include "sampling/sampling.h"
+#include "step/stack.h"
+#include "step/step.h"
+#include "team.h"
+
+namespace {
+
+using namespace vnx;
+
+constexpr int64_t LONG_WORK = int64_t(1) << 30;  // multiply-adds: about a millisecond and more
+
+constexpr const char *PLAN_NAME = "vnext.attention_plan";
+
+template <typename T>
+T read(PyObject *object) {
+    if constexpr (std::is_same_v<T, const AttentionPlan *>)
+        return static_cast<T>(PyCapsule_GetPointer(object, PLAN_NAME));
+    else if constexpr (std::is_pointer_v<T>)
+        return object == Py_None ? nullptr : static_cast<T>(PyLong_AsVoidPtr(object));
+    else if constexpr (std::is_floating_point_v<T>)
+        return static_cast<T>(PyFloat_AsDouble(object));
+    else
+        return static_cast<T>(PyLong_AsLongLong(object));
+}
+
+PyObject *written(int64_t value) { return PyLong_FromLongLong(value); }
+PyObject *written(bool value) { return PyBool_FromLong(value); }
+PyObject *written(PyObject *value) { return value; }
+
+/* Calls a plain function with the arguments of a Python call. */
+template <auto F>
+struct Door;
+template <typename R, typename... A, R (*F)(A...)>
+struct Door<F> {
+    static PyObject *call(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
+        if (count != Py_ssize_t(sizeof...(A))) {
+            PyErr_Format(PyExc_TypeError, "%zd arguments given where %zd are needed", count, Py_ssize_t(sizeof...(A)));
+            return nullptr;
+        }
+        return pass(arguments, std::index_sequence_for<A...>());
+    }
+    template <size_t... I>
+    static PyObject *pass(PyObject *const *arguments, std::index_sequence<I...>) {
+        std::tuple<A...> values{read<A>(arguments[I])...};
+        if (PyErr_Occurred()) return nullptr;
+        try {
+            if constexpr (std::is_void_v<R>) {
+                F(std::get<I>(values)...);
+                Py_RETURN_NONE;
+            } else {
+                return written(F(std::get<I>(values)...));
+            }
+        } catch (const std::bad_alloc &) {
+            return PyErr_NoMemory();
+        }
+    }
+};
+
+struct WithoutLock {
+    PyThreadState *state;
+    explicit WithoutLock(bool apart) : state(apart ? PyEval_SaveThread() : nullptr) {}
+    ~WithoutLock() {
+        if (state != nullptr) PyEval_RestoreThread(state);
+    }
+};
+
+void do_configure(int members, int spin_us) {
+    const WithoutLock apart(true);
+    configure_team(members, spin_us);
+}
+
+void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind, int gate,
+             void *buffer) {
+    const WithoutLock apart(true);
+    pack_linear(static_cast<const WeightPart *>(parts), weight_kind, bias, out, in, kind, gate, buffer);
+}
+
+void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
+               int64_t result_stride, int result_kind) {
+    const WithoutLock apart(rows * weight->in * weight->out > LONG_WORK);
+    linear(x, x_stride, rows, weight, bias, result, result_stride, result_kind);
+}
+
+void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, int64_t residual_stride,
+             const void *weight, float offset, float eps, int64_t rows, int64_t width, void *normed, void *total) {
+    rms_norm(kind, rows, {x, residual, weight, normed, total, width, x_stride, residual_stride, eps, offset});
+}
+
+void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result) {
+    gate_and_mul(kind, rows, {x, result, width, x_stride, gate});
+}
+
+void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t tokens, const void *query_norm,
+               const void *key_norm, float offset, float eps, const float *cosine, const float *sine,
+               int64_t rotated_dim, void *key_cache, void *value_cache, const int64_t *slots, int64_t heads,
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t block_stride, void *query) {
+    rotary_kv_write(kind, tokens,
+                    {joined, query_norm, key_norm, cosine, sine, slots, key_cache, value_cache, query, joined_stride,
+                     heads, kv_heads, head_dim, rotated_dim, block_size, block_stride, eps, offset});
+}
+
+constexpr int64_t LONG_SAMPLING = int64_t(1) << 22;  // logits
+
+void do_sample(const float *logits, int64_t stride, int64_t rows, int64_t vocabulary, const void *columns,
+               int64_t *tokens) {
+    const WithoutLock apart(rows * vocabulary > LONG_SAMPLING);
+    sample_rows({logits, stride, rows, vocabulary, static_cast<const SampleColumns *>(columns), tokens});
+}
+
+PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, const int32_t *table, int64_t stride,
+                  int64_t rows, int64_t heads, int64_t kv_heads, int64_t block_size) {
+    auto plan = plan_attention(query_starts, context_lengths, table, stride, rows, heads, kv_heads, block_size);
+    const auto release = [](PyObject *capsule) {
+        delete static_cast<AttentionPlan *>(PyCapsule_GetPointer(capsule, PLAN_NAME));
+    };
+    return PyCapsule_New(plan.release(), PLAN_NAME, release);
+}
+
+void do_attention(int kind, const AttentionPlan *plan, const void *query, const void *key_cache,
+                  const void *value_cache, void *result, int64_t head_dim, int64_t block_stride, float scale,
+                  int64_t window, float cap) {
+    AttentionCall call{};
+    call.query = query;
+    call.key_cache = key_cache;
+    call.value_cache = value_cache;
+    call.result = result;
+    call.head_dim = head_dim;
+    call.block_stride = block_stride;
+    call.scale = scale;
+    call.window = window;
+    call.cap = cap;
+    int64_t work = 0;
+    for (const AttentionRow &row : plan->rows)
+        work += int64_t(row.query_count) * row.context;
+    const WithoutLock apart(work * plan->heads * head_dim > LONG_WORK);
+    run_attention(kind, *plan, call);
+}
+
+void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
+              const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
+              int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
+              const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result) {
+    const WithoutLock apart(true);
+    run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
+               block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
+               sample_at, samples, residual, result});
+}
+
+bool do_step(const StepModel *model, const StepArrays *step) {
+    const WithoutLock apart(true);
+    return run_step(*model, *step);
+}
+
+int64_t get_best_level() { return best_level(); }
+int64_t get_level() { return current_level(); }
+int64_t get_team_size() { return team_size(); }
+
+#define VNX_DOOR(name, function, text) \
+    {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Door<function>::call)), METH_FASTCALL, text}
+
+PyMethodDef methods[] = {
+    VNX_DOOR("configure_team", do_configure, "configure_team(members, spin_us)"),
+    VNX_DOOR("team_size", get_team_size, "team_size() -> members"),
+    VNX_DOOR("best_level", get_best_level, "best_level() -> level"),
+    VNX_DOOR("level", get_level, "level() -> level in use"),
+    VNX_DOOR("set_level", set_level, "set_level(level) -> whether this machine has it"),
+    VNX_DOOR("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
+    VNX_DOOR("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
+    VNX_DOOR("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
+    VNX_DOOR("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
+    VNX_DOOR("rms_norm", do_norm,
+             "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
+    VNX_DOOR("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_DOOR("rotary_kv_write", do_rotary,
+             "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
+             "rotated_dim, "
+             "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, query)"),
+    VNX_DOOR("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
+    VNX_DOOR("sample_rows", do_sample,
+             "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),
+    VNX_DOOR("plan_attention", do_plan,
+             "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
+             "plan"),
+    VNX_DOOR("attention", do_attention,
+             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
+    VNX_DOOR("run_stack", do_stack,
+             "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
+             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
+    VNX_DOOR("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+/* Places in structs that Python writes as 64-bit numbers, and how many there are. */
+#define VNX_PLACE(within, name) {#within "." #name, offsetof(within, name) / 8},
+#define VNX_PLACES(type) {#type, sizeof(type) / 8},
+#define VNX_LAYER(type, name) VNX_PLACE(StackLayer, name)
+#define VNX_MODEL(type, name) VNX_PLACE(StepModel, name)
+#define VNX_STEP(type, name) VNX_PLACE(StepArrays, name)
+
+const Constant constants[] = {
+    CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
+    CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
+    CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH)
+    VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)
+    VNX_STEP_MODEL(VNX_MODEL) VNX_PLACES(StepModel)
+    VNX_STEP_ARRAYS(VNX_STEP) VNX_PLACES(StepArrays)
+    NO_CONSTANT,
+};
+
+PyModuleDef definition = MODULE("_native", "vnext's CPU kernels; see docs/cpu.md", methods);
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+    PyObject *module = begin_module(&definition, constants, nullptr);
+    if (module != nullptr && PyModule_AddStringConstant(module, "SAMPLE_COLUMNS", SAMPLE_COLUMNS) == 0) return module;
+    Py_XDECREF(module);
+    return nullptr;
+}

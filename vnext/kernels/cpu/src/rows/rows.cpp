@@ -1,0 +1,49 @@
+#include "rows/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "team.h"
+
+namespace vnx {
+namespace {
+
+constexpr int64_t UNIT_ELEMENTS = 16 * 1024;  // less is done sooner than it is handed out
+
+/* `body(first, last)` for groups of neighbouring rows. */
+template <typename Body>
+void for_rows(int64_t rows, int64_t elements_per_row, const Body &body) {
+    const int64_t units = std::max<int64_t>(1, std::min(rows, rows * elements_per_row / UNIT_ELEMENTS));
+    for_units(units, false, [&](int64_t unit, int64_t) { body(rows * unit / units, rows * (unit + 1) / units); });
+}
+
+}  // namespace
+
+void rms_norm(int kind, int64_t rows, const NormCall &call) {
+    for_rows(rows, call.width, [&](int64_t first, int64_t last) { kernels().norm(kind, call, first, last); });
+}
+
+void gate_and_mul(int kind, int64_t rows, const GateCall &call) {
+    for_rows(rows, call.width * 4, [&](int64_t first, int64_t last) { kernels().gate(kind, call, first, last); });
+}
+
+void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call) {
+    const int64_t elements = (call.heads + 2 * call.kv_heads) * call.head_dim;
+    for_rows(tokens, elements, [&](int64_t first, int64_t last) { kernels().rotary(kind, call, first, last); });
+}
+
+void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,
+                 int64_t first, void *result) {
+    for_rows(count, row_bytes / 2, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            char *to = static_cast<char *>(result) + i * row_bytes;
+            const int64_t row = ids[i] - first;
+            if (row < 0 || row >= table_rows)
+                std::memset(to, 0, size_t(row_bytes));
+            else
+                std::memcpy(to, static_cast<const char *>(table) + row * row_bytes, size_t(row_bytes));
+        }
+    });
+}
+
+}  // namespace vnx

@@ -1,0 +1,143 @@
+/* Norms, gates and rotary embedding on sixteen lanes, a row at a time: a row's result depends on that row alone.
+
+   Arithmetic is float32; it rounds where the references round between two operations (after a norm, before its
+   weight). */
+#pragma once
+
+#include "isa/lanes.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+/* 1 / root mean square of `width` numbers; two sums by turns, then joined. */
+template <typename T>
+inline float inverse_size(const T *x, int64_t width, float eps) {
+    Lanes even = all(0.0f), odd = all(0.0f);
+    for (int64_t i = 0; i < width; i += 32) {
+        const Lanes a = load_part(x + i, width - i);
+        even = fused(a, a, even);
+        if (width - i <= 16) break;
+        const Lanes b = load_part(x + i + 16, width - i - 16);
+        odd = fused(b, b, odd);
+    }
+    return 1.0f / __builtin_sqrtf(sum(even + odd) / float(width) + eps);
+}
+
+/* x * scale * weight[0..15]. A weight with an offset (stored less one) or of a wider type is applied before the rounding.
+ */
+template <typename T, typename W>
+inline Lanes normed(Lanes x, float scale, const W *weight, int64_t left, float offset, const T *kind) {
+    const Lanes factor = load_part(weight, left);
+    if (sizeof(W) > sizeof(T) || offset != 0) return rounded(x * all(scale) * (factor + all(offset)), kind);
+    return rounded(rounded(x * all(scale), kind) * factor, kind);
+}
+
+template <typename T, typename W>
+inline void norm_rows(const NormCall &call, int64_t first, int64_t last) {
+    const W *weight = static_cast<const W *>(call.weight);
+    for (int64_t row = first; row < last; ++row) {
+        const T *x = static_cast<const T *>(call.x) + row * call.x_stride;
+        if (call.residual != nullptr) {
+            const T *residual = static_cast<const T *>(call.residual) + row * call.residual_stride;
+            T *total = static_cast<T *>(call.total) + row * call.width;
+            for (int64_t i = 0; i < call.width; i += 16) {
+                const int64_t left = call.width - i;
+                store_part(total + i, load_part(x + i, left) + load_part(residual + i, left), left);
+            }
+            x = total;
+        }
+        const float scale = inverse_size(x, call.width, call.eps);
+        T *result = static_cast<T *>(call.normed) + row * call.width;
+        for (int64_t i = 0; i < call.width; i += 16) {
+            const int64_t left = call.width - i;
+            store_part(result + i, normed(load_part(x + i, left), scale, weight + i, left, call.weight_offset, x), left);
+        }
+    }
+}
+
+void norm(int kind, const NormCall &call, int64_t first, int64_t last) {
+    if (kind == FLOAT32) return norm_rows<float, float>(call, first, last);
+    if (kind == BFLOAT16_WIDE_NORM) return norm_rows<bf16, float>(call, first, last);
+    norm_rows<bf16, bf16>(call, first, last);
+}
+
+template <typename T>
+inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+        const T *gate = static_cast<const T *>(call.x) + row * call.x_stride, *up = gate + call.width;
+        T *result = static_cast<T *>(call.result) + row * call.width;
+        for (int64_t i = 0; i < call.width; i += 16) {
+            const int64_t left = call.width - i;
+            store_part(result + i, activate(load_part(gate + i, left), call.gate) * load_part(up + i, left), left);
+        }
+    }
+}
+
+void gate(int kind, const GateCall &call, int64_t first, int64_t last) {
+    if (kind == FLOAT32) return gate_rows<float>(call, first, last);
+    gate_rows<bf16>(call, first, last);
+}
+
+/* Turn the pairs (i, i + rotated_dim / 2) of a head; the rest of it stays. */
+template <typename T>
+inline void turn_head(const RotaryCall &call, const T *from, T *to, const float *cosine, const float *sine) {
+    const int64_t half = call.rotated_dim / 2;
+    for (int64_t i = 0; i < half; i += 16) {
+        const int64_t left = half - i;
+        const Lanes a = load_part(from + i, left), b = load_part(from + half + i, left);
+        const Lanes c = load_part(cosine + i, left), s = load_part(sine + i, left);
+        store_part(to + i, a * c - b * s, left);
+        store_part(to + half + i, b * c + a * s, left);
+    }
+    if (to != from) memcpy(to + 2 * half, from + 2 * half, size_t(call.head_dim - 2 * half) * sizeof(T));
+}
+
+/* Norm and turn one head of query or key. */
+template <typename T, typename W>
+inline void place_head(const RotaryCall &call, const void *norm_weight, const T *from, T *to, int64_t token) {
+    const int64_t half = call.rotated_dim / 2;
+    if (norm_weight != nullptr) {
+        const W *weight = static_cast<const W *>(norm_weight);
+        const float scale = inverse_size(from, call.head_dim, call.eps);
+        for (int64_t i = 0; i < call.head_dim; i += 16) {
+            const int64_t left = call.head_dim - i;
+            store_part(to + i, normed(load_part(from + i, left), scale, weight + i, left, call.weight_offset, from),
+                       left);
+        }
+        from = to;
+    }
+    if (call.cosine != nullptr)
+        turn_head(call, from, to, call.cosine + token * half, call.sine + token * half);
+    else if (to != from)
+        memcpy(to, from, size_t(call.head_dim) * sizeof(T));
+}
+
+template <typename T, typename W>
+inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
+    const int64_t size = call.head_dim;
+    for (int64_t token = first; token < last; ++token) {
+        const T *joined = static_cast<const T *>(call.joined) + token * call.joined_stride;
+        T *query = static_cast<T *>(call.query) + token * call.heads * size;
+        for (int64_t head = 0; head < call.heads; ++head)
+            place_head<T, W>(call, call.query_norm, joined + head * size, query + head * size, token);
+        const int64_t slot = call.slots[token];
+        const int64_t at = slot / call.block_size * call.block_stride + slot % call.block_size * size;
+        const T *keys = joined + call.heads * size, *values = keys + call.kv_heads * size;
+        for (int64_t head = 0; head < call.kv_heads; ++head) {
+            const int64_t place = at + head * call.block_size * size;
+            place_head<T, W>(call, call.key_norm, keys + head * size, static_cast<T *>(call.key_cache) + place, token);
+            memcpy(static_cast<T *>(call.value_cache) + place, values + head * size, size_t(size) * sizeof(T));
+        }
+    }
+}
+
+void rotary(int kind, const RotaryCall &call, int64_t first, int64_t last) {
+    if (kind == FLOAT32) return rotary_rows<float, float>(call, first, last);
+    if (kind == BFLOAT16_WIDE_NORM) return rotary_rows<bf16, float>(call, first, last);
+    rotary_rows<bf16, bf16>(call, first, last);
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx

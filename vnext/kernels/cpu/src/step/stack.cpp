@@ -1,0 +1,117 @@
+#include "step/stack.h"
+
+#include <algorithm>
+
+#include "linear/linear.h"
+#include "rows/rows.h"
+#include "team.h"
+
+namespace vnx {
+namespace {
+
+int64_t padded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+/* What lies between the operations of a layer; no two of one name are needed at once. Rows are dense. */
+struct Space {
+    void *joined_or_wide, *query_or_mixed, *seen_or_normed;
+    void *picked_seen, *picked_residual;
+};
+
+struct Sizes {
+    int64_t element, query_width, joined_width, wide_width;
+};
+
+Sizes sizes_of(const StackCall &call) {
+    const AttentionPlan &plan = *call.plan;
+    Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0};
+    sizes.joined_width = sizes.query_width + 2 * plan.kv_heads * call.head_dim;
+    for (int64_t i = 0; i < call.layer_count; ++i)
+        sizes.wide_width = std::max(sizes.wide_width, call.layers[i].down->in);
+    return sizes;
+}
+
+Space take_space(const StackCall &call, const Sizes &sizes) {
+    const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
+    const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
+                  inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
+                  seen = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden);
+    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept)));
+    char *query = memory + outer, *normed = query + inner, *picked = normed + inner;
+    return {memory, query, normed, picked, picked + seen};
+}
+
+struct Layer {
+    const StackCall &call;
+    const Sizes &sizes;
+    const Space &space;
+    const StackLayer &weights;
+    const StackCache &cache;
+
+    void multiply(const void *x, int64_t rows, const Packed *weight, const void *bias, void *result) const {
+        const int64_t width = weight->gate == NO_GATE ? weight->out : weight->out / 2;
+        linear(x, weight->in, rows, weight, bias, result, width, call.kind);
+    }
+
+    /* normed = norm(residual += mixed). */
+    void add_and_norm(int64_t rows, const void *mixed, void *residual, const void *weight, void *normed) const {
+        rms_norm(call.kind, rows,
+                 {mixed, residual, weight, normed, residual, call.hidden, call.hidden, call.hidden, call.eps, 0});
+    }
+
+    /* Reads and uses up the normed input; leaves what was seen in its place. */
+    void attend() const {
+        const AttentionPlan &plan = *call.plan;
+        multiply(space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
+        rotary_kv_write(call.kind, call.tokens,
+                        {space.joined_or_wide, weights.query_norm, weights.key_norm, call.cosine, call.sine, call.slots,
+                         cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
+                         call.head_dim, call.rotated_dim, plan.block_size, call.block_stride, call.eps, 0});
+        AttentionCall attention{};
+        attention.query = space.query_or_mixed;
+        attention.key_cache = cache.keys;
+        attention.value_cache = cache.values;
+        attention.result = space.seen_or_normed;
+        attention.head_dim = call.head_dim;
+        attention.block_stride = call.block_stride;
+        attention.window = weights.window;
+        attention.scale = call.scale;
+        attention.cap = call.cap;
+        run_attention(call.kind, plan, attention);
+    }
+
+    /* From what was seen to the next layer's normed input. */
+    void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
+        multiply(seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
+        multiply(space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
+        multiply(space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
+        add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
+    }
+};
+
+}  // namespace
+
+void run_stack(const StackCall &call) {
+    if (call.tokens == 0) return;
+    const Sizes sizes = sizes_of(call);
+    const Space space = take_space(call, sizes);
+    rms_norm(call.kind, call.tokens,
+             {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
+              call.hidden, 0, call.eps, 0});
+    for (int64_t i = 0; i < call.layer_count; ++i) {
+        const Layer layer{call, sizes, space, call.layers[i], call.caches[i]};
+        layer.attend();
+        if (i + 1 < call.layer_count) {
+            const void *next_norm = call.layers[i + 1].attention_norm;
+            layer.finish(call.tokens, space.seen_or_normed, call.residual, next_norm, space.seen_or_normed);
+            continue;
+        }
+        gather_rows(space.seen_or_normed, sizes.query_width * sizes.element, call.tokens, call.sample_at, call.samples,
+                    0, space.picked_seen);
+        gather_rows(call.residual, call.hidden * sizes.element, call.tokens, call.sample_at, call.samples, 0,
+                    space.picked_residual);
+        layer.finish(call.samples, space.picked_seen, space.picked_residual, call.last_norm, call.result);
+    }
+}
+
+}  // namespace vnx

@@ -1,0 +1,48 @@
+/* A run of decoder layers in one call: norm, attention, norm, gated MLP, each added to the residual stream.
+
+   Owns the order of the operations and the memory between them; the arithmetic is that of linear.h, rows.h and
+   attention.h, so every bit is what the separate calls give. */
+#pragma once
+
+#include "attention/attention.h"
+#include "kernels.h"
+
+namespace vnx {
+
+/* One layer's weights, described once at loading. Biases and norms of heads may be null, `window` 0 is none. `gate_up` has its
+   gate within. Kinds are those of the activations. */
+#define VNX_STACK_LAYER(X)                                                                                          \
+    X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
+    X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
+    X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
+    X(int64_t, window)
+struct StackLayer {
+    VNX_STACK_LAYER(VNX_FIELD)
+};
+
+/* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall. */
+struct StackCache {
+    void *keys, *values;
+};
+
+/* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm.
+   cosine and sine as in RotaryCall. All arrays are of one `kind`. */
+struct StackCall {
+    int kind;
+    const StackLayer *layers;
+    const StackCache *caches;
+    int64_t layer_count, block_stride;
+    const void *last_norm;
+    const AttentionPlan *plan;
+    int64_t tokens, hidden, head_dim, rotated_dim;
+    float eps, scale, cap;
+    const float *cosine, *sine;
+    const int64_t *slots, *sample_at;
+    int64_t samples;
+    void *residual, *result;
+};
+
+/* In the last layer only the sampled rows go on after the attention. */
+void run_stack(const StackCall &call);
+
+}  // namespace vnx

@@ -1,0 +1,39 @@
+/* A whole step of a decoder in one call: rows of the embedding, angles, layers, logits, tokens.
+
+   Owns nothing but the order and the memory between the parts, which are those of linear.h, rows.h, stack.h, attention.h
+   and sampling.h: every bit is what the separate calls give. */
+#pragma once
+
+#include "sampling/sampling.h"
+#include "step/stack.h"
+
+namespace vnx {
+
+/* What stays from step to step. The embedding is packed, or
+   rows of `hidden` elements of `kind`. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on.
+   `layers`, `caches` and the rest as in StackCall. */
+#define VNX_STEP_MODEL(X)                                                                                            \
+    X(int64_t, kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
+    X(int64_t, block_stride) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, block_size) X(int64_t, head_dim)      \
+    X(int64_t, hidden) X(const void *, last_norm) X(const void *, embedding) X(int64_t, embedding_is_packed)         \
+    X(int64_t, embedding_rows) X(const Packed *, head) X(int64_t, vocabulary) X(int64_t, rotated_dim)                \
+    X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine) X(double, eps) X(double, scale) X(double, cap)
+struct StepModel {
+    VNX_STEP_MODEL(VNX_FIELD)
+};
+
+/* One step of R rows, T tokens and S samples. As ForwardBatch
+   (vnext/models/layers/batch.py), and SampleCall for what stands behind `sample_at`. */
+#define VNX_STEP_ARRAYS(X)                                                                                           \
+    X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
+    X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
+    X(const int32_t *, query_starts) X(const int32_t *, context_lengths) X(const int32_t *, block_table)             \
+    X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(int64_t *, sampled)
+struct StepArrays {
+    VNX_STEP_ARRAYS(VNX_FIELD)
+};
+
+/* False, with nothing done, where a position has no angles. */
+bool run_step(const StepModel &model, const StepArrays &step);
+
+}  // namespace vnx

@@ -1,0 +1,146 @@
+"""The hashes of kept blocks in a redacted log: the replacements of the real block hashes.
+
+A page that outlives its request stays in the prefix index, and a snapshot must give its hash in the log. Owns the data
+that this needs: the history and pages of each request that leaves. Hashes are computed only for a snapshot, and only
+for pages that are still indexed. A step in which no request leaves costs nothing here.
+
+Where windows give pages back while their request lives, the owner of a kept page is unknown; its real hash identifies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.log import pseudonyms
+from vnext.log.open_blocks import OpenBlocks
+from vnext.log.snapshot import indexed_blocks
+from vnext.state.block_hash import block_hashes
+from vnext.state.config import SchedulerConfig
+from vnext.state.fold_plan import row_tokens
+from vnext.state.state import State
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE, group_hash
+from vnext.state.windows import row_blocks
+
+LEFT_TOKENS_MAX = 1 << 22
+LEFT_OVERHEAD_TOKENS = 128
+"""The memory for a request beside its tokens, half a kilobyte, counted in tokens; it matters for many short requests."""
+NOBODY = -1
+
+
+class Roots(NamedTuple):
+    """The start of a request's history: the secret of its pseudonyms, and the parent hash of its first block in the log."""
+
+    secret: bytes
+    key: bytes
+
+
+class _Left(NamedTuple):
+    """A request that left its row: its real root hash, its known tokens (int32 bytes) and its pages (int32[n])."""
+
+    roots: Roots
+    root: bytes
+    tokens: bytes
+    blocks: np.ndarray
+
+
+class RedactedBlocks:
+    """The redacted hashes of one engine's blocks. Mutable: call `leave` for each row before it leaves."""
+
+    def __init__(self, config: SchedulerConfig, open_blocks: OpenBlocks) -> None:
+        self._config = config
+        self._size = config.block_size
+        self._naming = config.prefix_caching
+        self._open_blocks = open_blocks
+        self._keys = np.zeros((config.page_count, BLOCK_HASH_SIZE), dtype=np.uint8)
+        self._owner = np.full(config.page_count, NOBODY, dtype=np.int64)
+        self._left: dict[int, _Left] = {}
+        self._left_tokens = self._left_count = 0
+
+    def leave(self, state: State, row: int, roots: Roots) -> None:
+        """This row is about to end or to be preempted; its pages stay in the cache for a while."""
+        if not self._naming:
+            return
+        root = state.requests[int(state.rows.id[row])].root
+        left = _Left(roots, root, row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
+        self._owner[left.blocks] = self._left_count
+        self._left[self._left_count] = left
+        self._left_count += 1
+        self._left_tokens += len(left.tokens) // 4 + LEFT_OVERHEAD_TOKENS
+        if self._left_tokens > LEFT_TOKENS_MAX:
+            self._name_left(state, indexed_blocks(state.pool.prefix_index.keys()))
+
+    def resume(self, state: State, histories: Iterable[tuple[bytes, Roots, bytes]], key: bytes) -> None:
+        """Label the blocks of a state that earlier events led to, from histories (real root hash, roots, int32 bytes).
+
+        A block that is in none of them gets a hash of its real hash under `key`.
+        """
+        names = {name: block for block, name in enumerate(state.pool.prefix_index.keys()) if name is not None}
+        for name, block in names.items():
+            self._keys[block] = np.frombuffer(pseudonyms.block_label(key, name), dtype=np.uint8)
+        for root, roots, tokens in histories if names else ():
+            if names.keys() & set(block_hashes(root, tokens, self._size)) or self._config.windows:
+                self._write_known(self._keys, state, root, tokens, self.chain(roots, tokens)[1])
+
+    def chain(self, roots: Roots, tokens: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        """A history (int32 bytes) as in the log: its pseudonyms, and the hashes of its full blocks."""
+        shaped = self._open_blocks.history(roots.secret, tokens)
+        return shaped, block_hashes(roots.key, shaped, self._size) if self._naming else ()
+
+    def of(self, state: State, blocks: np.ndarray, hash_chains: list[tuple[bytes, ...]]) -> bytes:
+        """The hashes (16 bytes each) of these pages, all indexed; `hash_chains` are those of the state's rows."""
+        self._name_left(state, blocks)
+        keys = self._keys.copy()
+        for row, chain in enumerate(hash_chains):
+            if self._config.windows:
+                root = state.requests[int(state.rows.id[row])].root
+                self._write_known(keys, state, root, row_tokens(state, row).tobytes(), chain)
+            else:
+                _write(keys, row_blocks(state, row), chain)
+        return keys.take(blocks, axis=0).tobytes()
+
+    def _write_known(self, keys: np.ndarray, state: State, root: bytes, tokens: bytes, chain: tuple[bytes, ...]) -> None:
+        """Write the hashes of the blocks whose real hashes are in this history, regardless of their holder."""
+        real = block_hashes(root, tokens, self._size)
+        for group in range(self._config.group_count):
+            pages = state.pool.prefix_index.blocks_of(group_hash(key, group) for key in real)
+            for page, key in zip(pages, chain):
+                if page is not None:
+                    keys[page] = np.frombuffer(group_hash(key, group), dtype=np.uint8)
+
+    def _name_left(self, state: State, named: np.ndarray) -> None:
+        """Write the hashes of indexed pages that belong to requests that have left; then forget these requests."""
+        if self._config.windows:
+            self._name_left_by_content(state)
+            return
+        for number in np.unique(self._owner[named]).tolist():
+            if number != NOBODY:
+                left = self._left[number]
+                own = self._owner[left.blocks] == number
+                _, chain = self.chain(left.roots, left.tokens)
+                _write(self._keys, np.where(own, left.blocks, NOBODY), chain)
+        self._owner[:] = NOBODY
+        self._left, self._left_tokens = {}, 0
+
+    def _name_left_by_content(self, state: State) -> None:
+        """The same without owners. Keeps requests that leave just now, because their last blocks are not hashed yet."""
+        for left in self._left.values():
+            _, chain = self.chain(left.roots, left.tokens)
+            self._write_known(self._keys, state, left.root, left.tokens, chain)
+        self._left = dict(list(self._left.items())[-self._config.max_num_seqs :])
+        self._left_tokens = 0
+
+
+def hash_after(root_and_keys: tuple[bytes, tuple[bytes, ...]], hashed_blocks: int) -> bytes:
+    """The hash of a history's last hashed block; the root's if no block is hashed."""
+    root, keys = root_and_keys
+    return keys[hashed_blocks - 1] if keys and hashed_blocks else root
+
+
+def _write(keys: np.ndarray, blocks: np.ndarray, chain: tuple[bytes, ...]) -> None:
+    """Write the hashes of a history's full blocks, except for entries that are NOBODY."""
+    names = np.frombuffer(b"".join(chain), dtype=np.uint8).reshape(-1, BLOCK_HASH_SIZE)[: len(blocks)]
+    places = blocks[: len(names)]
+    keys[places[places != NOBODY]] = names[places != NOBODY]

@@ -1,0 +1,195 @@
+"""Redaction: events without their text, from which every decision still replays exactly.
+
+Owns the parts of each event that remain when a log may not hold texts. Token ids become pseudonyms (pseudonyms.py),
+except a token that ends its request. No block that holds such a token there is ever hashed, so prompts may repeat the
+token under a pseudonym. Names become keyed hashes or numbers, of biases only the count remains, and seeds are removed.
+Lengths, priorities, equality of salts, sampling bounds and stop ids remain. open_blocks.py has the cost of a commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+import msgspec
+import numpy as np
+
+from vnext.log import open_blocks, pseudonyms
+from vnext.log.codec import pseudonym_base
+from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
+from vnext.log.snapshot import LiveRequest, Snapshot, snapshot, with_block_hashes
+from vnext.state.block_hash import root_hash
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+)
+from vnext.state.fold_commit import MatchedSamples, match_samples
+from vnext.state.fold_plan import row_tokens
+from vnext.state.params import Sampling
+from vnext.state.state import State
+
+SWEEP_MIN = 32
+
+
+class Redactor:
+    """Redacts each event of one engine. Mutable: give it every event once, in order."""
+
+    def __init__(self, started: EngineStarted, key: bytes, name_key: bytes = b"") -> None:
+        """`key` is 16 secret bytes that are never written and forgotten with the engine. Under `name_key`, which the operator
+        keeps, names can be found again; without one they are numbers."""
+        config = started.config
+        self._key, self._name_key = key, name_key
+        self._base = pseudonym_base(config)
+        self._open_blocks = open_blocks.OpenBlocks(key, config.block_size, self._base)
+        self._redacted_blocks = RedactedBlocks(config, self._open_blocks)
+        self._block_size = config.block_size
+        self._no_salt, self._no_salt_root = self._roots(""), root_hash("", config.block_size)
+        self._salted: dict[int, Roots] = {}
+
+    def redact(self, before: State, event: AnyEvent, matched: MatchedSamples | None = None) -> AnyEvent:
+        """The redacted event. `before` is the state in which it is folded; `matched` comes from `fold`, if it was kept."""
+        match event:
+            case StepCommitted():
+                return self._committed(before, event, matched or match_samples(before, event))
+            case StepPlanned():
+                if event.preempted:
+                    self._leave(before, event.preempted)
+                return event
+            case RequestArrived():
+                self._sweep(before)
+                return self._arrived(event)
+            case RequestAborted():
+                gone = set(event.ids)
+                self._leave(before, [row for row, id_ in enumerate(before.rows.id.tolist()) if id_ in gone])
+                return event
+            case PrefixCacheReset() | EngineStarted():
+                return event
+            case _:
+                assert_never(event)
+
+    def put_steady(
+        self,
+        frame: bytearray,
+        first_event: int,
+        before: State,
+        events: tuple[StepCommitted, StepPlanned],
+        matched: MatchedSamples,
+        width: int,
+    ) -> bool:
+        """Make `frame` that of the shapes of two steady events (codec.steady_pair), all in one.
+
+        False, nothing done, where tokens are dropped or a request ends: give the events to `shape` then.
+        """
+        if matched.ended:
+            return False
+        committed, planned = events
+        ids, rows, stopped = before.rows.id, matched.rows, matched.stopped
+        return self._open_blocks.put_steady(
+            frame, first_event, committed.step, planned.step, width, ids, rows, committed.tokens, stopped
+        )
+
+    def resume(self, state: State, histories: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin in a state that earlier events led to, before any event is shaped.
+
+        `histories` are root key and known tokens (int32 bytes) of all requests that live in `state` or come later: they say
+        what kept blocks hold. No later request shares a block of which none of them tells, so that one's name says nothing.
+        """
+        for id_, request in state.requests.items():
+            roots = self._roots_at(request.root)
+            if roots is not self._no_salt:
+                self._salted[id_] = roots
+        known = [(id_, row_tokens(state, row).tobytes()) for row, id_ in enumerate(state.rows.id.tolist())]
+        for id_, tokens in (*known, *((entry.id, entry.tokens) for entry in state.waiting)):
+            self._open_blocks.arrive(id_, self._roots_of(id_).secret, tokens)
+        self._redacted_blocks.resume(state, ((root, self._roots_at(root), tokens) for root, tokens in histories), self._key)
+
+    def snapshot(self, state: State) -> Snapshot:
+        """The state that the log's events lead to where the engine's own lead to `state`.
+
+        Its chain of committed tokens starts anew. No event that comes after `state` may have been shaped yet.
+        """
+        real, count = snapshot(state), len(state.rows)
+        lives, hash_chains = zip(*map(self._life, real.lives)) if real.lives else ((), ())
+        return msgspec.structs.replace(
+            real,
+            token_digest=0,
+            lives=lives,
+            cells=with_block_hashes(
+                real.cells, [hash_after(*each) for each in zip(hash_chains, state.rows.hashed_blocks.tolist())]
+            ),
+            keys=self._redacted_blocks.of(
+                state, np.frombuffer(real.named, dtype=np.int32), [keys for _, keys in hash_chains[:count]]
+            ),
+        )
+
+    def _life(self, life: LiveRequest) -> tuple[LiveRequest, tuple[bytes, tuple[bytes, ...]]]:
+        """A request as the log has it, and its root key and the names of its full blocks there."""
+        roots = self._roots_of(life.id)
+        tokens, keys = self._redacted_blocks.chain(roots, life.tokens)
+        name, sampling = self._name(life.id, life.name), redact_sampling(life.sampling, self._base)
+        shaped = msgspec.structs.replace(life, name=name, sampling=sampling, root=roots.key, tokens=tokens)
+        return shaped, (roots.key, keys)
+
+    def _name(self, request_id: int, name: str) -> str:
+        return pseudonyms.name_label(self._name_key, name) if self._name_key else str(request_id)
+
+    def _roots(self, salt: str) -> Roots:
+        label = pseudonyms.salt_label(self._key, salt)
+        return Roots(pseudonyms.root_secret(self._key, salt), root_hash(label, self._block_size))
+
+    def _roots_at(self, root: bytes) -> Roots:
+        """Those of a real root key, which is all that a snapshot tells of a salt."""
+        return self._no_salt if root == self._no_salt_root else self._roots(root.hex())
+
+    def _roots_of(self, request_id: int) -> Roots:
+        return self._salted.get(request_id, self._no_salt)
+
+    def _leave(self, state: State, rows: Sequence[int]) -> None:
+        """These rows are about to end or to be preempted."""
+        for row in rows:
+            if 0 <= row < len(state.rows):
+                self._redacted_blocks.leave(state, row, self._roots_of(int(state.rows.id[row])))
+
+    def _sweep(self, state: State) -> None:
+        """Occasionally forget requests that have ended, so that as many arrivals share the cost."""
+        if len(self._open_blocks) >= 2 * len(state.requests) + SWEEP_MIN:
+            gone = [id_ for id_ in self._open_blocks.ids() if id_ not in state.requests]
+            self._open_blocks.forget(gone)
+            for id_ in gone:
+                self._salted.pop(id_, None)
+
+    def _arrived(self, event: RequestArrived) -> RequestArrived:
+        roots = self._no_salt
+        salt = root_hash(event.cache_salt, self._block_size).hex() if event.cache_salt else ""
+        if salt:
+            roots = self._salted[event.id] = self._roots(salt)
+        return msgspec.structs.replace(
+            event,
+            name=self._name(event.id, event.name),
+            prompt=self._open_blocks.arrive(event.id, roots.secret, event.prompt),
+            sampling=redact_sampling(event.sampling, self._base),
+            cache_salt=pseudonyms.salt_label(self._key, salt),
+        )
+
+    def _committed(self, before: State, event: StepCommitted, matched: MatchedSamples) -> StepCommitted:
+        """Samples that the reducer drops become the first pseudonym, because they are never read."""
+        if matched.ended:
+            self._leave(before, matched.rows[matched.stopped | matched.at_limit].tolist())
+        samples = matched.samples if len(matched.samples) * 4 < len(event.tokens) else None
+        tokens = self._open_blocks.commit(before.rows.id, matched.rows, event.tokens, samples, matched.stopped)
+        return StepCommitted(step=event.step, tokens=tokens)
+
+
+def redact_sampling(sampling: Sampling, base: int) -> Sampling:
+    """The parameters without the seed and with neutral biases in their number.
+
+    A stop id that no token can have becomes -1, because a pseudonym could have it.
+    """
+    bias = tuple((place, 0.0) for place in range(len(sampling.logit_bias)))
+    stops = tuple(token if token < base else -1 for token in sampling.stop_token_ids)
+    return msgspec.structs.replace(sampling, seed=0, logit_bias=bias, stop_token_ids=stops)

@@ -1,0 +1,306 @@
+"""Snapshots: a whole state as bytes, so that a log can be folded from the start of any of its segments.
+
+Owns the selection of a state's contents and their restoration. Positions inside arenas are not stored: a loaded state
+responds to every later event as the original does, and its digests are the same.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.log import log_bytes
+from vnext.log.log_plain import WIDTH_MAX
+from vnext.state.allocate import TOKENS_SPARE
+from vnext.state.block_hash import block_hashes
+from vnext.state.config import SchedulerConfig
+from vnext.state.errors import LawBroken
+from vnext.state.events import RequestId
+from vnext.state.laws import check
+from vnext.state.params import Sampling
+from vnext.state.pool import Pool, free_blocks
+from vnext.state.state import Counters, Request, State, StepInFlight, Waiting
+from vnext.state.store import extents, fields
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
+from vnext.state.store.extents import Extents
+from vnext.state.store.prefix_index import prefix_index_of
+from vnext.state.store.rows import Rows
+from vnext.state.store.versions import VersionedArray, VersionedMap
+from vnext.state.waiting_queue import queue_hash
+from vnext.state.windows import NULL, held_entries
+
+ARENA_PLACES_MIN = 1 << 12
+KEPT_FIELDS = (*range(fields.STRUCTURE_FIELD_COUNT), fields.BLOCK_HASH_0, fields.BLOCK_HASH_1)
+QUEUE_RATIO_MAX = 64
+NOBODY = -1
+
+
+class LiveRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A live request: what never changes of it, and all its known tokens (int32 bytes; packed when encoded)."""
+
+    id: RequestId
+    name: str
+    sampling: Sampling
+    priority: int
+    arrival_ns: int
+    root: bytes
+    prompt_length: int
+    tokens: bytes
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A state's content. Columns are little-endian bytes.
+
+    `lives` are the rows' requests in running order, then the queue's; `waits` (preemption_count, cached) of the latter. `fields`
+    names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' whole tables, one after the other.
+    `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
+    where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names.
+    """
+
+    sequence: int
+    next_id: int
+    planned: int
+    committed: int
+    token_digest: int
+    counters: tuple[int, ...]
+    lives: tuple[LiveRequest, ...]
+    waits: tuple[tuple[int, int], ...]
+    fields: tuple[str, ...]
+    cells: bytes
+    tables: bytes
+    in_flight: tuple[tuple[int, bytes, bytes], ...]
+    head: int
+    queue_capacity: int
+    queue: bytes
+    named: bytes
+    keys: bytes
+    width: int = WIDTH_MAX
+
+
+class BadSnapshot(Exception):
+    """Bytes that are not a state of this engine."""
+
+
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+# ---- a state's content -------------------------------------------------------------------------------------------
+
+
+def snapshot(state: State) -> Snapshot:
+    """The snapshot of a state."""
+    rows, pool = state.rows, state.pool
+    names = pool.prefix_index.keys()
+    return Snapshot(
+        sequence=state.sequence,
+        next_id=state.next_id,
+        planned=state.planned,
+        committed=state.committed,
+        token_digest=state.token_digest,
+        counters=msgspec.structs.astuple(state.counters),
+        lives=tuple(_lives(state)),
+        waits=tuple((entry.preemption_count, entry.cached) for entry in state.waiting),
+        fields=tuple(fields.STORED_FIELD_NAMES[field] for field in KEPT_FIELDS),
+        cells=rows.cells[list(KEPT_FIELDS)].tobytes(),
+        tables=extents.gather(
+            state.tables, extents.spans(rows.table_at, rows.blocks * state.config.group_count)
+        ).tobytes(),
+        in_flight=tuple(
+            (scheduled.step, scheduled.entries.tobytes(), scheduled.samples.tobytes()) for scheduled in state.in_flight
+        ),
+        head=pool.head,
+        queue_capacity=pool.queue.capacity,
+        queue=_queue(pool).tobytes(),
+        named=indexed_blocks(names).tobytes(),
+        keys=b"".join(filter(None, names)),
+    )
+
+
+def indexed_blocks(names: list[bytes | None]) -> np.ndarray:
+    """Blocks that have a name, in rising order (int32[n]), from the names of all blocks."""
+    return np.array([block for block, name in enumerate(names) if name is not None], dtype=np.int32)
+
+
+def _lives(state: State) -> list[LiveRequest]:
+    rows, data = state.rows, state.tokens.arena.data
+    spans = zip(rows.id.tolist(), rows.tokens_at.tolist(), rows.known.tolist())
+    known = [(id_, data[at : at + count].tobytes()) for id_, at, count in spans]
+    return [_life(state.requests[id_], tokens) for id_, tokens in (*known, *((e.id, e.tokens) for e in state.waiting))]
+
+
+def _life(request: Request, tokens: bytes) -> LiveRequest:
+    return LiveRequest(
+        request.id, request.name, request.sampling, request.priority, request.arrival_ns, request.root,
+        request.prompt_length, tokens,
+    )  # fmt: skip
+
+
+def _queue(pool: Pool) -> np.ndarray:
+    queue = np.full(pool.queue.used - pool.head, NOBODY, dtype=np.int32)
+    free = free_blocks(pool)
+    queue[pool.status.at(free) - pool.head] = free
+    return queue
+
+
+def with_block_hashes(cells: bytes, keys: list[bytes]) -> bytes:
+    """A snapshot's `cells` with other keys of the rows' last hashed blocks."""
+    kept = np.frombuffer(cells, dtype=np.int64).reshape(len(KEPT_FIELDS), -1).copy()
+    kept[-2:] = np.frombuffer(b"".join(keys), dtype=np.int64).reshape(-1, 2).T
+    return kept.tobytes()
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def encode(frame: Snapshot, width: int) -> bytes:
+    """A snapshot as it stands in a segment's header; tokens take `width` bytes, or 4 if one does not fit."""
+    packed = [tokens for life in frame.lives if (tokens := log_bytes.impl.narrow(life.tokens, width)) is not None]
+    if len(packed) < len(frame.lives):
+        return encode(frame, WIDTH_MAX)
+    return msgspec.msgpack.encode(_with_tokens(frame, packed, width))
+
+
+def decode(data: bytes) -> Snapshot:
+    """The inverse of `encode`. BadSnapshot for other bytes."""
+    try:
+        frame = _decoder.decode(data)
+        wide = [log_bytes.impl.widen(life.tokens, frame.width) for life in frame.lives]
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadSnapshot(f"it has another form ({error})") from error
+    return _with_tokens(frame, wide, WIDTH_MAX)
+
+
+def _with_tokens(frame: Snapshot, tokens: list[bytes], width: int) -> Snapshot:
+    lives = tuple(msgspec.structs.replace(life, tokens=each) for life, each in zip(frame.lives, tokens))
+    return msgspec.structs.replace(frame, lives=lives, width=width)
+
+
+# ---- a state again -----------------------------------------------------------------------------------------------
+
+
+def load(frame: Snapshot, config: SchedulerConfig) -> State:
+    """The state of which `frame` was made; all laws hold in it. BadSnapshot if there is no such state."""
+    try:
+        state = _state(frame, config)
+        check(state)
+    except (ValueError, TypeError, LookupError, OverflowError, LawBroken) as error:
+        raise BadSnapshot(f"it is no state of this engine ({error})") from error
+    return state
+
+
+def _state(frame: Snapshot, config: SchedulerConfig) -> State:
+    _require(frame.planned - frame.committed == len(frame.in_flight), "other steps are in flight")
+    _require(frame.fields == tuple(fields.STORED_FIELD_NAMES[field] for field in KEPT_FIELDS), "its rows have other fields")
+    kept = np.frombuffer(frame.cells, dtype=np.int64).reshape(len(KEPT_FIELDS), -1)
+    count = kept.shape[1]
+    running, queued = frame.lives[:count], frame.lives[count:]
+    _require([life.id for life in running] == kept[fields.ID].tolist(), "its rows are of other requests")
+    limits = [life.prompt_length + life.sampling.max_tokens for life in running]
+    longest = max(limits, default=0)
+    _require(kept[fields.LIMIT].tolist() == limits and longest <= config.max_model_len, "a row is too long")
+    tables = np.frombuffer(frame.tables, dtype=np.int32)
+    cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
+    cells[list(KEPT_FIELDS)] = kept
+    waiting = tuple(_waiting(config, life, *wait) for life, wait in zip(queued, frame.waits, strict=True))
+    return State(
+        config=config,
+        sequence=frame.sequence,
+        next_id=frame.next_id,
+        planned=frame.planned,
+        committed=frame.committed,
+        rows=Rows(cells),
+        waiting=waiting,
+        waiting_hash=queue_hash(waiting),
+        requests=VersionedMap({life.id: _request(life) for life in frame.lives}),
+        tokens=_tokens(cells, running),
+        tables=_tables(config, cells, tables),
+        pool=_pool(frame, config.page_count, tables[held_entries(config, cells[fields.COMPUTED], cells[fields.BLOCKS])]),
+        in_flight=tuple(_step_in_flight(*scheduled) for scheduled in frame.in_flight),
+        counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
+        token_digest=frame.token_digest,
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _request(life: LiveRequest) -> Request:
+    _require(0 < life.prompt_length <= len(life.tokens) // 4, "a request has lost its prompt")
+    return Request(
+        id=life.id,
+        name=life.name,
+        prompt=life.tokens[: 4 * life.prompt_length],
+        sampling=life.sampling,
+        priority=life.priority,
+        arrival_ns=life.arrival_ns,
+        root=life.root,
+    )
+
+
+def _waiting(config: SchedulerConfig, life: LiveRequest, preemptions: int, cached: int) -> Waiting:
+    keys = block_hashes(life.root, life.tokens, config.block_size) if config.prefix_caching else ()
+    return Waiting(
+        id=life.id,
+        priority=life.priority,
+        tokens=life.tokens,
+        block_hashes=keys,
+        preemption_count=preemptions,
+        cached=cached,
+    )
+
+
+def _tokens(cells: np.ndarray, running: tuple[LiveRequest, ...]) -> Extents:
+    """All rows' histories in a fresh arena; writes where they are into the cells."""
+    known = [len(life.tokens) // 4 for life in running]
+    _require(known == cells[fields.KNOWN].tolist(), "a row has lost tokens")
+    sizes = np.minimum(cells[fields.LIMIT], cells[fields.KNOWN] + TOKENS_SPARE)
+    tokens = _reserved(cells, fields.TOKENS_AT, sizes)
+    histories = np.frombuffer(b"".join(life.tokens for life in running), dtype="<i4")
+    return extents.write(tokens, extents.spans(cells[fields.TOKENS_AT], cells[fields.KNOWN]), histories)
+
+
+def _tables(config: SchedulerConfig, cells: np.ndarray, blocks: np.ndarray) -> Extents:
+    """All rows' block tables in a fresh arena; writes where they are into the cells."""
+    counts, least = cells[fields.BLOCKS] * config.group_count, NULL if config.windows else 0
+    _require(int(counts.sum()) == len(blocks) and bool((counts >= 0).all()), "a block table has another length")
+    _require(not len(blocks) or least <= blocks.min() <= blocks.max() < config.page_count, "a block that does not exist")
+    sizes = -(-cells[fields.LIMIT] // config.block_size) * config.group_count
+    tables = _reserved(cells, fields.TABLE_AT, sizes)
+    return extents.write(tables, extents.spans(cells[fields.TABLE_AT], counts), blocks)
+
+
+def _reserved(cells: np.ndarray, field: int, sizes: np.ndarray) -> Extents:
+    """A fresh arena with places for each row; writes `field`, where they are, and the field after it, their number."""
+    total = int(sizes.sum())
+    cells[field], cells[field + 1] = np.cumsum(sizes) - sizes, sizes
+    reserved, _ = extents.reserve(extents.empty(max(ARENA_PLACES_MIN, 2 * total)), total)
+    return reserved
+
+
+def _pool(frame: Snapshot, page_count: int, held: np.ndarray) -> Pool:
+    places = np.frombuffer(frame.queue, dtype=np.int32)
+    valid = (places != NOBODY).nonzero()[0]
+    blocks = np.frombuffer(frame.named, dtype=np.int32).tolist()
+    keys = [frame.keys[at : at + BLOCK_HASH_SIZE] for at in range(0, len(frame.keys), BLOCK_HASH_SIZE)]
+    status = -np.bincount(held, minlength=page_count)
+    status[places[valid]] = frame.head + valid
+    used = frame.head + len(places)
+    _require(len(status) == page_count and min(blocks, default=0) >= 0, "a block that does not exist")
+    _require(len(frame.keys) == BLOCK_HASH_SIZE * len(blocks), "a name of another length")
+    _require(0 <= frame.head <= used <= frame.queue_capacity <= QUEUE_RATIO_MAX * page_count, "another queue of blocks")
+    queue, _ = extents.reserve(extents.empty(frame.queue_capacity), used)
+    return Pool(
+        status=VersionedArray(status),
+        queue=extents.write(queue, slice(frame.head, used), places),
+        head=frame.head,
+        free=len(valid),
+        kept=int(np.count_nonzero(status[blocks] >= 0)),
+        prefix_index=prefix_index_of(dict(zip(keys, blocks, strict=True)), page_count),
+    )
+
+
+def _step_in_flight(step: int, entries: bytes, samples: bytes) -> StepInFlight:
+    columns_ = np.frombuffer(entries, dtype=np.int64).reshape(4, -1)
+    return StepInFlight(step, columns_, np.frombuffer(samples, dtype=bool), int(columns_[3].sum()))

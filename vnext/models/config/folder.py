@@ -1,0 +1,111 @@
+"""A checkpoint's folder: the files that it must hold, and the errors for a folder without them.
+
+Owns the names of these files and the check of a folder before any slow work starts. Reads config.json and the headers of
+weight files but no weights, and imports no torch, because programs call it before they start an engine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vnext.models.config.json_keys import read_json
+from vnext.models.errors import ModelError
+from vnext.models.registry import require_family
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+HEADER_SIZE_MAX = 100_000_000
+OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise ModelError for a folder that cannot be loaded, as far as its configuration and its files' sizes say so."""
+    try:
+        raw = read_config(path)
+        require_family(architecture(raw))
+        refuse_quantised(raw)
+        for file in weight_files(path):
+            read_header(file)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error}); give a folder that this user may read") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of the folder `path`. Raises ModelError."""
+    if not (path / CONFIG_NAME).is_file():
+        others = found_forms(path)
+        here = f", only {others[0]}, which is a form that is not read" if others else ""
+        raise ModelError(f"{path} has no config.json{here}; give a folder with a Hugging Face checkpoint")
+    return read_json(path / CONFIG_NAME)
+
+
+def architecture(raw: dict[str, Any]) -> str:
+    """The name of a configuration's family. Raises ModelError for one that names none."""
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError("config.json names no architecture; add 'architectures' as the model's authors have it")
+    return names[0]
+
+
+def refuse_quantised(raw: dict[str, Any]) -> None:
+    """Raise ModelError for a checkpoint whose weights were quantised before."""
+    for key in ("quantization_config", "compression_config"):
+        if (said := raw.get(key)) is not None:
+            method = said.get("quant_method", "unnamed") if isinstance(said, dict) else said
+            raise ModelError(
+                f"quantised weights ({method}) are not supported; use the float checkpoint of this model, with "
+                "--quantization int8 if memory is short"
+            )
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The checkpoint's safetensors files, sorted: those that an index names, else the single one. Raises ModelError."""
+    if (path / INDEX_NAME).is_file():
+        names = read_json(path / INDEX_NAME).get("weight_map")
+        if not isinstance(names, dict) or not names or any(Path(str(name)).name != name for name in names.values()):
+            raise ModelError(f"{path / INDEX_NAME} does not map tensors to files; download the model again")
+        files = [path / name for name in sorted(set(names.values()))]
+    else:
+        files = [path / SINGLE_NAME]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{file} is missing; {_instead(path)}")
+    return files
+
+
+def found_forms(path: Path) -> list[str]:
+    """Names of files in a folder that hold weights in a form which is not read."""
+    return sorted(file.name for pattern in OTHER_FORMS for file in path.glob(pattern))
+
+
+def _instead(path: Path) -> str:
+    """What to do in a folder that lacks a weight file: it may hold the weights in a form that is not read."""
+    others = found_forms(path)
+    if not others or any(path.glob("*.safetensors")):
+        return "vnext reads safetensors weights, download the whole model"
+    return (
+        f"vnext reads safetensors weights only, and here is {others[0]}: take a revision of this model that has them, or "
+        "convert it with transformers (from_pretrained(...).save_pretrained(...))"
+    )
+
+
+def read_header(file: Path) -> bytes:
+    """The JSON header of a safetensors file, checked against the file's size. Raises ModelError."""
+    broken = ModelError(f"{file} is truncated or corrupt; download the model again")
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if not 2 <= size <= min(HEADER_SIZE_MAX, file.stat().st_size - 8):
+                raise broken
+            header = stream.read(size)
+        entries = json.loads(header)
+        spans = sorted(tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__")
+        places = [0, *(place for start, stop in spans for place in (start, stop))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise broken from error
+    if any(type(place) is not int for place in places) or places != sorted(places) or 8 + size + places[-1] != file.stat().st_size:
+        raise broken
+    return header

@@ -1,0 +1,104 @@
+"""Readers of JSON objects: a key's value of the right kind, or one sentence with the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from vnext.models.errors import ModelError
+
+COUNT_MAX = 2**31 - 1
+COUNTS_MAX = MappingProxyType(
+    {
+        **dict.fromkeys(("num_hidden_layers", "n_layer", "head_dim"), 2**14),
+        **dict.fromkeys(("hidden_size", "n_embd"), 2**20),
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "num_experts", "num_local_experts"), 2**16),
+    }
+)
+"""Bounds of what is counted out or made before a weight is read: far above any model, far below any memory."""
+SHOWN_MAX = 120
+"""Characters of a value in a sentence."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises ModelError when it is unreadable or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download the model again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object but holds {type(value).__name__}")
+    return value
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """As `read_json`, but {} where the file does not exist."""
+    return read_json(path) if path.is_file() else {}
+
+
+def required(raw: dict[str, Any], key: str, default: Any) -> Any:
+    """The value of a key; None stands for absent. Raises ModelError when there is no default either."""
+    value = raw.get(key)
+    if value is None and default is None:
+        raise ModelError(f"config.json has no {key!r}; add it as the model's authors have it")
+    return default if value is None else value
+
+
+def positive(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number of at least 1, and no larger than such a number is in any model."""
+    value = required(raw, key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{key} must be a whole number of at least 1 but is {shown(value)}; correct config.json")
+    if value > (most := COUNTS_MAX.get(key, COUNT_MAX)):
+        raise ModelError(f"{key} must be at most {most} but is {shown(value)}; correct config.json")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value, shortened for an error sentence."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+
+
+def number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+    """A number above 0."""
+    value = required(raw, key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+        raise ModelError(f"{key} must be a number above 0 but is {shown(value)}; correct config.json")
+    return float(value)
+
+
+def numbers(raw: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
+    """A list of `count` numbers above 0."""
+    values = required(raw, key, None)
+    if not isinstance(values, list) or len(values) != count:
+        raise ModelError(f"{key} must be a list of {count} numbers; correct config.json")
+    return tuple(number({key: value}, key) for value in values)
+
+
+def flag(raw: dict[str, Any], key: str, default: bool = False) -> bool:
+    """true or false."""
+    value = required(raw, key, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{key} must be true or false but is {shown(value)}; correct config.json")
+    return value
+
+
+def token_ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
+    """One id or a list of ids as a tuple, () when absent."""
+    value = raw.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= COUNT_MAX for item in ids):
+        raise ModelError(f"{key} must be a token id or a list of them but is {shown(value)}; correct config.json")
+    return tuple(ids)
+
+
+def refuse(raw: dict[str, Any], key: str, *, unless: tuple[Any, ...]) -> None:
+    """Raise ModelError for a setting that would change the arithmetic; absent, null and `unless` are harmless."""
+    value = raw.get(key)
+    if value is not None and value not in unless:
+        wanted = f"; supported is {' or '.join(map(str, unless))}" if unless else "; use a model without it"
+        raise ModelError(f"{key} {shown(value)} is not supported{wanted}")

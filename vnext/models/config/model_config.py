@@ -1,0 +1,168 @@
+"""Model configuration: the contents of a checkpoint's config.json, checked once and in vnext's terms.
+
+Owns the fields that families share and their parsing; each family's file parses the keys of that family. Ignores keys that do
+not change the arithmetic, and refuses unsupported keys that would. Reads two files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from vnext.models.config.folder import architecture, read_config, refuse_quantised
+from vnext.models.config.json_keys import flag, number, positive, read_optional_json, shown, token_ids
+from vnext.models.config.rope_config import ASKED_LENGTH, Rope, parse_rope, reach, scaling_of
+from vnext.models.errors import ModelError
+from vnext.models.registry import family
+
+ACTIVATIONS = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"})
+"""Hugging Face's names and the kernels'."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose MLP is `count` experts of `intermediate_size`, of which each token goes to `per_token`.
+
+    `normalise`: a token's shares sum to one. `dense_layers`: indices of layers with a plain MLP instead.
+    """
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalise: bool
+    dense_layers: tuple[int, ...] = ()
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
+
+    `rms_norm_eps` applies to every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all layers see
+    all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
+    `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layer_count: int
+    head_count: int
+    kv_head_count: int
+    head_dim: int
+    position_count_max: int
+    rms_norm_eps: float
+    rope: Rope
+    tie_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    activation: str = "silu"
+    windows: tuple[int, ...] = ()
+    local_rope: Rope | None = None
+    still_layers: tuple[int, ...] = ()
+    query_scale: float | None = None
+    attention_softcap: float = 0.0
+    logits_softcap: float = 0.0
+    experts: Experts | None = None
+
+
+def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:
+    """The configuration of the checkpoint in folder `path`, its generation_config.json read or not. Raises ModelError.
+
+    `asked_length`: tokens of one request that the user asks for; some models turn otherwise for longer ones.
+    """
+    generation = read_optional_json(path / "generation_config.json") if with_generation else {}
+    return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0}, generation)
+
+
+def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """config.json and generation_config.json (may be empty) as one configuration. Raises ModelError."""
+    try:
+        config = family(architecture(raw)).parse(raw, generation)
+        check_heads(config)
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:  # no reader foresees every form
+        raise ModelError(f"config.json has a value of the wrong type ({error}); correct config.json") from error
+    return config
+
+
+def common_config(raw: dict[str, Any], generation: dict[str, Any], **own: Any) -> ModelConfig:
+    """The configuration with the fields that most families spell alike; `own` fields of the family come first."""
+    refuse_quantised(raw)
+    head_count, hidden_size = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
+    head_dim = positive(raw, "head_dim", hidden_size // head_count)
+    rope = own.pop("rope", None) or parse_rope(raw, scaling_of(raw), head_dim)
+    longest = reach(rope, positive(raw, "max_position_embeddings", 2048))
+    fields: dict[str, Any] = dict(
+        architecture=raw["architectures"][0],
+        vocab_size=positive(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=positive(raw, "intermediate_size"),
+        layer_count=positive(raw, "num_hidden_layers"),
+        head_count=head_count,
+        kv_head_count=positive(raw, "num_key_value_heads", head_count),
+        head_dim=head_dim,
+        position_count_max=longest,
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        rope=rope,
+        tie_embeddings=flag(raw, "tie_word_embeddings"),
+        attention_bias=flag(raw, "attention_bias"),
+        mlp_bias=flag(raw, "mlp_bias"),
+        dtype=checkpoint_dtype(raw),
+        bos_token_id=(token_ids(generation, "bos_token_id") or token_ids(raw, "bos_token_id") or (None,))[0],
+        eos_token_ids=token_ids(generation, "eos_token_id") or token_ids(raw, "eos_token_id"),
+        activation=activation(raw, "hidden_act"),
+    )
+    windows = own.pop("windows", ())
+    if own.get("local_rope") is None and all(window == 0 or window >= longest for window in windows):
+        windows = ()
+    return ModelConfig(**{**fields, **own, "windows": windows})
+
+
+def layer_windows(raw: dict[str, Any], usual: Sequence[str]) -> tuple[int, ...]:
+    """Each layer's window: that of layers of the kind sliding_attention is sliding_window. `usual`: without layer_types."""
+    kinds = raw.get("layer_types") or usual
+    if len(kinds) != len(usual) or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise ModelError(
+            f"layer_types must name full_attention or sliding_attention for each of {len(usual)} layers but is "
+            f"{list(kinds)}; correct config.json"
+        )
+    return tuple(positive(raw, "sliding_window") if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def same_window(raw: dict[str, Any]) -> tuple[int, ...]:
+    """One window for all layers, if the configuration has one."""
+    window = 0 if raw.get("sliding_window") is None else positive(raw, "sliding_window")
+    return (window,) * positive(raw, "num_hidden_layers")
+
+
+def activation(raw: dict[str, Any], key: str) -> str:
+    """The kernels' name of an activation."""
+    name = raw.get(key) or "silu"
+    if name not in ACTIVATIONS:
+        raise ModelError(f"{key} {shown(name)} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def checkpoint_dtype(raw: dict[str, Any]) -> str:
+    """The dtype's plain name; older files say torch_dtype."""
+    name = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+    return name
+
+
+def check_heads(config: ModelConfig) -> None:
+    """Raise ModelError when queries cannot share the key-value heads or the head size cannot be rotated."""
+    if config.head_count % config.kv_head_count:
+        raise ModelError(
+            f"{config.head_count} attention heads cannot share {config.kv_head_count} key-value heads evenly; "
+            "correct num_key_value_heads in config.json"
+        )
+    if int(config.head_dim * config.rope.share) % 2:
+        raise ModelError(f"head_dim must be even for rotary embedding but is {config.head_dim}; correct config.json")

@@ -1,0 +1,54 @@
+"""Phi 3, Phi 3.5 and Phi 4: Llama's form with fused projections in the checkpoint, heads that turn in part, longrope."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from vnext.models.config.json_keys import positive
+from vnext.models.config.model_config import ModelConfig, common_config, same_window
+from vnext.models.config.rope_config import Rope, parse_rope, scaling_of
+from vnext.models.layers.assembly import Source, gated, linear
+from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.layers import Attention, GatedMlp
+from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, matrix
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+WEIGHT_AXES = MappingProxyType(
+    {
+        **LLAMA_AXES,
+        "qkv_proj": matrix((Axis.HEADS, Axis.KV_HEADS, Axis.KV_HEADS), Axis.HIDDEN),
+        "gate_up_proj": matrix((Axis.MLP, Axis.MLP), Axis.HIDDEN),
+    }
+)
+DEFAULTS = MappingProxyType(
+    {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+)
+
+
+def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    raw = {**DEFAULTS, **raw}
+    return common_config(raw, generation, windows=same_window(raw), rope=phi_rope(raw))
+
+
+def phi_rope(raw: dict[str, Any]) -> Rope:
+    """The rope; early files call longrope "su" or "yarn"."""
+    scaling = scaling_of(raw)
+    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):
+        scaling = {**scaling, "rope_type": "longrope"}
+    usual = positive(raw, "hidden_size") // positive(raw, "num_attention_heads")
+    return parse_rope(raw, scaling, positive(raw, "head_dim", usual), partial=True)
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    return assemble_decoder(
+        source,
+        config,
+        lambda prefix, index: (
+            Attention(linear(source, prefix, "self_attn.qkv_proj"), linear(source, prefix, "self_attn.o_proj")),
+            GatedMlp(gated(source, prefix, "mlp.gate_up_proj"), linear(source, prefix, "mlp.down_proj")),
+        ),
+    )

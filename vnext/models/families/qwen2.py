@@ -1,0 +1,44 @@
+"""Qwen 2 and 2.5: Llama's form with biases of queries, keys and values, and a window in the upper layers if asked."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from vnext.models.config.json_keys import flag, positive
+from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
+from vnext.models.layers.assembly import Source, attention, gated_mlp
+from vnext.models.layers.decoder import Params, assemble_decoder, forward, logits
+from vnext.models.layers.sharding import WEIGHT_AXES
+
+__all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
+
+DEFAULTS = MappingProxyType(
+    {
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    }
+)
+
+
+def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """The configuration. Raises ModelError."""
+    raw = {**DEFAULTS, **raw}
+    return common_config(raw, generation, windows=upper_windows(raw))
+
+
+def upper_windows(raw: dict[str, Any]) -> tuple[int, ...]:
+    """Windows of the layers from max_window_layers on, where use_sliding_window is on."""
+    if not flag(raw, "use_sliding_window") or raw.get("sliding_window") is None:
+        return ()
+    full, count = raw.get("max_window_layers") or 0, positive(raw, "num_hidden_layers")
+    return layer_windows(raw, [("full" if index < full else "sliding") + "_attention" for index in range(count)])
+
+
+def assemble(source: Source, config: ModelConfig) -> Params:
+    """The parameters."""
+    return assemble_decoder(
+        source, config, lambda prefix, index: (attention(source, prefix, qkv_bias=True), gated_mlp(source, prefix))
+    )

@@ -1,0 +1,99 @@
+"""Assembly: the shared layers from a source of checkpoint tensors under Hugging Face's usual names."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+from vnext.models.layers.layers import Attention, GatedMlp, Linear, SparseMlp
+
+
+class Source(Protocol):
+    """Where weights come from: this rank's part of named tensors, in the wanted dtype and place."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+
+    def fused(self, names: tuple[str, ...]) -> torch.Tensor:
+        """The parts of these tensors, one below the other."""
+
+    def wide(self, name: str) -> torch.Tensor:
+        """One tensor's part in float32."""
+
+    def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
+        """`fused`, packed for the products; `exact`: never quantised."""
+
+    def packed_gated(self, names: tuple[str, ...]) -> Any:
+        """`fused` gate and up, packed for the product that applies the model's activation."""
+
+    def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
+        """The fused weights of each expert, packed; `gated`: gate and up."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A computed tensor, moved to the device with its dtype kept."""
+
+
+def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:
+    """The modules' weights, fused, with their biases if they have any; `prefix` ends with a dot."""
+    weight = source.packed(tuple(f"{prefix}{module}.weight" for module in modules))
+    return Linear(weight, source.fused(tuple(f"{prefix}{module}.bias" for module in modules)) if bias else None)
+
+
+def gated(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:
+    """As `linear`, of gate and up. A bias comes between product and activation, so it keeps the two apart."""
+    if bias:
+        return linear(source, prefix, *modules, bias=True)
+    return Linear(source.packed_gated(tuple(f"{prefix}{module}.weight" for module in modules)), None)
+
+
+def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_head.weight") -> tuple[Any, Any]:
+    """The embedding and the head; tied, they are one packed weight, which is quantised with the others.
+
+    An embedding apart is looked up and not multiplied: quantising it would round more and read no less.
+    """
+    if config.tie_embeddings:
+        packed = source.packed((name,))
+        return packed, packed
+    if head not in source:
+        raise ModelError(
+            f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
+            'did, add "tie_word_embeddings": true to config.json, else download the model again'
+        )
+    return source.fused((name,)), source.packed((head,))
+
+
+def attention(
+    source: Source, prefix: str, *, qkv_bias: bool = False, output_bias: bool = False, head_norms: bool = False
+) -> Attention:
+    """The attention of the layer at `prefix`; `head_norms`: q_norm and k_norm over each head, in the model's dtype."""
+    here = prefix + "self_attn."
+    return Attention(
+        qkv=linear(source, here, "q_proj", "k_proj", "v_proj", bias=qkv_bias),
+        output=linear(source, here, "o_proj", bias=output_bias),
+        q_norm=source.fused((here + "q_norm.weight",)) if head_norms else None,
+        k_norm=source.fused((here + "k_norm.weight",)) if head_norms else None,
+    )
+
+
+def gated_mlp(source: Source, prefix: str, *, bias: bool = False) -> GatedMlp:
+    """The gated MLP of the layer at `prefix`."""
+    here = prefix + "mlp."
+    return GatedMlp(
+        gated(source, here, "gate_proj", "up_proj", bias=bias), linear(source, here, "down_proj", bias=bias)
+    )
+
+
+def sparse_mlp(source: Source, config: ModelConfig, here: str, gate: str, up: str, down: str) -> SparseMlp:
+    """The experts at `here`, which ends with a dot, by their own names of gate, up and down.
+
+    The router stays exact: it is small, and a score that is rounded sends a token elsewhere.
+    """
+    experts = [f"{here}experts.{index}." for index in range(config.experts.count)]
+    return SparseMlp(
+        router=source.packed((here + "gate.weight",), exact=True),
+        gate_up=source.stacked(tuple((f"{expert}{gate}.weight", f"{expert}{up}.weight") for expert in experts), True),
+        down=source.stacked(tuple((f"{expert}{down}.weight",) for expert in experts), False),
+    )

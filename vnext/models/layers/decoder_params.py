@@ -1,0 +1,32 @@
+"""The parameters of the decoder that most families are. Owns their shape and nothing that computes with them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
+
+
+class LayerParams(NamedTuple):
+    """One decoder layer."""
+
+    attention_norm: torch.Tensor
+    attention: Attention
+    mlp_norm: torch.Tensor
+    mlp: GatedMlp | SparseMlp
+
+
+class Params(NamedTuple):
+    """One rank's weights. `head` is packed, and tied it is also the embedding. `frequencies` are float32 [R / 2].
+
+    `stack` is the layers once more as one call, where there is one; without it they run one by one, with the same bits.
+    """
+
+    embedding: Any
+    layers: tuple[LayerParams, ...]
+    norm: torch.Tensor
+    head: Any
+    frequencies: torch.Tensor
+    stack: Any = None

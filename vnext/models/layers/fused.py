@@ -1,0 +1,106 @@
+"""A decoder's layers as one call of the CPU's kernels, where they have the form for it.
+
+Owns the question whether they have: the common decoder with gated MLPs, weights and norms of one dtype that the kernels
+packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vnext.kernels.cpu import stack as kernel
+from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
+from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.decoder_params import LayerParams
+from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
+from vnext.models.layers.layers import GatedMlp, Step
+
+
+def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
+    """The layers as the kernels see them; None where they must run one by one."""
+    if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
+        return None
+    if len(kv_groups(config).windows) > 1 or config.still_layers:
+        return None  # the one call has one place and one angle for a token, groups of layers have others
+    windows = config.windows or (0,) * len(layers)
+    described = kernel.describe(tuple(_describe_layer(*pair) for pair in zip(layers, windows)))
+    return described if all(_is_alike(layer, described) for layer in described.layers) else None
+
+
+def run(
+    stack: Stack, residual: torch.Tensor, norm: torch.Tensor, kv: KvCache, batch: ForwardBatch, step: Step
+) -> torch.Tensor | None:
+    """The layers on residual [T, hidden], which is used up -> [S, hidden] at batch.sample_at after the last norm.
+
+    None, with nothing done, where this step or cache is not what the kernels take.
+    """
+    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous():
+        return None
+    caches = caches_of(stack, norm, kv)
+    _, kv_heads, block_size, head_dim = kv[0][0].shape
+    if caches is None or (kv_heads, block_size) != (step.metadata.kv_head_count, step.metadata.block_size):
+        return None
+    plan, config = step.metadata.kernel(stack.joined // head_dim - 2 * kv_heads), step.config
+    if plan.token_count != residual.shape[0]:
+        return None
+    angles = kernel.Angles(step.cosine, step.sine)
+    return kernel.run(
+        stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
+        config.attention_softcap,
+    )  # fmt: skip
+
+
+def caches_of(stack: Stack, norm: torch.Tensor, kv: KvCache) -> Caches | None:
+    """The cache as the kernels see it beside these layers and the norm behind them; None where they do not take it."""
+    keys = kv[0][0]
+    _, kv_heads, _, head_dim = keys.shape
+    if keys.dtype is not stack.dtype or norm.dtype is not stack.dtype or head_dim > HEAD_DIM_MAX or head_dim % 2:
+        return None
+    places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
+    if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
+        return None
+    return Caches(places, keys.stride(0), head_dim)
+
+
+def _is_common(layer: LayerParams, activation: str) -> bool:
+    """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up."""
+    if not isinstance(layer.mlp, GatedMlp):
+        return False
+    weights = (layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight)
+    if not all(isinstance(weight, Packed) for weight in weights):
+        return False
+    gates = [weight.linear.gate for weight in weights]
+    return gates == ["", "", activation, ""] and layer.mlp.gate_up.bias is None
+
+
+def _describe_layer(layer: LayerParams, window: int) -> StackLayer:
+    attention, widening = layer.attention, layer.mlp
+    return StackLayer(
+        qkv=attention.qkv.weight.linear,
+        output=attention.output.weight.linear,
+        gate_up=widening.gate_up.weight.linear,
+        down=widening.down.weight.linear,
+        qkv_bias=attention.qkv.bias,
+        output_bias=attention.output.bias,
+        down_bias=widening.down.bias,
+        attention_norm=layer.attention_norm,
+        mlp_norm=layer.mlp_norm,
+        query_norm=attention.q_norm,
+        key_norm=attention.k_norm,
+        window=window,
+    )
+
+
+def _is_alike(layer: StackLayer, stack: Stack) -> bool:
+    """Sizes and dtypes of the first layer throughout."""
+    fields: tuple[Any, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
+    sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
+    vectors = [field for field in layer if isinstance(field, torch.Tensor)]
+    dense = all(vector.is_contiguous() and vector.device.type == "cpu" for vector in vectors)
+    heads = (layer.query_norm is None) is (layer.key_norm is None)
+    return sizes and dense and heads and all(field.dtype is stack.dtype for field in (*fields, *vectors))

@@ -1,0 +1,107 @@
+"""The key-value cache: its layout, size and making. Who holds which block is not known here.
+
+Layers come in groups, those of one group seeing equally far back; all groups have pages of one size, so that one pool
+serves them. A page holds `block_size` tokens of every layer of a group: each place in a page has a pair (key, value) of
+[page_count, kv_heads_local, block_size, head_dim], shared by the layers that have this place in their groups. Heads come
+before slots so that one head's tokens of a page are one run of memory: attention reads a head at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels.contracts import have_dense_blocks
+from vnext.kernels.cpu.memory import huge
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.sharding import Parallel, local_kv_heads
+
+KvCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+class KvPairs(KvCache):
+    """A cache that is asked each step where it lies: looked at once."""
+
+    @cached_property
+    def places(self) -> np.ndarray | None:
+        """Addresses int64 [2 * layers] of keys and values, one layer after the other, where all have dense blocks at equal
+        distances; else None."""
+        strides = self[0][0].stride()
+        alike = have_dense_blocks(*self[0]) and all(cache.stride() == strides for pair in self for cache in pair)
+        return np.array([cache.data_ptr() for pair in self for cache in pair], dtype=np.int64) if alike else None
+
+
+class KvGroups(NamedTuple):
+    """`windows`: what each group's layers see, 0 for all. `group_of`, `place_of`: each layer's group and its place in the
+    pages of that group, below `page_layers`."""
+
+    windows: tuple[int, ...]
+    group_of: tuple[int, ...]
+    place_of: tuple[int, ...]
+    page_layers: int
+
+
+def kv_groups(config: ModelConfig) -> KvGroups:
+    """The layers in groups of one size: that of the kind with the fewest layers, or, where the kinds have about as many
+    layers, of the one with the most. A group that is not full leaves places of its pages unused.
+
+    The rule and its factor are vLLM's (docs, "Hybrid KV Cache Manager"; v1/core/kv_cache_utils.py).
+    """
+    return _grouped(config.windows or (0,) * config.layer_count)
+
+
+@cache
+def _grouped(layer_windows: tuple[int, ...]) -> KvGroups:
+    kinds = {window: [] for window in layer_windows}
+    for layer, window in enumerate(layer_windows):
+        kinds[window].append(layer)
+    counts = [len(layers) for layers in kinds.values()]
+    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    windows, group_of, place_of = [], [0] * len(layer_windows), [0] * len(layer_windows)
+    for window, layers in kinds.items():
+        for first in range(0, len(layers), size):
+            for place, layer in enumerate(layers[first : first + size]):
+                group_of[layer], place_of[layer] = len(windows), place
+            windows.append(window)
+    return KvGroups(tuple(windows), tuple(group_of), tuple(place_of), size)
+
+
+def make_kv_cache(
+    config: ModelConfig,
+    page_count: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    parallel: Parallel,
+    together: bool = False,
+) -> KvCache:
+    """An empty cache, zeroed: a (key, value) pair for each layer. On the CPU a page takes memory when it is first used.
+
+    `together`: a page's layers are one run of memory, [page_count, layers, 2, ...], so that few pages take few huge pages;
+    else each tensor is. What computes on the CPU takes both forms, with the same bits.
+    """
+    groups = kv_groups(config)
+    shape = (local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
+
+    def zeros(*sizes: int) -> torch.Tensor:
+        if torch.device(device).type != "cpu":
+            return torch.zeros(sizes, dtype=dtype, device=device)
+        return huge(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)
+
+    if together:
+        pages = zeros(page_count, groups.page_layers, 2, *shape)
+        pairs = tuple((pages[:, place, 0], pages[:, place, 1]) for place in range(groups.page_layers))
+    else:
+        pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
+    layers = tuple(pairs[place] for place in groups.place_of)
+    return KvPairs(layers) if torch.device(device).type == "cpu" else layers  # compilers want a plain tuple
+
+
+def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:
+    """Bytes of one page on one rank, over all layers of a group, keys and values."""
+    per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * config.head_dim * dtype.itemsize
+    return per_layer * kv_groups(config).page_layers

@@ -1,0 +1,186 @@
+"""Layers: the parts that families are put together from, as pure functions over NamedTuples of tensors.
+
+Each is a handful of calls of the operations table and of the group's collectives. They know no ranks, no requests and
+no files. In a layer all writes to the cache precede the attention's reads, since rows of one step may share a block
+that this very step fills.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.kernels.table import Operations, operations
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch, host_batch
+from vnext.models.layers.kv_cache import KvCache, kv_groups
+from vnext.models.layers.rope import rotary_angles
+from vnext.models.layers.sharding import Parallel
+
+LayerCache = tuple[torch.Tensor, torch.Tensor]
+PART_ROWS = 64
+"""Parts of a product are multiples of it: of a tile, and of products of one shape."""
+
+
+class Linear(NamedTuple):
+    """weight: packed, of [out, in]. bias [out] or None."""
+
+    weight: Any
+    bias: torch.Tensor | None
+
+
+class Attention(NamedTuple):
+    """`qkv` is column-parallel and fused, `output` row-parallel; norms [head_dim] of each query and key head or None."""
+
+    qkv: Linear
+    output: Linear
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+class GatedMlp(NamedTuple):
+    """`gate_up` is column-parallel and fused, `down` row-parallel."""
+
+    gate_up: Linear
+    down: Linear
+
+
+class SparseMlp(NamedTuple):
+    """Experts: `router` packed [E, hidden]; gate_up [E, 2 * I, hidden] and down [E, hidden, I] packed, I split."""
+
+    router: Any
+    gate_up: Any
+    down: Any
+
+
+class Step(NamedTuple):
+    """What a layer of one step needs beside its weights; layers of one group share one.
+
+    `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
+    """
+
+    operations: Operations
+    config: ModelConfig
+    parallel: Parallel
+    slots: torch.Tensor
+    metadata: Any
+    cosine: torch.Tensor | None
+    sine: torch.Tensor | None
+    scale: float
+    window: int
+
+
+def layer_steps(
+    kv: KvCache,
+    batch: ForwardBatch,
+    config: ModelConfig,
+    parallel: Parallel,
+    frequencies: torch.Tensor | None,
+    local_frequencies: torch.Tensor | None = None,
+) -> tuple[Step, ...]:
+    """Each layer's step, made once for all layers. `local_frequencies`: those of layers with a window, if others."""
+    chosen = operations(batch.token_ids.device.type)
+    groups, prepared = kv_groups(config), batch.attention
+    if prepared is not None and prepared.attend is not None:
+        chosen = chosen._replace(paged_attention=prepared.attend)
+    cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
+    scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+    plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0)
+    if local_frequencies is not None and config.local_rope is not None:
+        cosine, sine = rotary_angles(batch.positions, local_frequencies, config.local_rope)
+    local = plain._replace(cosine=cosine, sine=sine)
+
+    def step_of(window: int, slots: torch.Tensor, metadata: Any) -> Step:
+        return (local if window else plain)._replace(slots=slots, metadata=metadata, window=window)
+
+    places = ((batch.slots, batch.block_table), *batch.groups)
+    metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
+    steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
+    still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
+    return tuple(
+        (still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)
+    )
+
+
+def describe_attention(
+    kv: KvCache, batch: ForwardBatch, chosen: Operations, windows: tuple[int, ...], *shared: int
+) -> list[Any]:
+    """The attention's metadata of each group of layers. `shared`: with how many common blocks all rows begin, for an
+    attention that reads them once."""
+    host, (_, kv_heads, block_size, _) = host_batch(batch), kv[0][0].shape
+    tables = [batch.block_table, *[group.block_table for group in batch.groups]]
+    return [
+        chosen.attention_metadata(*host, table, block_size, kv_heads, (window,), *shared)
+        for window, table in zip(windows, tables, strict=True)
+    ]
+
+
+def attention(layer: Attention, cache: LayerCache, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Self-attention of x [T, hidden]: writes this step's keys and values, then reads the contexts."""
+    qkv = step.operations.linear(x, layer.qkv.weight, layer.qkv.bias)
+    return attend(qkv, layer, cache, step)
+
+
+def attend(qkv: torch.Tensor, layer: Attention, cache: LayerCache, step: Step) -> torch.Tensor:
+    """The rest of attention from qkv [T, (heads + 2 * kv_heads) * head_dim], which is used up -> [T, hidden]."""
+    chosen = step.operations
+    query = chosen.rotary_kv_write(
+        qkv, layer.q_norm, layer.k_norm, step.config.rms_norm_eps, step.cosine, step.sine, *cache, step.slots
+    )
+    seen = chosen.paged_attention(query, *cache, step.metadata, step.scale, step.window, step.config.attention_softcap)
+    return row(seen.flatten(1), layer.output, step)
+
+
+def mlp(layer: GatedMlp | SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Either kind of MLP of x [T, hidden]."""
+    return gated_mlp(layer, x, step) if isinstance(layer, GatedMlp) else sparse_mlp(layer, x, step)
+
+
+def gated_mlp(layer: GatedMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """down(activation(gate(x)) * up(x)) of x [T, hidden]."""
+    widened = step.operations.gated_linear(x, layer.gate_up.weight, layer.gate_up.bias, step.config.activation)
+    return row(widened, layer.down, step)
+
+
+def sparse_mlp(layer: SparseMlp, x: torch.Tensor, step: Step) -> torch.Tensor:
+    """Each token of x [T, hidden] through the experts that the router gives it. Every rank holds a part of each expert."""
+    chosen, settings = step.operations, step.config.experts
+    shares, ids = chosen.route(chosen.linear(x, layer.router, None), settings.per_token, settings.normalise)
+    return step.parallel.all_reduce(chosen.experts(x, shares, ids, layer.gate_up, layer.down, step.config.activation))
+
+
+def row(x: torch.Tensor, linear: Linear, step: Step) -> torch.Tensor:
+    """[T, in_local] -> [T, out]: partial sums over the ranks' inputs, then the bias, once."""
+    if step.parallel.world_size == 1:
+        return step.operations.linear(x, linear.weight, linear.bias)
+    product = summed_product(x, linear.weight, step)
+    return product if linear.bias is None else product + linear.bias
+
+
+def summed_product(x: torch.Tensor, weight: Any, step: Step) -> torch.Tensor:
+    """The product's sum over ranks [T, out]. A large one is made in two parts: the first is summed while the second is made."""
+    parallel, multiply = step.parallel, step.operations.linear
+    part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
+    if parallel.begin_all_reduce is None or part * weight.shape[0] * x.itemsize < parallel.beside_bytes_min or part >= x.shape[0]:
+        return parallel.all_reduce(multiply(x, weight, None))
+    ends = [parallel.begin_all_reduce(multiply(rows, weight, None)) for rows in x.split(part)]
+    return torch.cat([end() for end in ends])
+
+
+def embed(embedding: Any, token_ids: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+    """Rows of the vocabulary-parallel embedding [V_local, hidden], plain or packed: ids held elsewhere give zeros, summed."""
+    rows = operations(token_ids.device.type).embedding_rows(embedding, token_ids, parallel.rank * embedding.shape[0])
+    return rows if parallel.world_size == 1 else parallel.all_reduce(rows)
+
+
+def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:
+    """Hidden states [S, hidden] by the packed head [V_local, hidden] -> float32 [S, vocab_size], whole on every rank.
+
+    No operation that can be left out: between two steps' weights even a slice's code has left the caches.
+    """
+    whole = parallel.all_gather(operations(hidden.device.type).logits(hidden, head), 1)
+    if whole.shape[1] != config.vocab_size:
+        whole = whole[:, : config.vocab_size]
+    cap = config.logits_softcap
+    return whole.div(cap).tanh_().mul_(cap) if cap else whole

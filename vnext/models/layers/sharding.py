@@ -1,0 +1,188 @@
+"""The sharding table: which part of each weight a rank holds, and the collectives that join the parts again.
+
+    axis                   split over ranks      weights that have it
+    hidden, head_dim,      whole on every rank   embedding, norms, routers, inputs of column-parallel and outputs of
+    experts, positions                           row-parallel weights
+    heads                  evenly                query projection (column), output projection (row)
+    kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
+    mlp, expert_mlp        evenly                gate and up projection (column), down projection (row)
+    vocab                  evenly, last padded   embedding, output head
+Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple, assert_never
+
+import msgspec
+import torch
+
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+
+
+class Axis(StrEnum):
+    """A logical axis of a weight."""
+
+    HIDDEN = "hidden"
+    HEAD_DIM = "head_dim"
+    HEADS = "heads"
+    KV_HEADS = "kv_heads"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    EXPERT_MLP = "expert_mlp"
+    VOCAB = "vocab"
+    POSITIONS = "positions"
+
+
+WHOLE = frozenset({Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS})
+
+
+class Layout(NamedTuple):
+    """How a checkpoint holds `<name>.weight`: its axes as [out, in], or [out] of a norm; `<name>.bias` has the first.
+
+    `out` may be several axes one below the other. `flipped`: the file holds [in, out].
+    """
+
+    out: tuple[Axis, ...]
+    inner: Axis | None = None
+    flipped: bool = False
+
+
+LayoutTable = Mapping[str, Layout]
+"""By module name, or by its last two parts without numbers ("experts.gate_proj"), which come first."""
+
+
+def matrix(out: Axis | tuple[Axis, ...], inner: Axis, *, flipped: bool = False) -> Layout:
+    """A weight of two axes."""
+    return Layout((out,) if isinstance(out, Axis) else out, inner, flipped)
+
+
+WEIGHT_AXES: LayoutTable = MappingProxyType(
+    {
+        "embed_tokens": matrix(Axis.VOCAB, Axis.HIDDEN),
+        "lm_head": matrix(Axis.VOCAB, Axis.HIDDEN),
+        "norm": Layout((Axis.HIDDEN,)),
+        "input_layernorm": Layout((Axis.HIDDEN,)),
+        "post_attention_layernorm": Layout((Axis.HIDDEN,)),
+        "q_proj": matrix(Axis.HEADS, Axis.HIDDEN),
+        "k_proj": matrix(Axis.KV_HEADS, Axis.HIDDEN),
+        "v_proj": matrix(Axis.KV_HEADS, Axis.HIDDEN),
+        "o_proj": matrix(Axis.HIDDEN, Axis.HEADS),
+        "q_norm": Layout((Axis.HEAD_DIM,)),
+        "k_norm": Layout((Axis.HEAD_DIM,)),
+        "gate_proj": matrix(Axis.MLP, Axis.HIDDEN),
+        "up_proj": matrix(Axis.MLP, Axis.HIDDEN),
+        "down_proj": matrix(Axis.HIDDEN, Axis.MLP),
+    }
+)
+"""The names that Llama began; a family adds its own."""
+
+
+class Parallel(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's view of its group.
+
+    `all_reduce(tensor)` gives the sum over ranks, the same bits on each. `all_gather(tensor, dim)` gives the ranks'
+    tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
+    a device's graph. `begin_all_reduce(tensor)` begins the same sum beside the work that follows and returns what ends it, with
+    its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`.
+    """
+
+    rank: int
+    world_size: int
+    all_reduce: Callable[[torch.Tensor], torch.Tensor]
+    all_gather: Callable[[torch.Tensor, int], torch.Tensor]
+    can_capture: bool = False
+    begin_all_reduce: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
+    beside_bytes_min: int = 0
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The half-open range [start, stop) of an axis that a rank holds, in a space of `size` >= stop - start."""
+
+    start: int
+    stop: int
+    size: int
+
+
+def alone() -> Parallel:
+    """The group of one rank: both collectives are the identity."""
+    return Parallel(rank=0, world_size=1, all_reduce=lambda tensor: tensor, all_gather=lambda tensor, dim: tensor)
+
+
+def layout_of(name: str, table: LayoutTable = WEIGHT_AXES) -> Layout:
+    """The layout of a checkpoint tensor such as "model.layers.0.self_attn.q_proj.weight"."""
+    *path, module, kind = [part for part in name.split(".") if not part.isdigit()]
+    layout = table.get(".".join((*path[-1:], module))) or table[module]
+    return Layout(layout.out) if kind == "bias" else layout
+
+
+def axis_size(axis: Axis, config: ModelConfig) -> int:
+    """The whole size of an axis."""
+    match axis:
+        case Axis.HIDDEN:
+            return config.hidden_size
+        case Axis.HEAD_DIM:
+            return config.head_dim
+        case Axis.HEADS:
+            return config.head_count * config.head_dim
+        case Axis.KV_HEADS:
+            return config.kv_head_count * config.head_dim
+        case Axis.MLP:
+            return config.intermediate_size
+        case Axis.EXPERTS:
+            return config.experts.count if config.experts else 0
+        case Axis.EXPERT_MLP:
+            return config.experts.intermediate_size if config.experts else 0
+        case Axis.VOCAB:
+            return config.vocab_size
+        case Axis.POSITIONS:
+            return config.position_count_max
+    assert_never(axis)
+
+
+def axis_part(axis: Axis, config: ModelConfig, parallel: Parallel) -> Part:
+    """This rank's part of an axis. Call `check_world_size` once before."""
+    whole, rank, ranks = axis_size(axis, config), parallel.rank, parallel.world_size
+    if axis in WHOLE:
+        return Part(start=0, stop=whole, size=whole)
+    if axis is Axis.KV_HEADS:
+        size = local_kv_heads(config, ranks) * config.head_dim
+        start = rank * config.kv_head_count // ranks * config.head_dim
+        return Part(start=start, stop=start + size, size=size)
+    size = -(-whole // ranks)
+    start = min(rank * size, whole)
+    return Part(start=start, stop=min(start + size, whole), size=size)
+
+
+def local_heads(config: ModelConfig, world_size: int) -> int:
+    """Query heads on one rank."""
+    return config.head_count // world_size
+
+
+def local_kv_heads(config: ModelConfig, world_size: int) -> int:
+    """Key-value heads on one rank: at least one, shared by neighbours when there are fewer heads than ranks."""
+    return max(1, config.kv_head_count // world_size)
+
+
+def divides(config: ModelConfig, world_size: int) -> bool:
+    """Whether heads and the intermediate sizes split evenly over this many ranks."""
+    few, many = sorted((config.kv_head_count, world_size))
+    wide = axis_size(Axis.MLP, config) % world_size == 0 == axis_size(Axis.EXPERT_MLP, config) % world_size
+    return config.head_count % world_size == 0 and many % few == 0 and wide
+
+
+def check_world_size(config: ModelConfig, world_size: int) -> None:
+    """Raise ModelError, naming the sizes that would do, when the model does not split over this many ranks."""
+    if world_size >= 1 and divides(config, world_size):
+        return
+    fitting = [str(size) for size in range(1, config.head_count + 1) if divides(config, size)]
+    experts = f" (experts: {config.experts.intermediate_size})" if config.experts else ""
+    raise ModelError(
+        f"{config.head_count} attention heads, {config.kv_head_count} key-value heads and an intermediate size of "
+        f"{config.intermediate_size}{experts} do not split over {world_size} ranks; choose a world size out of "
+        f"{', '.join(fitting)}"
+    )

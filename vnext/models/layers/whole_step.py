@@ -1,0 +1,102 @@
+"""Whole step: runs a step of the common decoder, from token ids to sampled tokens, in one call of the CPU kernels.
+
+Owns the decision whether a model can run this way, and the angles of all positions so far. Serves the decoder of `decoder.py`
+whose layers run as one call (`fused.py`), on one rank, with a head over the whole vocabulary. All other models, and steps
+whose logits are needed, go through `forward` and `logits`, with the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from vnext.kernels.cpu import step as kernel
+from vnext.kernels.cpu.operations import Packed
+from vnext.kernels.cpu.stack import Angles
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers import decoder, fused
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.rope import rotary_angles
+from vnext.models.layers.sharding import Parallel
+from vnext.models.registry import Family
+
+LOGITS_MAX = 1 << 22
+"""Of a step: its memory is kept, and with more of them nothing beside the kernels counts."""
+POSITIONS_MIN = 1024
+
+
+class Sampled(Protocol):
+    """The sampling parameters of the rows."""
+
+    def columns(self) -> tuple[torch.Tensor, ...]: ...
+
+
+class WholeStep:
+    """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
+
+    def __init__(self, model: kernel.StepModel, frequencies: torch.Tensor, config: ModelConfig) -> None:
+        self._model, self._frequencies, self._config = model, frequencies, config
+        self._described = self._with_angles(POSITIONS_MIN)
+        self._batch: ForwardBatch | None = None
+        self._sampling: Sampled | None = None
+        self._step: kernel.DescribedStep | None = None
+
+    def takes(self, sample_count: int) -> bool:
+        """Whether a step may sample `sample_count` tokens."""
+        return sample_count * self._model.head.outputs <= LOGITS_MAX
+
+    def run(self, batch: ForwardBatch, sampling: Sampled) -> np.ndarray:
+        """The tokens sampled at batch.sample_at, int64 [S], to be read before the next call.
+
+        `sampling.columns()` are those of `cpu.sampling.sample_rows`.
+        """
+        if batch is not self._batch or sampling is not self._sampling:
+            given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if name != "columns"}
+            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns()))
+            self._batch, self._sampling = batch, sampling
+        while not kernel.run(self._described, self._step):
+            self._described = self._with_angles(2 * (int(batch.positions.max()) + 1))
+        return self._step.tokens
+
+    def _with_angles(self, position_count: int) -> kernel.DescribedModel:
+        angles = rotary_angles(torch.arange(position_count), self._frequencies, self._config.rope)
+        return kernel.describe_model(self._model, Angles(*angles))
+
+
+def whole_step(family: Family, params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel) -> WholeStep | None:
+    """The WholeStep of this model and cache; None where the kernels cannot run it."""
+    if family.forward is not decoder.forward or family.logits is not decoder.logits or params.stack is None:
+        return None
+    if parallel.world_size > 1 or config.logits_softcap or not _has_plain_ends(params, config):
+        return None
+    caches = fused.caches_of(params.stack, params.norm, kv)
+    if caches is None:
+        return None
+    _, kv_heads, block_size, head_dim = kv[0][0].shape
+    model = kernel.StepModel(
+        stack=params.stack,
+        caches=caches,
+        head_count=params.stack.joined // head_dim - 2 * kv_heads,
+        kv_head_count=kv_heads,
+        block_size=block_size,
+        last_norm=params.norm,
+        embedding=params.embedding.linear if isinstance(params.embedding, Packed) else params.embedding,
+        head=params.head.linear,
+        eps=config.rms_norm_eps,
+        scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
+        softcap=config.attention_softcap,
+    )
+    return WholeStep(model, params.frequencies, config)
+
+
+def _has_plain_ends(params: Any, config: ModelConfig) -> bool:
+    """Whether the kernels look up the embedding and multiply by the head as they are."""
+    embedding, head, dtype = params.embedding, params.head, params.stack.dtype
+    if not isinstance(head, Packed) or head.linear.gate or head.dtype is not dtype or head.shape[0] != config.vocab_size:
+        return False
+    if isinstance(embedding, torch.Tensor) and not embedding.is_contiguous():
+        return False
+    return isinstance(embedding, Packed | torch.Tensor) and embedding.dtype is dtype

@@ -1,0 +1,147 @@
+"""A checkpoint on disk: finds the safetensors file of each tensor and reads parts of tensors.
+
+Owns the files' memory maps while open and the errors for broken tensors; folder.py owns the list of required files. Reads only
+the requested parts, and releases their pages once the caller has copied them, so that a model is never in memory twice. Knows
+no model: names, shapes and ranges come from the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.models.config.folder import CONFIG_NAME, read_header, weight_files
+from vnext.models.errors import ModelError
+
+DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+"""The files' names of what can be read."""
+SAMPLE_COUNT = 16
+SAMPLE_SIZE_BYTES = 4096
+
+
+class Stored(NamedTuple):
+    """A tensor in a file: its dtype by the file's own name, its whole shape, and the bytes [start, stop) of the file."""
+
+    file: Path
+    mapping: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Checkpoint:
+    """Mapped tensors by name. Made by `open_checkpoint`."""
+
+    def __init__(self, path: Path, tensors: dict[str, Stored], size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def dtype(self, name: str) -> torch.dtype | None:
+        """A tensor's dtype in its file, None where `part` would refuse it."""
+        return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None
+
+    def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
+        """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError.
+
+        It lies in the file's mapping, not to be written to nor kept: copy it, then `release` the tensor.
+        """
+        self.require(name, shape)
+        found = self._tensors[name]
+        whole = torch.frombuffer(found.mapping, dtype=DTYPES[found.dtype], count=prod(shape), offset=found.start)
+        return whole.view(shape)[ranges]
+
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ModelError unless there is such a tensor, of this whole shape and a dtype that can be read."""
+        if name not in self._tensors:
+            raise ModelError(f"{self.path} has no tensor {name!r}; config.json asks for it, download the model again")
+        found = self._tensors[name]
+        if found.shape != shape:
+            raise ModelError(
+                f"tensor {name!r} in {found.file} has the shape {list(found.shape)} but config.json asks for "
+                f"{list(shape)}; the two files do not belong together"
+            )
+        if found.dtype not in DTYPES:
+            raise ModelError(
+                f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(DTYPES)}"
+            )
+
+    def release(self, name: str) -> None:
+        """Release the memory of a tensor's pages; another read takes them from the file."""
+        found = self._tensors[name]
+        first = found.start // mmap.PAGESIZE * mmap.PAGESIZE
+        found.mapping.madvise(mmap.MADV_DONTNEED, first, found.stop - first)
+
+
+@contextmanager
+def open_checkpoint(path: Path) -> Iterator[Checkpoint]:
+    """The checkpoint in folder `path`, its files mapped until the block ends. Raises ModelError."""
+    files = weight_files(path)
+    tensors: dict[str, Stored] = {}
+    for file in files:
+        tensors |= stored_tensors(file)
+    yield Checkpoint(path, tensors, sum(file.stat().st_size for file in files))
+
+
+def stored_tensors(file: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, mapped. Raises ModelError where the header does not match the file."""
+    header = read_header(file)
+    begin = 8 + len(header)
+    try:
+        with file.open("rb") as stream:  # a private map: torch warns of memory that must not be written to
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        return {
+            name: stored(file, mapping, entry, begin)
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise ModelError(f"{file} is truncated or corrupt ({error}); download the model again") from error
+
+
+def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) -> Stored:
+    """One entry of a header whose data begin at byte `begin`. Raises ValueError, KeyError or TypeError for a broken one."""
+    start, stop = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    sized = DTYPES.get(entry["dtype"])
+    if not 0 <= start <= stop or begin + stop > len(mapping):
+        raise ValueError(f"data at {start} to {stop} of {len(mapping) - begin} bytes")
+    if sized is not None and (any(size < 0 for size in shape) or prod(shape) * sized.itemsize != stop - start):
+        raise ValueError(f"{stop - start} bytes for the shape {list(shape)} of {entry['dtype']}")
+    return Stored(file, mapping, entry["dtype"], shape, begin + start, begin + stop)
+
+
+def fingerprint(path: Path | str) -> str:
+    """A digest of a checkpoint, 32 hexadecimal digits, the same wherever and whenever its files are the same.
+
+    Cheap, not complete: it covers config.json, generation_config.json, and of each weight file the name, size, header
+    and SAMPLE_COUNT pages spread over it; not every byte of gigabytes. Two trainings of one model differ in every
+    page, so they differ here; a single weight changed by hand may not. Raises ModelError.
+    """
+    path = Path(path)
+    digest = blake2b(digest_size=16)
+    for name in (CONFIG_NAME, "generation_config.json"):
+        content = (path / name).read_bytes() if (path / name).is_file() else b""
+        digest.update(len(content).to_bytes(8, "little") + content)
+    for file in weight_files(path):
+        header, size = read_header(file), file.stat().st_size
+        digest.update(f"{file.name}:{size}:{len(header)}:".encode())
+        digest.update(header)
+        with file.open("rb") as stream:
+            for index in range(SAMPLE_COUNT):
+                stream.seek(size * index // SAMPLE_COUNT)
+                digest.update(stream.read(SAMPLE_SIZE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,53 @@
+"""Hub: resolves a user's model name to a folder on this machine: an existing folder, or a hub id to download.
+
+Owns the choice, the download and its errors, each one sentence with the name and the remedy. Reads no weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vnext.models.errors import ModelError
+
+WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
+UNWANTED_FILES = ("*/*", "consolidated*")
+
+
+def resolve(model: str) -> Path:
+    """The folder of a model: `model` itself when it is a folder, else a hub id, downloaded with a progress bar.
+
+    A hub id already in the cache is used when the hub cannot be reached. Raises ModelError.
+    """
+    try:
+        local = Path(model).expanduser()
+        if model and local.is_dir():
+            return local
+        is_file = local.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
+        raise ModelError(f"{model!r} cannot be opened ({error}); give an existing folder or a hub id") from error
+    if is_file:
+        raise ModelError(f"{model!r} is a file; give the folder that holds config.json and the safetensors files")
+    if not model or model[0] in "./~" or model[-1] == "/" or model.count("/") > 1:
+        raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
+    return download(model)
+
+
+def download(model: str) -> Path:
+    """The cached snapshot of a hub id; downloads the missing files. Raises ModelError."""
+    from huggingface_hub import errors, snapshot_download  # a good part of a second, and no folder needs it
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES), ignore_patterns=list(UNWANTED_FILES)))
+    except errors.HFValidationError as error:
+        raise ModelError(f"{model!r} is neither a folder nor a valid hub id such as owner/name") from error
+    except errors.GatedRepoError as error:
+        raise ModelError(f"model {model!r} is gated; accept its terms on the hub and log in, then try again") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(f"there is neither a folder nor a hub model {model!r}; check the name or log in") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"there is no folder {model!r}, no hub model of this name on this machine, and the hub cannot be reached; "
+            "correct the name, or go online once"
+        ) from error
+    except Exception as error:  # the hub's client lets its transport's errors through, whose package varies
+        raise ModelError(f"model {model!r} could not be downloaded ({error}); try again or give a folder") from error

@@ -1,0 +1,207 @@
+"""Foreign options: options of vLLM, SGLang and llama.cpp that vnext does not have, and what each means here.
+
+Owns the table. An option is ignored, with the reason, if its value requests what vnext does anyway. Any other is refused
+with the reason and the remedy, because the server would not behave as the user asked. Options with the same meaning as a
+vnext option are alternative names of it, in table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+ON = "on"
+ANY = ("*",)
+"""Marks options of which every value requests what vnext does anyway."""
+
+
+class Foreign(NamedTuple):
+    """`takes` is argparse's nargs, 0 for a switch. `fine`: the values to ignore ("on" for a switch); ANY for all."""
+
+    takes: int | str
+    fine: tuple[str, ...]
+    reason: str
+    remedy: str
+
+    def is_fine(self, value: str) -> bool:
+        """Whether `value` requests what vnext does anyway."""
+        return self.fine == ANY or value.lower() in self.fine
+
+    def sentence(self, name: str, value: str = "") -> str:
+        """Why the option `name` with `value` is refused, and what to do instead."""
+        if self.fine and value:
+            return f"{name} is {value!r}: {self.reason}; {self.remedy}."
+        return f"there is no option {name}: {'; '.join(filter(None, (self.reason, self.remedy)))}."
+
+
+def _switches(reason: str, *names: str) -> Iterator[tuple[str, Foreign]]:
+    """Switches that request what vnext does anyway."""
+    return ((name, Foreign(0, ANY, reason, "")) for name in names)
+
+
+def _values(fine: str, reason: str, remedy: str, *names: str, takes: int | str = 1) -> Iterator[tuple[str, Foreign]]:
+    """Options with a value; `fine` lists the values to ignore, separated by blanks, "*" for all."""
+    return ((name, Foreign(takes, tuple(fine.split()), reason, remedy)) for name in names)
+
+
+def _refused(reason: str, remedy: str, *names: str, takes: int | str = 1) -> Iterator[tuple[str, Foreign]]:
+    """Options that request a feature that vnext does not have."""
+    return ((name, Foreign(takes, (), reason, remedy)) for name in names)
+
+
+TOOLS = "the server reads tool calls in the format that the model's chat template teaches"
+ONE_MACHINE = "the ranks of one engine share its layers on one machine"
+PROXY = "the server speaks plain HTTP"
+NO_MEDIA = "images and audio are not supported"
+NO_GRAMMAR = "structured output is not supported"
+FIGURES = "/metrics and --log-level provide what there is to see"
+THOUGHTS = "a model's reasoning is part of its answer's text"
+EXPERTS = "each rank holds a part of every expert"
+LAYERS = "ranks share layers"
+SEVERAL = "start several servers, each on its own port, behind a proxy"
+
+FOREIGN: Mapping[str, Foreign] = MappingProxyType(
+    dict(
+        [
+            # vLLM's switches that request what vnext does anyway
+            *_switches("vnext never runs a checkpoint's code; it has its own model families", "--trust-remote-code"),
+            *_switches(TOOLS, "--enable-auto-tool-choice"),
+            *_switches("the model never sees tools when tool_choice is none", "--exclude-tools-when-tool-choice-none"),
+            *_switches("requests are logged only with --log-level info", "--disable-log-requests"),
+            *_switches("access lines are logged only with --log-level info", "--disable-uvicorn-access-log"),
+            *_switches("there are no such pages", "--disable-fastapi-docs"),
+            *_switches("the API server and the engine core are always separate processes", "--disable-frontend-multiprocessing"),
+            *_switches("there is one cache manager", "--use-v2-block-manager", "--disable-hybrid-kv-cache-manager"),
+            *_switches("usage includes them anyway", "--enable-prompt-tokens-details"),
+            *_switches("loading shows a progress bar in a terminal", "--use-tqdm-on-load"),
+            *_switches("attention shares a prefix only where that is faster, with the same result", "--disable-cascade-attn"),
+            *_switches(NO_MEDIA, "--disable-mm-preprocessor-cache", "--skip-mm-profiling", "--disable-chunked-mm-input",
+                       "--interleave-mm-strings"),
+            *_switches("every answer has its X-Request-Id", "--enable-request-id-headers"),
+            *_switches("steps overlap as --async-scheduling says", "--disable-async-output-proc", "--multi-step-stream-outputs"),
+            *_switches(NO_GRAMMAR, "--guided-decoding-disable-fallback", "--guided-decoding-disable-any-whitespace",
+                       "--guided-decoding-disable-additional-properties"),
+            *_switches(FIGURES, "--kv-cache-metrics", "--cudagraph-metrics", "--aggregate-engine-logging", "--log-error-stack"),
+            # options of which some values request what vnext does anyway
+            *_values("auto safetensors", "weights are read from safetensors", "convert the checkpoint", "--load-format"),
+            *_values("auto hf", "config.json describes the model", "convert the checkpoint", "--config-format"),
+            *_values("auto vllm", "vnext has its own code for each family", "see docs/models.md", "--model-impl"),
+            *_values("auto generate", "the server generates text", "leave it out", "--task", "--runner"),
+            *_values("auto none", "the server generates text", "leave it out", "--convert"),
+            *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),
+            *_values(
+                "hermes qwen qwen25 qwen3 llama3 llama3_json llama4_json mistral phi4_mini_json", TOOLS,
+                "see docs/server.md for the formats that it knows", "--tool-call-parser",
+            ),
+            *_values("auto", "the cache has the model's dtype", "see --dtype", "--kv-cache-dtype"),
+            *_values("*", "a preempted request is computed again and never swapped", "", "--swap-space"),
+            *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
+            *_values("recompute", "a preempted request is computed again", "leave it out", "--preemption-mode"),
+            *_values("mp", "ranks are processes on one machine", "see --executor", "--distributed-executor-backend"),
+            *_values("1", LAYERS, "see --tensor-parallel-size", "--pipeline-parallel-size", "-pp"),
+            *_values("1", "a server has one engine", SEVERAL, "--data-parallel-size", "-dp"),
+            *_values("1", "one API process serves", SEVERAL, "--api-server-count", "-asc"),
+            *_values("1", ONE_MACHINE, "start one server per machine", "--nnodes"),
+            *_values("1", "each token is streamed as soon as it is sampled", "leave it out", "--stream-interval"),
+            *_values("1", "a step samples one token per request", "leave it out", "--num-scheduler-steps"),
+            *_values("0 0.0", "a request waits only for room", "leave it out", "--scheduler-delay-factor"),
+            *_values("1", "prompts share a step as tokens allow", "see --long-prefill-token-threshold",
+                     "--max-num-partial-prefills", "--max-long-partial-prefills"),
+            *_values("20", "a request may ask for up to 20", "leave it out", "--max-logprobs"),
+            *_values("raw_logprobs", "log-probabilities are the model's own", "leave it out", "--logprobs-mode"),
+            *_values("auto openai string", "both texts and lists of parts are accepted", "leave it out",
+                     "--chat-template-content-format"),
+            *_values("assistant", "answers have the role assistant", "leave it out", "--response-role"),
+            *_values("*", "block hashes are BLAKE2b, keyed if there is a salt", "", "--prefix-caching-hash-algo"),
+            *_values("*", "graphs are captured by batch size, see --graph-sizes", "",
+                     "--max-seq-len-to-capture", "--max-cudagraph-capture-size"),
+            *_values("*", "weights are read from the mapped file, rank by rank", "", "--max-parallel-loading-workers"),
+            *_values("auto", NO_GRAMMAR, "leave it out", "--guided-decoding-backend", "--structured-outputs-backend"),
+            *_values("*", NO_MEDIA, "", "--limit-mm-per-prompt", "--mm-processor-cache-gb", "--mm-processor-cache-type",
+                     "--mm-encoder-tp-mode", "--mm-encoder-attn-backend", "--mm-processor-kwargs", "--media-io-kwargs",
+                     "--video-pruning-rate", "--allowed-media-domains"),
+            *_values("*", "weights are read from mapped safetensors", "", "--model-loader-extra-config", "--ignore-patterns",
+                     "--pt-load-map-location", "--safetensors-load-strategy"),
+            *_values("*", FIGURES, "", "--show-hidden-metrics-for-version", "--max-log-len"),
+            *_values("*", "the server limits headers itself", "", "--h11-max-incomplete-event-size", "--h11-max-header-count"),
+            *_values("auto", "no family has such layers", "leave it out", "--mamba-cache-dtype", "--mamba-ssm-cache-dtype",
+                     "--mamba-block-size"),
+            *_values("1", "each rank holds a part of the cache", "see --tensor-parallel-size", "--decode-context-parallel-size",
+                     "-dcp"),
+            *_values("0", EXPERTS, "leave it out", "--num-redundant-experts"),
+            # features that vnext does not have, with the remedy
+            *_refused(THOUGHTS, "cut it off there", "--reasoning-parser", "--reasoning-parser-plugin"),
+            *_refused(THOUGHTS, "cut it off there", "--enable-reasoning", takes=0),
+            *_refused("the log level controls request lines", "see --log-level info", "--enable-log-requests", takes=0),
+            *_refused("the log keeps texts on request", "see --log full", "--enable-log-outputs", takes=0),
+            *_refused("a request asks for it", "send return_token_ids", "--return-tokens-as-token-ids", takes=0),
+            *_refused("a request asks for it", "send stream_options.include_usage", "--enable-force-include-usage", takes=0),
+            *_refused("requests cannot bring a chat template", "see --chat-template", "--trust-request-chat-template", takes=0),
+            *_refused("the server reads and writes text", "see /tokenize and /detokenize", "--skip-tokenizer-init",
+                      "--tokens-only", "--enable-prompt-embeds", "--enable-tokenizer-info-endpoint", takes=0),
+            *_refused("the client calls tools", "leave it out", "--tool-server"),
+            *_refused("", "write it into the model folder's generation_config.json", "--override-generation-config"),
+            *_refused("the tokenizer is the model folder's own", "put its files there", "--tokenizer"),
+            *_refused("a repository is read at its head", "give the folder of the revision that you mean",
+                      "--revision", "--code-revision", "--tokenizer-revision"),
+            *_refused("the hub's cache is used", "set HF_HOME to move it", "--download-dir"),
+            *_refused("the hub's own login is used", "set HF_TOKEN", "--hf-token"),
+            *_refused("config.json describes the model", "write it there", "--hf-overrides", "--hf-config-path",
+                      "--rope-scaling", "--rope-theta"),
+            *_refused("speculative decoding is not supported", "leave it out", "--speculative-config", "--speculative-model",
+                      "--num-speculative-tokens", "--num-lookahead-slots"),
+            *_refused(NO_GRAMMAR, "leave it out", "--structured-outputs-config"),
+            *_refused("adapters are not supported", "merge this one into the weights", "--enable-lora", "--enable-lora-bias",
+                      "--fully-sharded-loras", takes=0),
+            *_refused("adapters are not supported", "merge this one into the weights", "--lora-modules", "--max-loras",
+                      "--max-lora-rank", "--lora-dtype", "--max-cpu-loras", "--default-mm-loras",
+                      "--lora-extra-vocab-size", takes="*"),
+            *_refused(PROXY, "terminate TLS in a proxy in front of it", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs",
+                      "--ssl-cert-reqs"),
+            *_refused(PROXY, "change paths in a proxy in front of it", "--root-path"),
+            *_refused(PROXY, "let a proxy in front of it listen there", "--uds"),
+            *_refused("the server runs no third-party code", "leave it out", "--middleware", "--logits-processors",
+                      "--tool-parser-plugin", "--worker-cls", "--worker-extension-cls", "--io-processor-plugin",
+                      "--logits-processor-pattern", "--additional-config"),
+            *_refused("policies are functions", "see --scheduling-policy", "--scheduler-cls"),
+            *_refused("vnext serves only text", "leave it out", "--allowed-local-media-path", "--override-pooler-config"),
+            *_refused("vnext serves only text", "leave it out", "--enable-mm-embeds", takes=0),
+            *_refused("caches stay in one engine", SEVERAL, "--kv-transfer-config", "--kv-events-config",
+                      "--kv-offloading-size", "--kv-offloading-backend", "--ec-transfer-config"),
+            *_refused("an engine is never part of a group", SEVERAL, "--data-parallel-rank", "--data-parallel-address",
+                      "--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-rpc-port",
+                      "--data-parallel-backend", "--node-rank", "--master-addr", "--master-port"),
+            *_refused("an engine is never part of a group", SEVERAL, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
+                      "--headless", takes=0),
+            *_refused("an engine keeps its memory until it ends", "end it", "--enable-sleep-mode", takes=0),
+            *_refused(EXPERTS, "leave it out", "--enable-expert-parallel", "--enable-eplb", "--enable-dbo", takes=0),
+            *_refused(EXPERTS, "leave it out", "--all2all-backend", "--eplb-config", "--expert-placement-strategy",
+                      "--dbo-decode-token-threshold"),
+            *_refused("GPUs exchange tensors over mapped memory", "see --ipc-bytes-max", "--disable-custom-all-reduce", takes=0),
+            *_refused("the cache has the model's dtype", "see --dtype", "--calculate-kv-scales", takes=0),
+            *_refused("--log-level says how much is written", "redirect standard error", "--log-config-file"),
+            *_refused("traces are made of the log", "see vnext-replay trace", "--otlp-traces-endpoint",
+                      "--collect-detailed-traces"),
+            *_refused("graphs and --compile are chosen one by one", "see --compile, --graph-sizes and --enforce-eager",
+                      "--compilation-config", "-O", "--optimization-level", "--compile-sizes"),
+            *_refused("/metrics has the load", "leave it out", "--enable-server-load-tracking", takes=0),
+            *_refused("attention reads what the model's windows say", "leave it out", "--disable-sliding-window", takes=0),
+            # SGLang and llama.cpp
+            *_refused("", "see --max-model-len", "-c", "--ctx-size", "--context-length"),
+            *_refused("", "see --max-num-batched-tokens", "-b", "--batch-size", "--chunked-prefill-size"),
+            *_refused("", "see --max-num-seqs", "-np", "--parallel", "--max-running-requests"),
+            *_refused("", "see --gpu-memory-utilization", "--mem-fraction-static"),
+            *_refused("", "see --tensor-parallel-size", "--tp", "--tp-size"),
+            *_refused("", "see --url", "--base-url"),
+            *_refused("", "see --input-len", "--random-input-len"),
+            *_refused("", "see --output-len", "--random-output-len"),
+            *_refused("prompts are running text", "see --random for random tokens", "--dataset-name"),
+            *_refused("", "name the model itself, as in `vnext serve MODEL`", "--model-path", "-hf"),
+            *_refused("a model is computed in one place", "see --device", "-ngl", "--n-gpu-layers"),
+            *_refused("attention is chosen by the machine", "`vnext doctor` says which", "--flash-attn", "-fa", takes="?"),
+            *_switches("the model's chat template is always used", "--jinja"),
+        ]
+    )
+)
+"""Options by name."""

@@ -1,0 +1,210 @@
+"""Option parser: turns argv, the environment and a file into checked values by field.
+
+Owns the notations of an argument (underscores for dashes, --x=1, --no-x) and the one-sentence error for each misuse. argparse
+splits the words and prints the help; its own messages are not shown. Ends the program with status 2 for unusable input, and
+prints on stderr which options it ignores and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+
+from vnext.options.foreign import FOREIGN, ON, Foreign
+from vnext.options.hints import unknown_option
+from vnext.options.settings_check import checked
+from vnext.options.sources import Said, from_environment, from_file, takes_several, unknown_variables, without_service
+from vnext.options.spellings import SIZES, size_text
+from vnext.options.table import CONFIG, MODEL, Option, as_flags, every_option
+from vnext.runtime.settings import SettingsError
+
+EPILOG = (
+    "You can also set each option in the YAML file of --config, as `max-model-len: 4096`, or in the environment, as "
+    "VNEXT_MAX_MODEL_LEN=4096. The command line overrides the environment, and the environment overrides the file. vLLM "
+    "options that ask for what vnext does anyway are ignored, with a line that says why."
+)
+
+
+class Given(NamedTuple):
+    """The arguments of a command: checked values by field. Omits fields without a value, unless the option has no struct.
+
+    `labels`: the name of each field in error sentences. `typed`: the fields that the command line sets.
+    """
+
+    command: str
+    values: dict[str, Any]
+    labels: dict[str, str]
+    typed: frozenset[str]
+
+
+class Parser(argparse.ArgumentParser):
+    """A program of several commands, or one of these commands."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, exit_on_error=False, **keywords)
+        self._options: dict[str, Option] = {}
+        self._is_started: set[str] = set()
+        self._commands: argparse._SubParsersAction | None = None
+
+    def add_commands(self, metavar: str) -> argparse._SubParsersAction:
+        """The argparse object to which commands are added."""
+        self._commands = self.add_subparsers(dest="command", metavar=metavar)
+        return self._commands
+
+    def command(self, name: str) -> Parser:
+        """One of the commands."""
+        return self._commands.choices[name]
+
+    def add_option(self, group: argparse._ArgumentGroup, option: Option, *, stays_out: bool = True) -> None:
+        """Add an option. `stays_out`: without a value, the field is omitted, because its struct has the default."""
+        self._options[option.name] = option
+        if not stays_out:
+            self._is_started.add(option.name)
+        group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, **_form(option))
+
+    def add_model(self) -> None:
+        """Add MODEL, with or without its flag."""
+        self._options[MODEL.name] = MODEL
+        self.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=MODEL.words)
+        self.add_argument(*MODEL.flags, dest="named_model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def add_file_and_foreign(self) -> None:
+        """Add --config and other engines' options. Call it after all of vnext's options."""
+        self.add_option(self, CONFIG)
+        self.epilog = EPILOG
+        for name, foreign in FOREIGN.items():
+            if name not in self._option_string_actions:
+                names = [name, "--no-" + name[2:]] if foreign.takes == 0 and name.startswith("--") else [name]
+                nargs = None if foreign.takes == 1 else foreign.takes
+                hidden = {"dest": "foreign", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                self.add_argument(*names, action=_Collect, nargs=nargs, **hidden)
+
+    def given(self, argv: Sequence[str], environment: Mapping[str, str]) -> Given:
+        """Parse `argv`, which begins with a command; help and version end the program."""
+        if not argv or argv[0] not in self._commands.choices:
+            if argv and argv[0] in self._option_string_actions:
+                self.parse_known_args(argv[:1])
+            self.error(self._no_command(argv[0] if argv else ""))
+        return self.command(argv[0]).values_of(argv[0], argv[1:], environment)
+
+    def values_of(self, command: str, argv: Sequence[str], environment: Mapping[str, str]) -> Given:
+        """Parse the arguments of one command into its values."""
+        environment = without_service(environment)
+        labels = {name: option.flags[0] for name, option in self._options.items()}
+        try:
+            raw = self._typed(argv)
+            foreign = raw.pop("foreign", [])
+            said = from_environment(environment, [option for option in every_option() if option.name in self._options])
+            if path := raw.pop("config", None) or said.pop("config", Said("", "")).value:
+                in_file = from_file(path, [option for option in self._known() if option is not CONFIG])
+                said = in_file.options | said
+                foreign = in_file.foreign + foreign
+            said |= {name: Said(value, "") for name, value in raw.items()}
+            labels |= {name: each.label for name, each in said.items() if each.label}
+            values = {name: self._checked(name, each.value) for name, each in said.items()}
+            ignored = _ignored(foreign)
+        except SettingsError as error:
+            self.fail(str(error), labels)
+        for sentence in (*ignored, *unknown_variables(environment, every_option())):
+            print(f"{self.prog}: {sentence}", file=sys.stderr)
+        usual = {name: self._options[name].default for name in self._is_started}
+        return Given(command, usual | values, labels, frozenset(raw))
+
+    def fail(self, message: str, labels: Mapping[str, str] | None = None) -> NoReturn:
+        """End the program with one sentence."""
+        self.exit(2, f"{self.prog}: {as_flags(message, labels)}\n")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help.\n")
+
+    def _no_command(self, word: str) -> str:
+        names = ", ".join(self._commands.choices)
+        if not word or word.startswith("-"):
+            return f"name a command first: {names}."
+        return f"there is no command {word}: choose from {names}."
+
+    def _known(self) -> Iterable[Option]:
+        return self._options.values()
+
+    def _typed(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values on the command line, unchecked. Raises SettingsError."""
+        argv = [_dashed(word) for word in argv]
+        try:
+            found, unknown = self.parse_known_args(argv)
+        except argparse.ArgumentError as error:
+            raise SettingsError(self._misused(error)) from error
+        if unknown:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            before = {after: self._option_string_actions.get(word) for word, after in zip(argv, argv[1:])}.get(unknown[0])
+            if not unknown[0].startswith("-") and before is not None and before.nargs == 0:
+                raise SettingsError(_takes_no_value(before))
+            self.error(unknown_option(unknown[0], known, self.prog))
+        raw = vars(found)
+        if (named := raw.pop("named_model", None)) is not None and raw.setdefault("model", named) != named:
+            raise SettingsError(f"the model is named twice, as {raw['model']} and as {named}: name it once.")
+        return raw
+
+    def _misused(self, error: argparse.ArgumentError) -> str:
+        """The sentence about a known argument that argparse cannot take."""
+        named = next(action for action in self._actions if "/".join(action.option_strings) == error.argument_name)
+        if named.nargs == 0:
+            return _takes_no_value(named)
+        flag = named.option_strings[0]
+        return f"{flag} needs a value after it; one that begins with a dash is written {flag}=VALUE."
+
+    def _checked(self, name: str, value: Any) -> Any:
+        option = self._options.get(name)
+        return value if option is None else checked(name, value, option.hint, option.default)
+
+
+class _Collect(argparse.Action):
+    """Keeps (name, value) of foreign options."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        words = values if isinstance(values, list) else [values]
+        value = " ".join(str(word) for word in words if word is not None)
+        namespace.foreign = [*getattr(namespace, "foreign", ()), (option_string, value)]
+
+
+def _ignored(foreign: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each ignored option. Raises SettingsError for an option that must be refused."""
+    lines = []
+    for name, value in foreign:
+        is_off = name not in FOREIGN
+        known: Foreign = FOREIGN["--" + name.removeprefix("--no-")] if is_off else FOREIGN[name]
+        if not is_off and not known.is_fine(value or ON):
+            raise SettingsError(known.sentence(name, value))
+        lines.append(f"ignored: {f'{name} {value}'.strip()} ({known.reason})")
+    return lines
+
+
+def _takes_no_value(action: argparse.Action) -> str:
+    forms = [flag for flag in action.option_strings if flag.startswith("--")]
+    return f"{forms[0]} takes no value: write {' or '.join(forms)}."
+
+
+def _dashed(word: str) -> str:
+    """--max_model_len=4 as --max-model-len=4."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _form(option: Option) -> dict[str, Any]:
+    """argparse's arguments for an option: it takes every value as text, for `checked` to read."""
+    hint, default, words = option.hint, option.default, option.words
+    if default not in (None, "", ()) and hint is not bool:
+        usual = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        words += f" (default: {usual if option.name not in SIZES else size_text(default)})"
+    if hint is bool or bool in get_args(hint):
+        usual = "" if default is None else f" (default: {'on' if default else 'off'})"
+        return {"action": argparse.BooleanOptionalAction, "help": words + usual}
+    kinds = {hint, *get_args(hint)}
+    if get_origin(hint) is Literal:
+        metavar = "|".join(get_args(hint))
+    elif takes_several(hint):
+        return {"nargs": "+", "metavar": "N" if int in kinds else "NAME", "help": words}
+    else:
+        metavar = "N" if kinds & {int, float} and option.name not in SIZES else None
+    return {"metavar": metavar, "help": words}

@@ -1,0 +1,182 @@
+"""Options: the only reader of argv and of the environment.
+
+Owns the frozen command structs of `vnext serve | chat | doctor`. table.py holds the options, settings_check.py their bounds,
+parser.py their syntax. Starts nothing, and opens no file but that of --config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from vnext.options.commands import HELP, PROGRAMS, VERSION, unknown_word
+from vnext.options.parser import Given, Parser
+from vnext.options.settings_check import engine_settings
+from vnext.options.table import CHAT, ENGINE_HELP, SERVER_HELP, STATE_VARIABLE, options_of
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.server.settings import ServerSettings
+from vnext.version import __version__
+
+
+class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext serve`: an engine and its API server."""
+
+    engine: EngineSettings
+    server: ServerSettings
+
+
+class ChatCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext chat`: with the server at `url` or, where that is "", with a new engine. `history` is a path, "" for none."""
+
+    url: str
+    api_key: str
+    engine: EngineSettings
+    system: str
+    temperature: float | None
+    max_tokens: int | None
+    seed: int | None
+    history: str
+
+
+class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext doctor`."""
+
+    json: bool
+
+
+class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext bench`, `vnext replay`: the `main` of a module, with the rest of the line."""
+
+    module: str
+    argv: tuple[str, ...]
+
+
+Command = ServeCommand | ChatCommand | DoctorCommand | ProgramCommand
+
+
+def command_line() -> list[str]:
+    """This process's arguments, without the program's name."""
+    return sys.argv[1:]
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment."""
+    return os.environ
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Command:
+    """The command in `argv`, which excludes the program's name. An error ends the program with one sentence and status 2."""
+    word, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if word in PROGRAMS:
+        return ProgramCommand(module=PROGRAMS[word], argv=tuple(rest))
+    parser = _parser()
+    if word == VERSION:
+        return parser.parse_args(["--version"])
+    if word == HELP:
+        return _help(parser, rest)
+    if word and word not in (*_COMMANDS, "-h", "--help", "--version"):
+        parser.error(unknown_word(word))
+    given = parser.given(argv, environment)
+    try:
+        return _COMMANDS[given.command](given, environment)
+    except SettingsError as error:
+        parser.command(given.command).fail(str(error), given.labels)
+
+
+def server_url(given: str) -> str:
+    """A server's URL in normal form. Accepts the path of the API, which OpenAI's clients need, and a missing http://."""
+    url = given.rstrip("/").removesuffix("/v1")
+    return url if not url or "://" in url else f"http://{url}"
+
+
+def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
+    """`vnext help`, `vnext help serve`."""
+    if words and words[0] in _COMMANDS:
+        parser.command(words[0]).print_help()
+    else:
+        parser.print_help()
+    parser.exit()
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
+    parser.add_argument("--version", action="version", version=f"vnext {__version__}")
+    commands = parser.add_commands("serve | chat | doctor | bench | replay")
+    _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
+    _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
+    doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    commands.add_parser("bench", help="measure an engine or a server (vnext-bench)")
+    commands.add_parser("replay", help="read, verify and explain an engine's log (vnext-replay)")
+    return parser
+
+
+def _add_serve(parser: Parser) -> None:
+    parser.add_model()
+    http, engine = parser.add_argument_group("HTTP"), parser.add_argument_group("engine")
+    for option in options_of(ServerSettings):
+        parser.add_option(http, option)
+    add_engine_options(parser, engine)
+
+
+def _add_chat(parser: Parser) -> None:
+    parser.add_model()
+    for option in CHAT:
+        parser.add_option(parser, option, stays_out=False)
+    add_engine_options(parser, parser.add_argument_group("engine, without --url"))
+
+
+def add_engine_options(parser: Parser, group: argparse._ArgumentGroup) -> None:
+    """Add every engine option, then --config and other engines' options. A command adds these last."""
+    for option in options_of(EngineSettings):
+        parser.add_option(group, option)
+    parser.add_file_and_foreign()
+
+
+def engine_of(given: Given) -> EngineSettings:
+    """The engine settings among the values. Raises SettingsError."""
+    return engine_settings(**{name: value for name, value in given.values.items() if name == "model" or name in ENGINE_HELP})
+
+
+def require_no_engine(given: Given) -> None:
+    """Raise SettingsError for an engine option on the command line of a command that uses a running server."""
+    if useless := [name for name in ENGINE_HELP if name in given.typed]:
+        raise SettingsError(f"{useless[0]} configures an engine, but --url starts none: leave one of the two out.")
+
+
+def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
+    values = {name: value for name, value in given.values.items() if name in SERVER_HELP}
+    engine, server = engine_of(given), ServerSettings(**values)
+    if len(server.served_model_names) > 1 and "model" not in given.values:
+        raise SettingsError(
+            f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
+            "in `vnext serve MODEL --served-model-name NAME`."
+        )
+    if server.show_log and engine.log == "off":
+        raise SettingsError("show_log is on and log is off: there is nothing to show, so leave one of the two out.")
+    return ServeCommand(engine=engine, server=server)
+
+
+def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
+    if given.values["url"]:
+        require_no_engine(given)
+    values: dict[str, Any] = {option.name: given.values[option.name] for option in CHAT}
+    values |= {"url": server_url(values["url"]), "seed": values.pop("sampling_seed")}
+    values["history"] = "" if values["history"] == "none" else values["history"] or _history_path(environment)
+    return ChatCommand(engine=engine_of(given), **values)
+
+
+def _history_path(environment: Mapping[str, str]) -> str:
+    return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext", "chat_history")
+
+
+def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
+    return DoctorCommand(json=given.values["json"])
+
+
+_COMMANDS = {"serve": _serve_command, "chat": _chat_command, "doctor": _doctor_command}

@@ -1,0 +1,182 @@
+"""Settings check: decides whether settings can work; the error for each is one sentence with the value and the remedy.
+
+The command line and `LLM(...)` use it, so that both give the same errors. Knows fields and numbers; opens and starts
+nothing: code that knows the model or the machine checks what depends on them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from vnext.options.foreign import FOREIGN, ON
+from vnext.options.hints import unknown_setting
+from vnext.options.spellings import plain_value, size_text
+from vnext.options.table import ENGINE_HELP, flags_of
+from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.sched.policies import PolicyError, require_name
+
+log = logging.getLogger(__name__)
+LOG_BYTES_MIN = 2**20
+COUNT_MAX = 2**31 - 1
+BOUNDS = {
+    "seed": (0, 2**64 - 1),
+    "max_model_len": (2, COUNT_MAX),
+    "max_num_seqs": (1, 2**20),
+    "max_num_batched_tokens": (1, 2**24),
+    "long_prefill_token_threshold": (0, COUNT_MAX),
+    "block_size": (1, 2**12),
+    "num_blocks_override": (1, COUNT_MAX),
+    "kv_cache_memory": (1, 2**50),
+    "log_max_bytes": (0, 2**50),
+    "ipc_bytes_max": (0, 2**40),
+    "log_max_age_s": (0, 10**9),
+    "step_timeout_s": (0, 10**9),
+    "tensor_parallel_size": (1, 2**10),
+    "gpu_memory_utilization": (0.01, 1.0),
+    "graph_sizes": (1, 2**20),
+    "digest_interval": (1, COUNT_MAX),
+    "threads": (1, 2**12),
+    "port": (0, 2**16 - 1),
+    "drain_s": (0, 86_400),
+    "body_bytes_max": (2**10, 2**31),
+    "live_requests_max": (1, 2**20),
+    "request_answers_max": (0, 2**20),
+    "client_answers_max": (0, 2**20),
+    "template_limit_s": (0.01, 3_600),
+    "connections_max": (1, 2**20),
+    "keepalive_timeout_s": (1, 86_400),
+    "num_prompts": (1, COUNT_MAX),
+    "input_len": (1, COUNT_MAX),
+    "output_len": (1, COUNT_MAX),
+    "shared_len": (0, COUNT_MAX),
+    "repeats": (1, COUNT_MAX),
+    "concurrency": (0, COUNT_MAX),
+    "request_rate": (0, float("inf")),
+}
+REMEDIES = {
+    "generation_config": "; another file's values go into the model folder's generation_config.json",
+    "quantization": "; a checkpoint that is quantised already is not read, so take the one in bfloat16",
+    "dtype": "; for weights of 8 bits see --quantization",
+    "device": "; CUDA_VISIBLE_DEVICES chooses among several GPUs",
+    "attention": "; our kernels serve every model, so leave it at auto",
+}
+"""Field -> the remedy for a value that is none of its choices."""
+
+
+def engine_settings(**values: Any) -> EngineSettings:
+    """Checked settings from keywords. Raises SettingsError for the first that is unknown or cannot work; warns about a vLLM
+    keyword that requests what vnext does anyway, and ignores it."""
+    hints, usual = get_type_hints(EngineSettings), EngineSettings()
+    values = _by_field(values)
+    for name in [name for name in values if name not in hints]:
+        log.warning("ignored: %s (%s)", name, ignored_setting(name, values.pop(name), hints))
+    settings = EngineSettings(
+        **{name: checked(name, value, hints[name], getattr(usual, name)) for name, value in values.items()}
+    )
+    _check_together(settings)
+    return settings
+
+
+def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords by field name; resolves alternative names. Raises SettingsError for a field that is given twice."""
+    other_names = {
+        flag[2:].replace("-", "_"): name for name in ENGINE_HELP for flag in flags_of(name) if flag.startswith("--")
+    }
+    named: dict[str, Any] = {}
+    for given, value in values.items():
+        name = other_names.get(given, given)
+        if name in named:
+            raise SettingsError(f"{name} is given twice, as {given} too: leave one of the two out.")
+        named[name] = value
+    return named
+
+
+def ignored_setting(name: str, value: Any, known: Iterable[str]) -> str:
+    """Why a foreign keyword is ignored. Raises SettingsError for a keyword that would change something."""
+    foreign = FOREIGN.get("--" + name.replace("_", "-"))
+    if foreign is None or not (value in (None, False) or foreign.is_fine(ON if value is True else str(value))):
+        raise SettingsError(unknown_setting(name, known))
+    return foreign.reason
+
+
+def checked(name: str, given: Any, hint: Any, default: Any = None) -> Any:
+    """`given`, in any spelling that spellings.py knows, as a value of the field `name` of type `hint`. Raises SettingsError for
+    a wrong type or size."""
+    value = plain_value(name, given, hint, default)
+    try:
+        value = msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{name} is {given!r}: it must be {_expected(hint)}{REMEDIES.get(name, '')}.") from error
+    _check_bounds(name, value)
+    if name == "scheduling_policy":
+        _check_policy(value)
+    return value
+
+
+def _check_policy(name: str) -> None:
+    """Check the syntax of a policy's name. The engine core imports the policy in its own process."""
+    try:
+        require_name(name)
+    except PolicyError as error:
+        raise SettingsError(f"scheduling_policy: {error}.") from error
+
+
+def _check_bounds(name: str, value: Any) -> None:
+    low, high = BOUNDS.get(name, (None, None))
+    for each in value if isinstance(value, tuple) else (value,):
+        if low is not None and each is not None and not low <= each <= high:
+            raise SettingsError(f"{name} is {each}: it must lie between {low} and {high}.")
+
+
+def _expected(hint: Any) -> str:
+    """A type in words: `one of 'a', 'b'`, `a whole number or None`."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_expected(part) for part in get_args(hint))
+    words = {int: "a whole number", str: "a text", bool: "True or False", float: "a number", type(None): "auto"}
+    return words.get(hint, str(hint))
+
+
+def _check_together(settings: EngineSettings) -> None:
+    """Raise SettingsError for values that are valid alone but cannot work together."""
+    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    if not settings.enable_chunked_prefill and settings.long_prefill_token_threshold:
+        raise SettingsError(
+            f"long_prefill_token_threshold is {settings.long_prefill_token_threshold} and chunked prefill is off: "
+            "a prompt is then never split, so leave one of the two out."
+        )
+    if not settings.enable_chunked_prefill and length is not None and length > tokens:
+        raise SettingsError(
+            f"max_model_len is {length} and without chunked prefill a prompt must fit into one step of "
+            f"max_num_batched_tokens, which is {tokens}: raise that to {length}, or leave chunked prefill on."
+        )
+    if 0 < settings.log_max_bytes < LOG_BYTES_MIN:
+        raise SettingsError(
+            f"log_max_bytes is {settings.log_max_bytes}: a log of less than {size_text(LOG_BYTES_MIN)} forgets too "
+            "much at once; give it more, or 0 for no such bound."
+        )
+    for name in ("log_durable", "log_compress", "log_required"):
+        if getattr(settings, name) and settings.log == "off":
+            raise SettingsError(f"{name} is on and the log is off: leave one of the two out.")
+    if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):
+        raise SettingsError(
+            f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
+        )
+    if settings.device == "cpu" and (given := gpu_settings_given(settings)):
+        raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
+    if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"tensor_parallel_size is {settings.tensor_parallel_size} and the executor inproc has one rank: use mp."
+        )
+
+
+def gpu_settings_given(settings: EngineSettings) -> list[str]:
+    """The settings for GPUs that are not at their defaults."""
+    names, usual = ("gpu_memory_utilization", "enforce_eager", "graph_sizes", "compile", "attention"), EngineSettings()
+    return [name for name in names if getattr(settings, name) != getattr(usual, name)]

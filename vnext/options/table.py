@@ -1,0 +1,163 @@
+"""Option table: every option of the command `vnext`, once.
+
+Each row is an option of the command line, a key of the YAML file, a variable VNEXT_... and, for engine options, a keyword of
+`LLM(...)`. To add an option, add a field to EngineSettings or ServerSettings, a line of help here, and its bounds, if any, in
+settings_check.py. Types and defaults come from the structs. Reads and parses nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from vnext.runtime.settings import EngineSettings
+from vnext.server.example import KEY_VARIABLE as API_KEY_VARIABLE
+from vnext.server.settings import ServerSettings
+
+PREFIX = "VNEXT_"
+ENGINE_HELP = {
+    "generation_config": "auto takes default sampling and end tokens from the model's generation_config.json; vllm means none",
+    "device": "where the model runs; auto is a GPU if one works, else the CPU",
+    "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
+    "quantization": "int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
+    "deterministic": "make a request's tokens independent of its batch (default: where that is free, and in float32)",
+    "seed": "derives a seed for each request that has none (default: a new one at each start)",
+    "max_model_len": "maximum tokens of a request, answer included (default: the model's)",
+    "max_num_seqs": "maximum requests in the batch",
+    "max_num_batched_tokens": "maximum tokens of a step",
+    "long_prefill_token_threshold": "maximum tokens of one prompt in one step; 0 for no limit",
+    "block_size": "tokens in a cache block",
+    "num_blocks_override": "number of cache blocks, regardless of memory",
+    "kv_cache_memory": "memory for one rank's cache; 512M is binary, 512MB decimal (default: chosen for the machine)",
+    "enable_prefix_caching": "share cache blocks between requests with equal beginnings",
+    "enable_chunked_prefill": "allow a long prompt to take several steps",
+    "async_scheduling": "plan the next step while this one runs",
+    "scheduling_policy": "which request goes first: fcfs, priority (lowest number first) or your own package.module:function",
+    "tensor_parallel_size": "number of ranks that share each layer",
+    "threads": "threads per rank (default: chosen for the machine)",
+    "gpu_memory_utilization": "fraction of a GPU's memory for weights, working memory and cache",
+    "enforce_eager": "on a GPU: capture no graphs",
+    "graph_sizes": "on a GPU: batch sizes for which decode steps are captured (default: up to --max-num-seqs)",
+    "compile": "on a GPU: use torch's compiler for captured steps; the start then takes minutes",
+    "attention": "on a GPU: vnext's own attention kernels, or FlashInfer's if installed",
+    "executor": "mp runs each rank as a process; inproc runs one rank inside the engine core",
+    "log_dir": "folder in which each start creates its log folder (default: ~/.local/state/vnext/logs)",
+    "log": "what the log keeps: decisions without texts, everything, or nothing",
+    "log_max_bytes": "maximum size of a log; its oldest parts are deleted; 512M is binary, 0 for no limit",
+    "log_max_age_s": "seconds after which old parts of the log are deleted; 0 for never",
+    "log_durable": "wait in each step until its record is on disk: a power cut then costs no more of the log than a kill",
+    "log_compress": "compress completed parts of the log in the background",
+    "log_index": "index the log in the background, so that a long log opens at once; counts toward --log-max-bytes",
+    "log_required": "stop rather than serve without a log when the disk is full or fails",
+    "digest_interval": "steps between two comparisons of the ranks' states",
+    "step_timeout_s": "seconds without a step's result after which the engine stops; 0 for never; see docs/server.md",
+    "check_laws": "check every law of the state after every event (slow, for debugging)",
+    "ipc_bytes_max": "largest tensor, such as 2M, that ranks on GPUs exchange through mapped memory; NCCL takes larger ones",
+}
+SERVER_HELP = {
+    "host": "address to listen on; 0.0.0.0 for every interface",
+    "port": "port to listen on; 0 lets the system choose",
+    "api_key": f"key that clients must send as a bearer token; prefer {API_KEY_VARIABLE}, which `ps` does not show",
+    "served_model_names": "names that requests may use for the model (default: the folder's name and MODEL as given)",
+    "chat_template_path": "a Jinja file that replaces the checkpoint's chat template",
+    "show_log": "let viewers with the --api-key, or on this machine, read the growing log (vnext-replay ui --live URL)",
+    "allowed_origins": "origins whose pages may use the server, such as https://chat.example; * for any (default: its own)",
+    "allowed_methods": "HTTP methods that such a page may use",
+    "allowed_headers": "headers that such a page may send",
+    "allow_credentials": "let such a page send cookies and other credentials",
+    "body_bytes_max": "largest body of a request, such as 32M",
+    "live_requests_max": "maximum answers in progress, waiting or running, of all clients",
+    "request_answers_max": "maximum answers of one request (its prompts times n); 0 means a sixteenth of --max-answers",
+    "client_answers_max": "maximum answers in progress of one client's address; 0 means three quarters of --max-answers",
+    "template_limit_s": "seconds that a chat template may take for one request",
+    "connections_max": "maximum open connections; one address may have three quarters of them",
+    "keepalive_timeout_s": "seconds after which an idle connection is closed",
+    "drain_s": "seconds for running requests to finish when the server stops",
+    "log_level": "lowest level of log lines; info adds one line for each HTTP request",
+    "disable_log_stats": "do not print a line every 10 s under load about requests, tokens per second and the cache",
+}
+FLAGS = {
+    "model": ("--model", "-m"),
+    "quantization": ("--quantization", "-q"),
+    "graph_sizes": ("--graph-sizes", "--cuda-graph-sizes", "--cudagraph-capture-sizes"),
+    "attention": ("--attention", "--attention-backend"),
+    "served_model_names": ("--served-model-name",),
+    "chat_template_path": ("--chat-template",),
+    "body_bytes_max": ("--max-body-size",),
+    "live_requests_max": ("--max-answers",),
+    "request_answers_max": ("--max-answers-per-request",),
+    "client_answers_max": ("--max-answers-per-client",),
+    "template_limit_s": ("--chat-template-timeout",),
+    "connections_max": ("--max-connections",),
+    "keepalive_timeout_s": ("--keep-alive-timeout", "--timeout-keep-alive"),
+    "drain_s": ("--drain-timeout", "--shutdown-timeout"),
+    "log_level": ("--log-level", "--uvicorn-log-level"),
+    "log_max_age_s": ("--log-max-age",),
+    "step_timeout_s": ("--step-timeout",),
+    "log_durable": ("--log-durable", "--durable"),
+    "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
+    "num_blocks_override": ("--num-blocks-override", "--num-gpu-blocks-override"),
+    "threads": ("--threads", "-t"),
+    "kv_cache_memory": ("--kv-cache-memory", "--kv-cache-memory-bytes"),
+}
+
+
+class Option(NamedTuple):
+    """One option: the field it fills, its flags, the field's type, its default and its line of help."""
+
+    name: str
+    flags: tuple[str, ...]
+    hint: Any
+    default: Any
+    words: str
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Its names in the environment."""
+        return tuple(PREFIX + flag[2:].replace("-", "_").upper() for flag in self.flags if flag.startswith("--"))
+
+
+MODEL = Option("model", FLAGS["model"], str, "", "a folder or a hub id (default: the bundled demo model)")
+CONFIG = Option("config", ("--config",), str, "", "a YAML file with options as keys; the command line overrides it")
+CHAT = (
+    Option("url", ("--url",), str, "", "a running server; without it, vnext starts an engine for this chat"),
+    Option("api_key", ("--api-key",), str, "", f"the server's key; prefer {API_KEY_VARIABLE}"),
+    Option("system", ("--system",), str, "", "system message at the beginning of the chat"),
+    Option("temperature", ("--temperature",), float | None, None, "sampling temperature; 0 is greedy (default: the model's own)"),
+    Option("max_tokens", ("--max-tokens",), int | None, None, "maximum length of an answer (default: what fits)"),
+    Option("sampling_seed", ("--sampling-seed",), int | None, None, "seed that makes answers repeatable"),
+    Option("history", ("--history",), str, "", "file for the history of typed lines, or none (default: in ~/.local/state/vnext)"),
+)
+STATE_VARIABLE = "XDG_STATE_HOME"
+
+
+def flags_of(name: str) -> tuple[str, ...]:
+    """The flags of a field; the first is the primary one."""
+    return FLAGS.get(name, ("--" + name.replace("_", "-"),))
+
+
+@cache
+def options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
+    """The options that fill a struct's fields."""
+    hints = get_type_hints(struct)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+    words = ENGINE_HELP if struct is EngineSettings else SERVER_HELP
+    return tuple(Option(name, flags_of(name), hints[name], defaults[name], said) for name, said in words.items())
+
+
+def every_option() -> Iterable[Option]:
+    """The options of all commands of `vnext`."""
+    return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT)
+
+
+def as_flags(message: str, labels: Mapping[str, str] | None = None) -> str:
+    """The sentence with flags in place of field names: any name at its beginning and names with an underscore anywhere, but not
+    in a path, a file name or a quoted value. `labels`: field -> the text to use in place of its first flag."""
+    labels, names = labels or {}, (*ENGINE_HELP, *SERVER_HELP)
+    with_underscore = "|".join(name for name in names if "_" in name)
+    pattern = rf"^(?:{'|'.join((*names, *labels))})\b(?![/.]\w)|(?<![\w/.'\"-])(?:{with_underscore})\b(?![/'\"-]|\.\w)"
+    return re.sub(pattern, lambda match: labels.get(match[0], flags_of(match[0])[0]), message)

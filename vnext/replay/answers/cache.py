@@ -1,0 +1,235 @@
+"""cache: show how much of the prompts the prefix cache held, and why not more.
+
+Owns the comparison of every prompt with all earlier texts, answers included: how many leading tokens it shares with one
+of them, and where the two part. Tokens after that point cannot be in the cache, whatever its size. The other missed
+tokens had been in the cache, or were being computed. In a log without texts, pseudonyms are equal exactly where
+everything before them is equal, so the answer is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from vnext.replay.console import render
+from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.reading.folding import Broken, Folded, fold
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.state.block_hash import block_hashes, root_hash
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
+from vnext.state.outputs import outputs
+from vnext.state.state import State
+
+RECENT = 8
+"""For each shared beginning, this many of the latest texts are compared token by token."""
+TOP_MAX = 1_000
+NOBODY = -1
+
+
+class Parting(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests whose prompts begin like an earlier text up to `token` and then differ; `missed` tokens follow that
+    place. `id` is one of them; `like` is the earlier request, -1 where they begin with something new (token 0)."""
+
+    token: int
+    requests: int
+    missed: int
+    id: int
+    like: int
+
+
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+    """`asked` prompt tokens that the cache could have had: full blocks, without the prompt's last token. They divide
+    into those it had (`found`), those it had under another salt (`salted`), those of an earlier text that were
+    absent at that moment (`absent`: evicted, forgotten, or not computed yet), and `new` ones. `partings` are sorted
+    by missed tokens.
+
+    `caching` is whether the engine had the cache switched on. `requests` were admitted at least once.
+    """
+
+    requests: int
+    asked: int
+    found: int
+    salted: int
+    absent: int
+    new: int
+    caching: bool
+    partings: list[Parting]
+    ended: str
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What a prompt shares with earlier texts: `common` tokens, of which `known` are in full blocks; `salted` is the
+    same ignoring salts; `like` is the request with the nearest text."""
+
+    common: int
+    known: int
+    salted: int
+    like: int
+
+
+class _Texts:
+    """All texts so far, searchable by their beginnings. Mutable."""
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._by_key: dict[bytes, list[int]] = {}
+        self._texts: dict[int, np.ndarray] = {}
+
+    def longest(self, salt: str, tokens: bytes) -> tuple[int, int, int]:
+        """(tokens shared with the nearest text, how many of those are in full blocks, the request that the text belongs
+        to)."""
+        root = root_hash(salt, self._size)
+        keys, blocks = block_hashes(root, tokens, self._size), 0
+        while blocks < len(keys) and keys[blocks] in self._by_key:
+            blocks += 1
+        mine, best, like = unpack_tokens(tokens), blocks * self._size, NOBODY
+        for id_ in self._by_key.get(keys[blocks - 1] if blocks else root, ()):
+            common = _common(mine, self._texts[id_])
+            if common >= best:
+                best, like = common, id_
+        return best, blocks * self._size, like
+
+    def add(self, id_: int, salt: str, tokens: bytes) -> None:
+        root = root_hash(salt, self._size)
+        self._texts[id_] = unpack_tokens(tokens)
+        for key in (root, *block_hashes(root, tokens, self._size)):
+            ids = self._by_key.setdefault(key, [])
+            if id_ not in ids:
+                ids.append(id_)
+                del ids[:-RECENT]
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """The number of equal leading tokens."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+class _Counting:
+    """The comparison while the log is folded. Mutable."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._size = config.block_size
+        self._salted, self._plain = _Texts(config.block_size), _Texts(config.block_size)
+        self._asked: dict[int, _Asked] = {}
+        self._living: dict[int, tuple[str, bytes, list[int]]] = {}
+        self.sums: Counter[str] = Counter()
+        self._partings: dict[int, list[int]] = {}
+
+    def hear(self, item: Folded) -> None:
+        match item.event:
+            case RequestArrived():
+                self._arrived(item.event)
+            case StepPlanned():
+                if item.event.admitted:
+                    self._admitted(item.before, item.event, item.after)
+            case StepCommitted():
+                for reported in outputs(item.before, item.event, item.after):
+                    if reported.sample >= 0 and reported.id in self._living:
+                        self._living[reported.id][2].append(reported.token)
+                    if reported.finish:
+                        self._ended(reported.id)
+
+    def _arrived(self, event: RequestArrived) -> None:
+        common, known, like = self._salted.longest(event.cache_salt, event.prompt)
+        _, plain, _ = self._plain.longest("", event.prompt)
+        self._asked[event.id] = _Asked(common, known, plain, like)
+        self._living[event.id] = (event.cache_salt, event.prompt, [])
+        self._salted.add(event.id, event.cache_salt, event.prompt)
+        self._plain.add(event.id, "", event.prompt)
+
+    def _ended(self, id_: int) -> None:
+        """Add a finished request's text: its answer can begin the next turn's prompt."""
+        if (found := self._living.pop(id_, None)) is not None:
+            salt, prompt, answer = found
+            whole = prompt + pack_tokens(answer)
+            self._salted.add(id_, salt, whole)
+            self._plain.add(id_, "", whole)
+
+    def _admitted(self, before: State, event: StepPlanned, after: State) -> None:
+        scheduled = after.in_flight[-1]
+        for id_ in after.rows.id[len(before.rows) - len(event.preempted) :].tolist():
+            asked = self._asked.pop(id_, None)  # a later admission would count the request's own blocks
+            if asked is not None:
+                self._count(id_, asked, int(scheduled.starts[scheduled.ids == id_][0]))
+
+    def _count(self, id_: int, asked: _Asked, found: int) -> None:
+        most = (len(self._living[id_][1]) // 4 - 1) // self._size * self._size
+        known, salted = max(min(asked.known, most), found), min(asked.salted, most)
+        new = most - max(known, salted)
+        self.sums.update(
+            requests=1, asked=most, found=found, absent=known - found, salted=max(salted - known, 0), new=new
+        )  # fmt: skip
+        if known < most:
+            parted = self._partings.setdefault(asked.common, [0, 0, id_, asked.like])
+            parted[0] += 1
+            parted[1] += most - known
+
+    def partings(self, top: int) -> list[Parting]:
+        found = sorted(self._partings.items(), key=lambda pair: (-pair[1][1], pair[0]))[:top]
+        return [
+            Parting(token=token, requests=requests, missed=missed, id=id_, like=like)
+            for token, (requests, missed, id_, like) in found
+        ]  # fmt: skip
+
+
+def cache_use(log: Log, top: int) -> CacheUse:
+    """Compare every prompt of a log, and name the `top` places at which most is missed."""
+    config, ended = log.header.started.config, "complete"
+    counting = _Counting(config)
+    for item in fold(log):
+        if isinstance(item, Folded):
+            counting.hear(item)
+        elif isinstance(item, Broken):
+            ended = item.message
+    sums = {name: counting.sums[name] for name in ("requests", "asked", "found", "salted", "absent", "new")}
+    return CacheUse(**sums, caching=config.prefix_caching, partings=counting.partings(top), ended=ended)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `cache` to the commands."""
+    counting = command(
+        "cache", run, "show how much of the prompts the prefix cache held, and why not more",
+        "Compares each prompt with all earlier texts.",
+    )  # fmt: skip
+    counting.add_argument("--top", type=int, default=5, help="number of the costliest places where prompts diverge (default 5)")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns 0."""
+    if not 1 <= arguments.top <= TOP_MAX:
+        raise UnusableLog(f"--top {arguments.top}: it must lie between 1 and {TOP_MAX}")
+    answer = cache_use(open_log(arguments.log), arguments.top)
+    print_answer(arguments, console, answer, print_cache_use)
+    return SAME
+
+
+def print_cache_use(console: Console, answer: CacheUse) -> None:
+    """Print where the tokens of all prompts came from, and where prompts part."""
+
+    def share(tokens: int) -> str:
+        return f"{tokens:,}, {tokens / max(answer.asked, 1):.1%}"
+
+    render.facts(console, f"{render.counted(answer.asked, 'prompt token')} in full blocks, "
+                 f"of {render.counted(answer.requests, 'request')}", [
+        ("in the cache", share(answer.found) if answer.caching else "none: it is switched off"),
+        ("absent", f"{share(answer.absent)}: in earlier texts, but evicted, forgotten or not computed yet"),
+        ("another salt", f"{share(answer.salted)}: in earlier texts under another cache_salt"),
+        ("new", f"{share(answer.new)}: no earlier text began like this"),
+    ])  # fmt: skip
+    rows = [
+        {"at token": f"{each.token:,}", "requests": f"{each.requests:,}", "tokens missed": f"{each.missed:,}",
+         "for example": f"request {each.id}" + (f", the same as request {each.like} until there" if each.like >= 0 else ""),
+        } for each in answer.partings
+    ]  # fmt: skip
+    render.records(console, "where prompts diverge", ("at token", "requests", "tokens missed", "for example"), rows)

@@ -1,0 +1,239 @@
+"""req: one request's life, from the events that touched it.
+
+Owns the story: arrival, admissions, what each step computed and sampled, preemptions and the end.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vnext.log.codec import Privacy, SegmentHeader
+from vnext.replay.reading.folding import Broken, Folded, fold_items
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.verify import why_not_decided
+from vnext.sched.explain import Why, explain
+from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.outputs import outputs
+from vnext.state.state import Request, State
+from vnext.state.store.rows import wants
+
+Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended"]
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened. `step` is -1 before the first.
+
+    `tokens` counts prompt tokens (arrived), tokens found in the cache (admitted), tokens computed in this step, tokens
+    computed and dropped (preempted), or is 1 (sampled).
+    """
+
+    event: int
+    step: int
+    kind: Kind
+    tokens: int
+    note: str
+
+
+class Waited(msgspec.Struct, kw_only=True):
+    """Consecutive steps in which the request had something to compute and computed nothing, for one reason.
+
+    `why`, `need`, `have` and `behind` (a request, -1 for none) describe the first of these steps
+    (vnext/sched/explain.py).
+    """
+
+    first_step: int
+    last_step: int
+    why: Why | Literal["unknown"]
+    need: int
+    have: int
+    behind: int
+
+
+class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
+    """`waits` accounts for every one of the `waited_steps`; `why_unknown` says why the scheduler could not be asked.
+
+    `queued_steps` were planned between arrival and first admission. `waited_steps` are all steps that the request could
+    have joined and did not, including those. `arrival_s` is the time from the engine's start to the arrival, in
+    seconds.
+    """
+
+    id: int
+    name: str
+    privacy: Privacy
+    priority: int
+    arrival_s: float
+    prompt_tokens: int
+    tokens_max: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    queued_steps: int
+    waited_steps: int
+    finish: str
+    waits: list[Waited]
+    why_unknown: str
+    moments: list[Moment]
+
+
+class _Story:
+    """The request's life while the log is read."""
+
+    def __init__(self, request_id: int, why_unknown: str) -> None:
+        self.id = request_id
+        self.waits: list[Waited] = []
+        self.why_unknown = why_unknown
+        self.arrival: RequestArrived | None = None
+        self.moments: list[Moment] = []
+        self.queued_steps = self.waited_steps = 0
+        self.cached_tokens = -1
+        self.finish = ""
+
+    def tell(self, item: Folded, kind: Kind, step: int, tokens: int, note: str) -> None:
+        self.moments.append(Moment(event=item.number, step=step, kind=kind, tokens=tokens, note=note))
+
+    def hear(self, item: Folded) -> None:
+        match item.event:
+            case RequestArrived():
+                self._arrived(item, item.event)
+            case StepPlanned():
+                self._planned(item, item.event)
+            case StepCommitted():
+                self._committed(item, item.event)
+            case RequestAborted():
+                self._aborted(item, item.event)
+
+    def _arrived(self, item: Folded, event: RequestArrived) -> None:
+        if event.id == self.id:
+            self.arrival = event
+            place = [entry.id for entry in item.after.waiting].index(self.id)
+            note = f"{place} ahead of it in the queue"
+            self.tell(item, "arrived", item.before.planned - 1, len(event.prompt) // 4, note)
+
+    def _planned(self, item: Folded, event: StepPlanned) -> None:
+        if self.arrival is None or self.id not in item.before.requests:
+            return
+        rows = item.before.rows.id.tolist()
+        gave_way = self.id in [rows[row] for row in event.preempted]
+        if gave_way:
+            computed = int(item.before.rows.computed[rows.index(self.id)])
+            self.tell(item, "preempted", event.step, computed, "its blocks were needed")
+        scheduled = item.after.in_flight[-1]
+        place = (scheduled.ids == self.id).nonzero()[0]
+        if len(place) == 0:
+            self._waited(item, event)
+            return
+        start, count, samples = (
+            int(column[place[0]]) for column in (scheduled.starts, scheduled.counts, scheduled.samples)
+        )
+        if self.id not in rows:
+            self._admitted(item, event.step, start)
+        note = f"positions {start} to {start + count - 1}{', samples' if samples else ''}"
+        self.tell(item, "computed", event.step, count, note)
+
+    def _waited(self, item: Folded, event: StepPlanned) -> None:
+        """Count a step without the request as waiting only if it had something to compute."""
+        place = (item.after.rows.id == self.id).nonzero()[0]
+        self.queued_steps += self.cached_tokens < 0
+        if len(place) == 0 or int(wants(item.after.rows)[place[0]]) > 0:
+            self.waited_steps += 1
+            self._ask_why(item.before, event)
+
+    def _ask_why(self, before: State, event: StepPlanned) -> None:
+        """Ask the scheduler for the reason, if it decides as recorded."""
+        reported = None if self.why_unknown else explain(before)
+        found = (
+            next((wait for wait in reported.waits if wait.id == self.id), None)
+            if reported and reported.plan == event
+            else None
+        )
+        now = Waited(
+            first_step=event.step, last_step=event.step, why=found.why if found else "unknown",
+            need=found.need if found else 0, have=found.have if found else 0, behind=found.behind if found else -1,
+        )
+        last = self.waits[-1] if self.waits else None
+        if last and (last.last_step + 1, last.why, last.behind) == (event.step, now.why, now.behind):
+            last.last_step = event.step
+        else:
+            self.waits.append(now)
+
+    def _admitted(self, item: Folded, step: int, start: int) -> None:
+        self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
+        self.tell(item, "admitted", step, start, "tokens found in the cache")
+
+    def _committed(self, item: Folded, event: StepCommitted) -> None:
+        if self.id not in item.before.requests or self.id not in item.before.in_flight[0].ids:
+            return
+        for output in outputs(item.before, event, item.after):
+            if output.id == self.id:
+                self.tell(item, "sampled", event.step, 1, f"token {output.token}")
+                if output.finish:
+                    self._ended(item, event.step, output.finish)
+
+    def _aborted(self, item: Folded, event: RequestAborted) -> None:
+        if self.id in item.before.requests and self.id not in item.after.requests:
+            self._ended(item, item.before.planned - 1, f"abort ({event.reason})")
+
+    def _ended(self, item: Folded, step: int, finish: str) -> None:
+        self.finish = finish
+        self.tell(item, "ended", step, 0, finish)
+
+    def life(self, arrival: RequestArrived, header: SegmentHeader) -> RequestLife:
+        return RequestLife(
+            id=self.id,
+            name=arrival.name,
+            privacy=header.privacy,
+            priority=arrival.priority,
+            arrival_s=(arrival.arrival_ns - header.started.started_ns) / 1e9,
+            prompt_tokens=len(arrival.prompt) // 4,
+            tokens_max=arrival.sampling.max_tokens,
+            cached_tokens=max(self.cached_tokens, 0),
+            generated_tokens=sum(moment.kind == "sampled" for moment in self.moments),
+            preemptions=sum(moment.kind == "preempted" for moment in self.moments),
+            queued_steps=self.queued_steps,
+            waited_steps=self.waited_steps,
+            finish=self.finish or "still alive at the log's end",
+            waits=self.waits,
+            why_unknown=self.why_unknown,
+            moments=self.moments,
+        )
+
+
+def life(index: Index, request_id: int, own_policy: bool = False) -> RequestLife:
+    """The life of one request. Raises UnusableLog if the log does not hold it. `own_policy` as in `verify`."""
+    log, begin = index.log, index.first
+    story = _Story(request_id, why_not_decided(log, own_policy))
+    if request_id in begin.requests:
+        story.arrival = _arrival(begin.requests[request_id])
+    elif not begin.next_id <= request_id < index.last.next_id:
+        raise UnusableLog(f"request {request_id} is not in this log: it holds {_ids(begin, index.last.next_id)}")
+    place = index.at_request(request_id)
+    for item in fold_items(place.state, place.items):
+        if isinstance(item, Folded):
+            story.hear(item)
+        if story.finish or isinstance(item, Broken):
+            break
+    if story.arrival is None:
+        raise UnusableLog(f"request {request_id} cannot be told of: the log is damaged before it arrives")
+    return story.life(story.arrival, log.header)
+
+
+def _arrival(request: Request) -> RequestArrived:
+    """The arrival event of a request that arrived before the log begins."""
+    return RequestArrived(
+        id=request.id,
+        name=request.name,
+        prompt=request.prompt,
+        sampling=request.sampling,
+        priority=request.priority,
+        arrival_ns=request.arrival_ns,
+    )
+
+
+def _ids(begin: State, arrived: int) -> str:
+    """Which requests a log that begins in this state knows, in words."""
+    alive = sum(1 for _ in begin.requests.items())
+    older = f" and {alive} older ones, those alive where it begins" if begin.next_id else ""
+    return f"requests {begin.next_id} to {arrived - 1}{older}" if arrived > begin.next_id else f"no request{older}"

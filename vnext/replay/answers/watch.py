@@ -1,0 +1,241 @@
+"""watch: checks a live log frame by frame while it grows.
+
+Owns the alarms: a broken law, a decision or digest that differs from the engine's, an engine that is stuck (stuck.py),
+and a log that is damaged, or silent while a step should end. Watching decides every step again, so it needs about as
+much processor time as the engine core, in a separate process with a separate priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from vnext.log import codec as logs
+from vnext.log.codec import Frame, SegmentStart
+from vnext.replay.answers.stuck import StuckDetector
+from vnext.replay.console import render
+from vnext.replay.console.commands import print_answer
+from vnext.replay.console.ended import Ended
+from vnext.replay.reading.folding import first_state
+from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.tail import Damaged, Tail, newest_log
+from vnext.replay.reading.verify import plan_difference, why_not_decided
+from vnext.sched.policies import PolicyError
+from vnext.sched.schedule import schedule
+from vnext.state.digest import digest
+from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.laws import check, check_cheap
+from vnext.state.reduce import reduce
+from vnext.state.state import State
+
+ALL_LAWS_FRAMES = 64
+"""Frames between two checks of all laws; the cheap ones are checked after every frame."""
+POLL_S = 0.1
+TOLD_EVERY_S = 5.0
+
+
+INTERRUPTED = Ended(kind="complete", line="not yet: it was followed until Ctrl-C")
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind`: "law M1", "decision", "digest", "event", "gap", "stuck", "silent" or "damaged". `step` is the last
+    planned."""
+
+    kind: str
+    step: int
+    event: int
+    message: str
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen until the end or the first alarm."""
+
+    log: str
+    frames: int
+    events: int
+    steps: int
+    running: int
+    waiting: int
+    alarm: Alarm | None
+
+
+class Watcher:
+    """Checks one engine. Mutable: pass it every item of its log in order; `alarm` is the first problem."""
+
+    def __init__(self, log: Log, all_laws: bool = False) -> None:
+        self.state: State = first_state(log)
+        self.alarm: Alarm | None = None
+        self.frames = self.events = self.steps = 0
+        self._chain = log.chain
+        self._all_laws, self._decides = all_laws, not why_not_decided(log)
+        self._stuck = StuckDetector()
+
+    def take(self, item: SegmentStart | Frame) -> Alarm | None:
+        """Check one more item. Returns the alarm if there is a problem; later items are ignored."""
+        if self.alarm is None:
+            if isinstance(item, SegmentStart):
+                self._chain = item.chain
+            else:
+                self._frame(item)
+        return self.alarm
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.first_event != self.state.sequence:
+            self.raise_alarm("gap", f"{frame.lost} frames are missing before event {frame.first_event}")
+            return
+        for event in frame.events:
+            self._event(event)
+            if self.alarm is not None:
+                return
+        self.frames += 1
+        self._require(check if self._all_laws or self.frames % ALL_LAWS_FRAMES == 0 else check_cheap)
+        self._chain = logs.chained(self._chain, digest(self.state), frame.body)
+        if self._chain != frame.digest:
+            self.raise_alarm("digest", "the state after this frame is not what the engine had")
+        if why := self._stuck.frame(frame, self.state):
+            self.raise_alarm("stuck", why)
+
+    def _event(self, event: AnyEvent) -> None:
+        if isinstance(event, StepPlanned) and self._decides:
+            self._decision(event)
+        try:
+            self.state = reduce(self.state, event)
+        except IllegalEvent as error:
+            self.raise_alarm("event", f"{type(event).__name__} may not happen: {error}")
+            return
+        except LawBroken as error:
+            self.raise_alarm(f"law {error.law}", str(error))
+            return
+        self.events += 1
+        self.steps += isinstance(event, StepPlanned)
+        if why := self._stuck.event(event, self.state):
+            self.raise_alarm("stuck", why)
+
+    def _decision(self, event: StepPlanned) -> None:
+        try:
+            decided = schedule(self.state)
+        except PolicyError as error:
+            self.raise_alarm("decision", str(error))
+            return
+        if decided != event:
+            field, was, due = plan_difference(event, decided)
+            message = f"step {event.step} has {field} {was} where the scheduler decides {due}"
+            self.alarm = Alarm(kind="decision", step=event.step, event=self.state.sequence, message=message)
+
+    def _require(self, laws: Callable[[State], None]) -> None:
+        try:
+            laws(self.state)
+        except LawBroken as error:
+            self.raise_alarm(f"law {error.law}", str(error))
+
+    def raise_alarm(self, kind: str, message: str) -> None:
+        """Record an alarm; only the first counts."""
+        step, event = self.state.planned - 1, self.state.sequence - 1
+        self.alarm = self.alarm or Alarm(kind=kind, step=step, event=event, message=message)
+
+    def watched(self, log: str) -> Watched:
+        state = self.state
+        return Watched(
+            log=log, frames=self.frames, events=self.events, steps=self.steps, running=len(state.rows),
+            waiting=len(state.waiting), alarm=self.alarm,
+        )  # fmt: skip
+
+
+def follow(
+    tail: Tail,
+    watcher: Watcher,
+    silent_s: float,
+    once: bool,
+    tell: Callable[[Watcher], None],
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Watch until an alarm or, with `once`, until the current end of the log. A step may take `silent_s` seconds."""
+    heard_s, reported_s = now(), now()
+    while watcher.alarm is None:
+        frames = watcher.frames
+        try:
+            for item in tail.news():
+                if watcher.take(item) is not None:
+                    return
+        except Damaged as error:
+            watcher.raise_alarm("damaged", str(error))
+            return
+        if once:
+            return
+        time_s = now()
+        if watcher.frames != frames or not watcher.state.requests:
+            heard_s = time_s
+        elif time_s - heard_s > silent_s:
+            live = len(watcher.state.requests)
+            watcher.raise_alarm("silent", f"{live} requests live and nothing was written for {silent_s:g} s: a step hangs")
+            return
+        if time_s - reported_s > TOLD_EVERY_S:
+            reported_s = time_s
+            tell(watcher)
+        sleep(POLL_S)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `watch` to the commands."""
+    watching = command(
+        "watch", run, "follow a live log and raise an alarm when a law breaks or the engine is stuck",
+        "Ends with the first alarm (exit code 1), or when interrupted (0). With --live, LOG is the folder that holds the "
+        "logs of all starts.",
+    )  # fmt: skip
+    watching.add_argument("--live", action="store_true", help="follow the newest log in the folder LOG")
+    watching.add_argument("--whole", action="store_true", help="begin at the start of the log, not at its newest segment")
+    watching.add_argument("--once", action="store_true", help="stop at the current end of the log")
+    watching.add_argument("--laws", action="store_true", help="check all laws after every frame (slower)")
+    watching.add_argument("--silent", type=float, default=60.0, help="seconds without growth before an alarm (default 60)")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns 0 if nothing was wrong, 1 after an alarm."""
+    if arguments.silent <= 0:
+        raise UnusableLog(f"--silent {arguments.silent:g}: it must be more than 0 seconds")
+    arguments.log = newest_log(arguments.log) if arguments.live else arguments.log
+    answer = _watched(arguments, console)
+    print_answer(arguments, console, answer, print_watched)
+    return int(answer.alarm is not None)
+
+
+def _watched(arguments: argparse.Namespace, console: Console) -> Watched:
+    path: Path = arguments.log
+    tail = Tail(path, arguments.whole)
+    watcher = Watcher(tail.log, arguments.laws)
+
+    def tell(watcher: Watcher) -> None:
+        if not arguments.json:
+            print_progress(console, watcher.watched(str(path)))
+
+    try:
+        follow(tail, watcher, arguments.silent, arguments.once, tell)
+    except KeyboardInterrupt:  # how a user stops it
+        arguments.ended = INTERRUPTED
+    return watcher.watched(str(path))
+
+
+def print_progress(console: Console, answer: Watched) -> None:
+    """Print one line of progress."""
+    console.print(f"{render.counted(answer.steps, 'step')}, {answer.running} running, {answer.waiting} waiting: all is well")
+
+
+def print_watched(console: Console, answer: Watched) -> None:
+    """Print the outcome."""
+    if answer.alarm is None:
+        print_progress(console, answer)
+        return
+    alarm = answer.alarm
+    where = f"{alarm.kind} at step {alarm.step}, event {alarm.event}"
+    console.print(f"{where}: {render.printable(alarm.message)}", style="bold red", soft_wrap=True)
+    console.print(f"vnext-replay shrink {answer.log} makes it small", soft_wrap=True)

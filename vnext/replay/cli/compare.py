@@ -1,0 +1,53 @@
+"""The commands that measure and compare: stat, slow, cache, diff, ranks."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from vnext.replay.answers import cache, render_compare, slow
+from vnext.replay.answers.diff import diff
+from vnext.replay.answers.ranks import ranks
+from vnext.replay.answers.stat import stat
+from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.reading.source import open_log
+
+
+def add(commands) -> None:
+    """Declare these commands."""
+    command(
+        commands, "stat", _stat, "print percentiles of step times, tokens, batch and queue; hit rate, preemptions",
+        "The first call folds the log to index it; later ones answer at once.",
+    )  # fmt: skip
+    for tool in (slow, cache):
+        tool.add_command(partial(command, commands))
+    comparing = command(
+        commands, "diff", _diff, "find the first step in which two logs differ, field by field",
+        "Compares what was recorded; ignores clocks and the frames in which ranks reported.",
+    )  # fmt: skip
+    comparing.add_argument("other", metavar="OTHER", type=Path, help="the log to compare with")
+    comparing.add_argument("--exact", action="store_true", help="compare the arrival times of requests too")
+    command(
+        commands, "ranks", _ranks, "check whether all ranks had the same state, or in which step and field they differed",
+        "LOG is an engine's log, or a folder with one log for each rank.",
+    )  # fmt: skip
+
+
+def _stat(arguments: argparse.Namespace, console: Console) -> int:
+    print_answer(arguments, console, stat(index_of(arguments.log)), render_compare.print_stat)
+    return SAME
+
+
+def _diff(arguments: argparse.Namespace, console: Console) -> int:
+    answer = diff(open_log(arguments.log), open_log(arguments.other), arguments.exact)
+    print_answer(arguments, console, answer, render_compare.print_diff)
+    return SAME if answer.same else DIFFERENT
+
+
+def _ranks(arguments: argparse.Namespace, console: Console) -> int:
+    answer = ranks(arguments.log)
+    print_answer(arguments, console, answer, render_compare.print_ranks)
+    return SAME if answer.same else DIFFERENT

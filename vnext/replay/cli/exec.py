@@ -1,0 +1,102 @@
+"""The commands that run the model again: exec and bisect. They alone load torch, and only when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress
+
+from vnext.replay.console.commands import DIFFERENT, SAME, command, print_answer, terminal
+from vnext.replay.execution import render_exec
+from vnext.replay.execution.bisection import bisect
+from vnext.replay.execution.execution import ModelChoice, execute
+from vnext.replay.execution.recorded import add_range, asked_of
+from vnext.replay.reading.source import UnusableLog
+from vnext.replay.rerun.numerics import prepare
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
+OTHERWISE = {"dtype": "dtype", "quantization": "quantization", "kernels": "kernels", "deterministic": "deterministic"} | {
+    "tp": "ranks"
+}
+"""Options that change the run, and what they change."""
+
+
+def add(commands) -> None:
+    """Declare these commands."""
+    executing = command(
+        commands, "exec", _exec, "run the model again on the recorded batches and compare every token",
+        "LOG must contain texts (recorded with --log full). Settings are the log's unless given here.",
+    )  # fmt: skip
+    _add_model(executing)
+    add_range(executing)
+    executing.add_argument("--solo", action="store_true", help="run each request alone, in its own engine")
+    bisecting = command(
+        commands, "bisect", _bisect, "find the first step, layer and operation that differs in another way to run the model",
+        "Repeats each operation of each recorded step on the same inputs: with each request alone (the default), or as "
+        "the other options say, and compares it with the log's own settings.",
+    )  # fmt: skip
+    _add_model(bisecting)
+    bisecting.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    bisecting.add_argument("--solo", action="store_true", help="compare with each request alone, by the same kernels")
+    bisecting.add_argument("--tolerance", type=float, help="difference allowed, relative to a row's maximum (by dtype, 0 alone)")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="PATH", help="the model's folder (default: where the log says it was)")
+    parser.add_argument("--any-model", action="store_true", help="allow a model whose weights are not those of the log")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
+    parser.add_argument("--kernels", metavar="NAME", help="kernels: torch, portable, avx2, avx512, avx512_bf16 or amx")
+    parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as in vnext serve")
+    parser.add_argument("--tp", metavar="N", type=int, dest="ranks", help="number of ranks that share each layer (run in turns)")
+    parser.add_argument("--threads", type=int, help="threads (default: chosen for the machine)")
+
+
+def _exec(arguments: argparse.Namespace, console: Console) -> int:
+    asked, chosen = asked_of(arguments.steps, arguments.requests), _chosen(arguments)
+    with _progress("requests" if arguments.solo else "steps") as progress:
+        answer = execute(arguments.log, asked, chosen, arguments.solo, progress)
+    print_answer(arguments, console, answer, render_exec.print_executed)
+    return SAME if answer.same else DIFFERENT
+
+
+def _bisect(arguments: argparse.Namespace, console: Console) -> int:
+    asked, chosen = asked_of(arguments.steps, ""), _chosen(arguments)
+    others = [f"--{name}" for name in OTHERWISE if chosen.changes[OTHERWISE[name]] is not None]
+    if arguments.solo and others:
+        raise UnusableLog(f"--solo compares under the log's own numbers: leave it or {' '.join(others)} out")
+    if arguments.tolerance is not None and not arguments.tolerance >= 0:
+        raise UnusableLog(f"--tolerance {arguments.tolerance}: it must be 0 or more")
+    with _progress("steps", "operations") as progress:
+        alone = True if arguments.solo else False if others else None
+        answer = bisect(arguments.log, asked, chosen, alone, arguments.tolerance, progress)
+    print_answer(arguments, console, answer, render_exec.print_bisected)
+    return SAME if answer.same else DIFFERENT
+
+
+def _chosen(arguments: argparse.Namespace) -> ModelChoice:
+    """The options of `_add_model`. Sets torch's thread count, which must happen before torch is imported."""
+    for name in ("ranks", "threads"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise UnusableLog(f"--{'tp' if name == 'ranks' else name} {getattr(arguments, name)}: it must be at least 1")
+    names = ("dtype", "quantization", "kernels", "deterministic", "ranks", "threads")
+    prepare(arguments.threads or 0, arguments.deterministic is not False)
+    return ModelChoice(
+        model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names}
+    )
+
+
+@contextmanager
+def _progress(what: str, compared: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
+    """Show progress on a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=terminal(stderr=True), transient=True) as bar:
+        task = bar.add_task("running", total=None)
+        yield lambda done, count: bar.update(task, description=f"{done:,} {what}, {count:,} {compared} compared")

@@ -1,0 +1,71 @@
+"""The commands that read one log: info, verify, show, req. Each imports only its own answer, and only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from vnext.replay.console import render
+from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
+from vnext.replay.reading.source import open_log
+
+
+def add(commands) -> None:
+    """Declare these commands."""
+    command(
+        commands, "info", _info, "summarise a log: engine, size, requests, tokens", "Counts events without folding them."
+    )
+    verifying = command(
+        commands, "verify", _verify, "replay a log and compare it with what the engine did",
+        "Decides every step again and compares plans, digests of states and digests of ranks, up to the first "
+        "difference. A log that ends in the middle of a record (kill, power cut) is a shorter log, not a difference.",
+    )  # fmt: skip
+    verifying.add_argument("--laws", action="store_true", help="check all laws after every event (slower)")
+    verifying.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
+    showing = command(
+        commands, "show", _show, "show the engine's state in a step, or at the end",
+        "Shows counts and positions of every request; a sample follows positions with a +.", aliases=("state",),
+    )  # fmt: skip
+    showing.add_argument("step", metavar="STEP", nargs="?", type=int, help="number of a step, from 0 (default: the end)")
+    request = command(
+        commands, "req", _request, "show one request's life: queue, cache hits, chunks, tokens, preemptions, end",
+        "Summarises steady decoding; --json lists every event.",
+    )  # fmt: skip
+    request.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
+    request.add_argument("id", metavar="ID", help="the request's number in order of arrival, or the beginning of its name")
+    request.add_argument("--key", type=Path, help="the key that hashed the names of a log without texts (default: LOG.key)")
+
+
+def _info(arguments: argparse.Namespace, console: Console) -> int:
+    from vnext.replay.reading.info import info
+
+    print_answer(arguments, console, info(open_log(arguments.log)), render.print_info)
+    return SAME
+
+
+def _verify(arguments: argparse.Namespace, console: Console) -> int:
+    from vnext.replay.reading.verify import verify
+
+    answer = verify(open_log(arguments.log), arguments.laws, arguments.own_policy)
+    print_answer(arguments, console, answer, render.print_verdict)
+    return SAME if answer.same else DIFFERENT
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> int:
+    from vnext.replay.reading.show import show
+
+    print_answer(arguments, console, show(index_of(arguments.log), arguments.step), render.print_shown)
+    return SAME
+
+
+def _request(arguments: argparse.Namespace, console: Console) -> int:
+    from vnext.replay.answers import render_request_life
+    from vnext.replay.answers.request_life import life
+    from vnext.replay.reading.naming import request_of
+
+    index = index_of(arguments.log)
+    answer = life(index, request_of(index.log, arguments.id, arguments.key), arguments.own_policy)
+    print_answer(arguments, console, answer, render_request_life.print_life)
+    return SAME

@@ -1,0 +1,102 @@
+"""vnext-replay: the commands on a log.
+
+Owns errors, exit codes, and which module declares which command. Exit codes: 0 all is well; 1 a difference was found,
+or the log is damaged, whatever was asked; 2 the input cannot be used; 130 Ctrl-C. Every command has --json. Only the
+module of the requested command is imported, and all of them for --help. Imports no torch except when exec or bisect
+run, so a log can be opened on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from typing import NoReturn
+
+from vnext.options.misuse import in_our_words
+from vnext.replay.console.commands import DIFFERENT, INTERRUPTED, SAME, UNUSABLE, command, how_ended, print_ended, terminal
+from vnext.replay.reading.source import UnusableLog
+from vnext.version import __version__
+
+MODULES = {
+    "cli.log": ("info", "verify", "show", "state", "req"),
+    "cli.compare": ("stat", "slow", "cache", "diff", "ranks"),
+    "cli.exec": ("exec", "bisect"),
+    "cli.files": ("redact", "cut", "merge", "convert"),
+    "cli.ui": ("ui",),
+    "futures.shrinking": ("shrink",),
+    "futures.to_test": ("to-test",),
+    "answers.trace": ("trace",),
+    "futures.fork": ("fork",),
+    "futures.what_if": ("what-if",),
+    "answers.watch": ("watch",),
+}
+"""The module that declares each command, in the order of --help."""
+
+
+def process() -> int:
+    """Run `main` in a dedicated process: imported objects live until exit, so the garbage collector skips them and
+    nothing is torn down at the end."""
+    gc.freeze()
+    code = main()
+    gc.freeze()
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. argparse itself exits with 2 on wrong arguments."""
+    given = sys.argv[1:] if argv is None else argv
+    arguments = parser(next(iter(given), "")).parse_args(given)
+    try:
+        code = arguments.run(arguments, terminal())
+        return code or (SAME if arguments.ended.is_sound else DIFFERENT)
+    except UnusableLog as error:
+        terminal(stderr=True).print(f"vnext-replay: {error}", soft_wrap=True)
+        return _refused(arguments)
+    except KeyboardInterrupt:
+        terminal(stderr=True).print("vnext-replay: interrupted")
+        return INTERRUPTED
+    except MemoryError:
+        terminal(stderr=True).print("vnext-replay: there is not enough memory for this log", soft_wrap=True)
+        return UNUSABLE
+
+
+def _refused(arguments: argparse.Namespace) -> int:
+    """The exit code for a rejected input. Reports a damaged log as damaged even if nothing else can be answered."""
+    try:
+        found = how_ended(arguments)
+    except UnusableLog:
+        return UNUSABLE
+    if found.is_sound:
+        return UNUSABLE
+    print_ended(terminal(stderr=True), found)
+    return DIFFERENT
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one sentence; prints the usage only on request."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(UNUSABLE, f"{self.prog}: {in_our_words(message, self)}\nSee {self.prog} --help.\n")
+
+
+def parser(asked: str = "") -> argparse.ArgumentParser:
+    """The command line with the command `asked` and the others of its module, or with all commands if there is no such
+    command."""
+    top = Parser(
+        prog="vnext-replay",
+        description="Read, verify and explain the log of an engine.",
+        epilog="Exit codes: 0 all is well, 1 the log differs or is damaged, 2 there is nothing to work with.",
+    )
+    top.add_argument("--version", action="version", version=f"vnext-replay {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for module in [name for name, declared in MODULES.items() if asked in declared] or MODULES:
+        found = import_module(f"vnext.replay.{module}")
+        if hasattr(found, "add"):
+            found.add(commands)
+        else:
+            found.add_command(partial(command, commands))
+    return top

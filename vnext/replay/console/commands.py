@@ -1,0 +1,106 @@
+"""What all commands share: exit codes, how a command is declared, how an answer is printed, how an index is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from vnext.log.codec import SEGMENT_SUFFIX
+from vnext.replay.console import render
+from vnext.replay.console.ended import COMPLETE, Ended, ended, ended_all
+from vnext.replay.reading.index import Index
+from vnext.replay.reading.source import open_log
+
+SAME, DIFFERENT, UNUSABLE = 0, 1, 2
+INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
+Run = Callable[[argparse.Namespace, Console], int]
+
+
+class Terminal(Console):
+    """A console whose reader may close the pipe: `vnext-replay show LOG | head` must not report a difference."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        try:
+            super().on_broken_pipe()
+        except SystemExit as ended:
+            raise SystemExit(CUT_SHORT) from ended
+
+
+def terminal(stderr: bool = False) -> Console:
+    """A console that prints text verbatim: values from a log are not markup."""
+    return Terminal(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def command(
+    commands, name: str, run: Run, summary: str, more: str, *, aliases: tuple[str, ...] = (), log: bool = True
+) -> argparse.ArgumentParser:
+    """Declare a command. `run` takes the arguments and a console and returns the exit code."""
+    described = f"{summary[0].upper()}{summary[1:]}. {more}"
+    found = commands.add_parser(name, help=summary, description=described, aliases=aliases)
+    if log:
+        found.add_argument("log", metavar="LOG", type=Path, help="directory of a log, or one segment file")
+    found.add_argument("--json", action="store_true", help="print one JSON object for programs")
+    found.set_defaults(run=run)
+    return found
+
+
+def print_answer(arguments: argparse.Namespace, console: Console, answer, print_tables) -> None:
+    """Print the answer as one JSON object or as text, and how the log ends. `arguments.ended` keeps the end for the
+    exit code."""
+    found = arguments.ended = getattr(arguments, "ended", None) or how_ended(arguments)
+    if found.is_sound and (broken := getattr(answer, "ended", "")) not in ("", COMPLETE.line):  # its events cannot have happened
+        found = arguments.ended = Ended(kind="damaged", line=f"damaged: {broken}")
+    if arguments.json:
+        render.print_json(console, answer, ended=found.line)
+        return
+    print_tables(console, answer)
+    print_ended(console, found)
+
+
+def print_ended(console: Console, found: Ended) -> None:
+    """Print one line if there is something to report."""
+    if found.kind != "complete":
+        line = f"ended: {render.printable(found.line)}"
+        console.print(line, style="yellow" if found.is_sound else "bold red", soft_wrap=True)
+
+
+def how_ended(arguments: argparse.Namespace) -> Ended:
+    """How the command's logs end."""
+    paths = logs_of(arguments)
+    return ended_all([ended(open_log(path)) for path in paths], [str(path) for path in paths])
+
+
+def logs_of(arguments: argparse.Namespace) -> list[Path]:
+    """The command's logs. A folder that holds no segment itself stands for the logs in it."""
+    given = [getattr(arguments, "log", None), getattr(arguments, "other", None), *getattr(arguments, "others", ())]
+    found: list[Path] = []
+    for path in map(Path, filter(None, given)):
+        if path.suffix == SEGMENT_SUFFIX or any(path.glob(f"*{SEGMENT_SUFFIX}")):
+            found.append(path)
+        else:
+            found += sorted({each.parent for each in path.glob(f"*/*{SEGMENT_SUFFIX}")})
+    return found
+
+
+def index_of(path: Path) -> Index:
+    """The index of the log at a path. Shows progress on a terminal while it is built."""
+    if not sys.stderr.isatty():
+        return Index(open_log(path))
+    from rich.progress import Progress  # without a terminal this import would only delay
+
+    progress = Progress(console=terminal(stderr=True), transient=True)
+    task = progress.add_task("indexing, once", total=None)
+
+    def reported(done: int, total: int) -> None:
+        if not progress.live.is_started:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+        if done >= total:
+            progress.stop()
+
+    return Index(open_log(path), reported)

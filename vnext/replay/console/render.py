@@ -1,0 +1,248 @@
+"""Renders answers as text. Owns how answers look on a terminal; other files own the answers."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from vnext.version import __version__
+
+if TYPE_CHECKING:  # rendering one answer must not import the others
+    from vnext.replay.reading.info import Info
+    from vnext.replay.reading.show import Shown
+    from vnext.replay.reading.verify import Verdict
+
+PERCENTILE_NAMES = ("median", "90 %", "99 %", "most")
+TIME_NS_MAX = 250_000_000_000 * 10**9  # the year 9892
+LABELS = {"epoch": "preempted"}  # a field of an answer as JSON, and the words for it
+ROW_FIELDS = ("id", "prompt", "known", "computed", "limit", "epoch")
+
+
+def print_json(console: Console, answer: msgspec.Struct, **more: object) -> None:
+    """One JSON object on one line."""
+    console.out(json.dumps(msgspec.to_builtins(answer) | more))
+
+
+def printable(value: object) -> str:
+    """Text that is safe for a terminal: names come from clients and may hold control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
+def facts(console: Console, title: str, pairs: list[tuple[str, object]]) -> None:
+    """Print a title and facts about it, one per line."""
+    console.print(printable(title), style="bold")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=0)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row("", name, printable(value))
+    console.print(table)
+
+
+def records(console: Console, title: str, fields: tuple[str, ...], rows: list[dict]) -> None:
+    """Print a table of records of one shape; one line if there are none."""
+    console.print()
+    if not rows:
+        console.print(f"{title}: none", style="bold")
+        return
+    table = Table(title=f"{title}: {len(rows)}", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for field in fields:
+        justify = "left" if isinstance(rows[0][field], (str, list)) else "right"
+        label = LABELS.get(field, field)
+        width = len(label) if justify == "right" else None  # never break a header above numbers
+        table.add_column(label, justify=justify, overflow="fold", header_style="cyan", min_width=width)
+    for row in rows:
+        table.add_row(*(printable(row[field]) for field in fields))
+    console.print(table)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 step, 2 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---- info --------------------------------------------------------------------------------------------------------
+
+
+def print_info(console: Console, answer: Info) -> None:
+    header, started = answer.header, answer.header.started
+    config = started.config
+    facts(console, "engine", [
+        ("model", started.model),
+        ("started", moment(started.started_ns)),
+        ("ranks", started.world_size),
+        ("policy", config.policy),
+        ("cache", f"{config.page_count:,} blocks of {config.block_size} tokens"),
+        ("batch", f"{counted(config.max_num_seqs, 'request')} and {counted(config.max_num_batched_tokens, 'token')} a step"),
+        ("pipeline", f"{counted(config.pipeline_depth, 'step')} deep"),
+    ])  # fmt: skip
+    facts(console, "log", [
+        ("written by", f"vnext {header.code_version}, format {header.format_version}, {_schema(answer)}"),
+        ("digests", f"version {header.digest_version}"),
+        ("privacy", header.privacy),
+        ("begins", _beginning(answer)),
+        ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
+        *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
+        ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
+        ("events", ", ".join(f"{count:,} {name}" for name, count in answer.events.items()) or "none"),
+        ("end", answer.end),
+    ])  # fmt: skip
+    facts(console, "work", [
+        ("requests", f"{answer.requests:,} in {answer.arrivals_seconds:.1f} s, {counted(answer.aborted, 'abort')}"),
+        ("steps", f"{answer.steps:,}, {counted(answer.preemptions, 'preemption')}"),
+        ("tokens", f"{answer.prompt_tokens:,} of prompts, {answer.sampled_tokens:,} sampled"),
+        ("prompt lengths", _percentiles(answer.prompt_percentiles)),
+        ("samples a step", _percentiles(answer.batch_percentiles)),
+        ("rank digests", f"{answer.rank_digests:,}"),
+    ])  # fmt: skip
+
+
+def moment(time_ns: int) -> str:
+    """A wall-clock time in UTC."""
+    if not 0 <= time_ns < TIME_NS_MAX:
+        return f"{time_ns} ns, no time of ours"
+    return f"{datetime.fromtimestamp(time_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _beginning(answer: Info) -> str:
+    header = answer.header
+    if header.index == 0:
+        return "with the engine's start"
+    way = "it is replayed from the state kept there" if answer.snapshot_bytes else "it cannot be replayed from there"
+    return f"later, at event {header.first_event:,}: {counted(header.index, 'older segment')} not here; {way}"
+
+
+def _schema(answer: Info) -> str:
+    return "this version's events" if answer.schema_is_ours else "another version's events"
+
+
+def _percentiles(values: list[int]) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in zip(PERCENTILE_NAMES, values)) or "none"
+
+
+# ---- verify ------------------------------------------------------------------------------------------------------
+
+
+def _from_where(answer: Verdict) -> str:
+    """Say what the verdict covers, for a log whose older segments are deleted."""
+    return f", from event {answer.first_event:,} on: the older ones are not here" if answer.first_event > 1 else ""
+
+
+def print_verdict(console: Console, answer: Verdict) -> None:
+    late = f", {answer.rank_digests_unchecked:,} too late to compare" if answer.rank_digests_unchecked else ""
+    facts(console, "compared", [
+        ("events", f"{answer.events:,}{_from_where(answer)}"),
+        ("plans", _reported_plans(answer)),
+        ("digests", answer.digests_unchecked or f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
+        ("snapshots", f"{answer.snapshots:,}"),
+        ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
+        ("end", answer.end or "stopped at the first difference"),
+    ])  # fmt: skip
+    if answer.decisions:
+        print_decisions(console, answer)
+    found = answer.difference
+    if found is not None and found not in answer.decisions:
+        facts(console, "first difference", [
+            ("where", f"step {found.step}, event {found.event}"),
+            ("field", found.field),
+            ("recorded", found.recorded or "-"),
+            ("recomputed", found.recomputed or "-"),
+            ("why", found.message),
+        ])  # fmt: skip
+    console.print(conclusion(answer), style="bold green" if answer.same else "bold red")
+
+
+def print_decisions(console: Console, answer: Verdict) -> None:
+    """Print the decisions that the scheduler would not make today."""
+    rows = [{"step": each.step, "field": each.field, "then": each.recorded, "now": each.recomputed} for each in answer.decisions]
+    title = f"this scheduler ({__version__}) would decide differently from vnext {answer.written_by}"
+    records(console, f"{title}, {counted(answer.decisions_differ, 'step')}; the first", tuple(rows[0]), rows)
+
+
+def _reported_plans(answer: Verdict) -> str:
+    if answer.plans_unchecked:
+        return f"{answer.steps:,}, not decided again: {answer.plans_unchecked}"
+    return f"{answer.steps:,} decided again"
+
+
+def conclusion(answer: Verdict) -> str:
+    """The verdict in one line."""
+    if answer.difference is not None and answer.difference in answer.decisions:
+        return f"the log folds, but {counted(answer.decisions_differ, 'decision')} of {answer.steps:,} would differ"
+    if answer.difference is not None:
+        return "the log does not replay"
+    if answer.end is not None and answer.end.kind == "torn":
+        return "the log replays exactly up to its torn end"
+    if answer.same:
+        unchecked = ", as far as it is without deciding again" if answer.plans_unchecked else ""
+        undigested = "; digests not compared" if answer.digests_unchecked else ""
+        return f"the log replays exactly{unchecked}{undigested}"
+    return "what can be read replays exactly, but the log is damaged"
+
+
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+def print_shown(console: Console, answer: Shown) -> None:
+    state = answer.state
+    facts(console, f"step {answer.step}" if answer.plan else f"end of the log, after step {answer.step}", [
+        ("event", answer.event),
+        ("digest", answer.digest),
+        *([("plan", _plan(answer))] if answer.plan else []),
+        ("blocks", ", ".join(f"{count:,} {name}" for name, count in state["blocks"].items() if name != "next")),
+        ("requests", _totals(state["counters"], ("finished", "aborted", "preempted"))),
+        ("tokens", _totals(state["counters"], ("prompt_tokens", "generated_tokens"))),
+        ("prefix cache", _totals(state["counters"], ("prefix_queried_tokens", "prefix_hit_tokens"))),
+    ])  # fmt: skip
+    steps, rows = _with_steps_in_flight(state)
+    records(console, "running", (*ROW_FIELDS, *steps, "blocks"), rows)
+    records(console, "waiting", ("id", "priority", "known", "epoch"), state["waiting"])
+
+
+def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:
+    words = {name: name.removeprefix("prefix_").removesuffix("_tokens") for name in names}
+    return ", ".join(f"{counters[name]:,} {words[name]}" for name in names)
+
+
+def _with_steps_in_flight(state: dict) -> tuple[list[str], list[dict]]:
+    """The running rows, with a column for each step in flight: the positions that it computes, and + where it samples."""
+    columns = {f"step {scheduled['step']}": _chunks(scheduled) for scheduled in state["flights"]}
+    rows = []
+    for row in state["running"]:
+        chunks = {name: of_step.get(row["id"], "") for name, of_step in columns.items()}
+        rows.append({**row, **chunks, "blocks": ranges(row["table"])})
+    return list(columns), rows
+
+
+def ranges(numbers: list[int]) -> str:
+    """Numbers in order, with runs merged: 3 to 5 and 9 are 3-5 9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _chunks(scheduled: dict) -> dict[int, str]:
+    return {entry["id"]: _chunk(entry) for entry in scheduled["requests"]}
+
+
+def _chunk(entry: dict) -> str:
+    last = entry["start"] + entry["tokens"] - 1
+    places = f"{entry['start']}" if entry["tokens"] == 1 else f"{entry['start']}-{last}"
+    return f"{places} +" if entry["samples"] else places
+
+
+def _plan(answer: Shown) -> str:
+    plan = answer.plan
+    parts = [f"{name} {getattr(plan, name)}" for name in ("preempted", "changed", "admitted") if getattr(plan, name)]
+    return ", ".join(parts) or "every running request advances as expected"

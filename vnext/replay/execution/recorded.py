@@ -1,0 +1,204 @@
+"""What a log provides for running its model again: each step's state, its samples, and each request's tokens.
+
+Owns the walk that `exec` and `bisect` share, the requested range of steps and requests, and the rejection of logs
+without texts. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from vnext.log.codec import LogEnd
+from vnext.replay.console.commands import index_of
+from vnext.replay.reading.folding import Broken, Fold, Folded, first_state, fold_items
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.fold_plan import row_tokens
+from vnext.state.outputs import outputs
+from vnext.state.state import Request, State
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps [first, end) and requests, None for all."""
+
+    first: int = 0
+    end: int | None = None
+    requests: frozenset[int] | None = None
+
+    def holds(self, step: int) -> bool:
+        return step >= self.first and (self.end is None or step < self.end)
+
+    def wants(self, request: int) -> bool:
+        return self.requests is None or request in self.requests
+
+
+class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed step: the state in which it ran, its samples int32[S], the number of the event that committed it, and
+    what earlier steps sampled that were still in flight: (step, request, preemption count) -> token."""
+
+    step: int
+    event: int
+    state: State
+    tokens: np.ndarray
+    placeholders: dict[tuple[int, int, int], int]
+
+
+class Reported(msgspec.Struct):
+    """A request of a log: its reported tokens, and the steps in which those from `first` on were sampled."""
+
+    request: Request
+    tokens: list[int]
+    first: int
+    steps: list[int]
+
+
+def require_texts(log: Log) -> None:
+    """Raises UnusableLog for a log without token ids to compare with."""
+    if log.header.privacy != "full":
+        raise UnusableLog(
+            f"{log.paths[0].parent} keeps the shapes of texts and no token ids, so there is nothing to run again: record with "
+            "--log full (a redacted log stays without)"
+        )
+
+
+class Walk:
+    """The requested part of a log, folded once. `end`, `unseen` and `uncommitted` are known when `steps` is done.
+
+    `whole`: the walk begins with the engine's start. `unseen` steps were planned before the walk begins. `reported` has
+    every request by its number, if that was requested.
+    """
+
+    def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
+        self.log = open_log(path)
+        require_texts(self.log)
+        self._asked, self._telling = asked, telling
+        self.whole = asked.first == 0 and self.log.header.index == 0
+        if asked.first:
+            place = index_of(path).at_step(asked.first)
+            self.first, self._items = place.state, place.items
+        else:
+            self.first, self._items = first_state(self.log), self.log.items()
+        self.reported: dict[int, Reported] = {}
+        self.end = "the end of the steps that were asked for"
+        self.is_sound = True
+        self.uncommitted = self.unseen = 0
+        self._vocab_size: int | None = None
+
+    def begin(self, vocab_size: int) -> None:
+        """Call before `steps`, for a model of this vocabulary size. A token outside of the vocabulary raises
+        UnusableLog, here or in `steps`."""
+        self._vocab_size = vocab_size
+        for request, tokens in _living(self.first):
+            self._meet(request, tokens)
+
+    def steps(self) -> Iterator[RecordedStep]:
+        """Committed steps in order, from the first requested one to the last."""
+        states: dict[int, State] = {}
+        placeholders: dict[tuple[int, int, int], int] = {}
+        for item in fold_items(self.first, self._items):
+            if type(item) is not Folded:
+                self._note(item)
+            elif isinstance(item.event, RequestArrived):
+                self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt))
+            elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
+                states[item.event.step] = item.after
+            elif isinstance(item.event, StepCommitted):
+                step = item.event.step
+                if self._asked.end is not None and step >= self._asked.end:
+                    break
+                if found := self._committed(item, states.pop(step, None), placeholders):
+                    yield found
+        self.uncommitted = len(states)
+
+    def _committed(
+        self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], int]
+    ) -> RecordedStep | None:
+        """The step, if it was requested. Remembers its samples for steps that were planned ahead."""
+        scheduled, tokens = item.before.in_flight[0], unpack_tokens(item.event.tokens)
+        self._require_tokens(tokens, f"step {scheduled.step} sampled")
+        if self._telling:
+            self._tell(item)
+        before = {
+            key: token
+            for key, token in placeholders.items()
+            if key[0] >= scheduled.step - item.before.config.pipeline_depth
+        }
+        entries = zip(
+            scheduled.ids[scheduled.samples].tolist(),
+            scheduled.preemption_counts[scheduled.samples].tolist(),
+            tokens.tolist(),
+        )
+        placeholders.clear()
+        placeholders.update(before | {(scheduled.step, id_, preemptions): token for id_, preemptions, token in entries})
+        if state is None:
+            self.unseen += self._asked.holds(scheduled.step)
+            return None
+        return RecordedStep(step=scheduled.step, event=item.number, state=state, tokens=tokens, placeholders=before)
+
+    def _meet(self, request: Request, tokens: np.ndarray) -> None:
+        self._require_tokens(tokens, f"request {request.id} holds")
+        sampling = request.sampling
+        named = [token for token, _ in sampling.logit_bias] + list(sampling.stop_token_ids)
+        self._require_tokens(np.array(named, dtype=np.int64), f"request {request.id} names")
+        if self._telling:
+            self.reported[request.id] = Reported(request, tokens.tolist(), len(tokens), [])
+
+    def _tell(self, item: Folded) -> None:
+        for output in outputs(item.before, item.event, item.after):
+            reported = self.reported[output.id]
+            reported.tokens.append(output.token)
+            if self._asked.holds(item.event.step):
+                reported.steps.append(item.event.step)
+            else:
+                reported.first += 1
+
+    def _require_tokens(self, tokens: np.ndarray, what: str) -> None:
+        if self._vocab_size is None or not len(tokens):
+            return
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= self._vocab_size:
+            found = most if least >= 0 else least
+            why = f"the model knows {self._vocab_size}: the log is damaged, or another model's"
+            raise UnusableLog(f"{what} token {found}, and {why}")
+
+    def _note(self, item: Fold) -> None:
+        if isinstance(item, LogEnd):
+            self.end, self.is_sound = str(item), item.kind in ("complete", "torn")
+        elif isinstance(item, Broken):
+            self.end, self.is_sound = f"event {item.number}: {item.message}", False
+
+
+def _living(state: State) -> Iterator[tuple[Request, np.ndarray]]:
+    """Requests that live in a state, with their known tokens."""
+    for row, id_ in enumerate(state.rows.id.tolist()):
+        yield state.requests[id_], row_tokens(state, row)
+    for waiting in state.waiting:
+        yield state.requests[waiting.id], unpack_tokens(waiting.tokens)
+
+
+# ---- what a command line asks for --------------------------------------------------------------------------------
+
+
+def add_range(parser: argparse.ArgumentParser) -> None:
+    """The options that `asked_of` reads."""
+    parser.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
+    parser.add_argument("--requests", metavar="ID,ID", default="", help="compare only these requests")
+
+
+def asked_of(steps: str, requests: str) -> Asked:
+    """Raises UnusableLog if a text is no range or no list of numbers."""
+    try:
+        first, colon, end = steps.partition(":")
+        low = int(first or 0)
+        high = (int(end) if end else None) if colon or not steps else low + 1
+        ids = frozenset(int(each) for each in requests.split(",")) if requests else None
+    except ValueError as error:
+        raise UnusableLog(f"--steps {steps or 'A:B'} --requests {requests or 'ID,ID'}: write whole numbers") from error
+    if low < 0 or (high is not None and high <= low):
+        raise UnusableLog(f"--steps {steps} holds no step: write A:B with A from 0 on and before B")
+    return Asked(first=low, end=high, requests=ids)

@@ -1,0 +1,392 @@
+"""what-if: runs the same arrivals under other configurations, and compares and ranks them.
+
+Owns the command: which configurations to run, the latencies that clients would see, the recommendation and its
+certainty. step_times.py owns the model of step times, what_if_run.py the run. The log's own configuration runs on the
+same model, so that like is compared with like. It also runs once on the recorded times, which must reproduce the log,
+event by event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from vnext.replay.console import render
+from vnext.replay.console.commands import print_answer
+from vnext.replay.futures.pace import Drawn, Pace
+from vnext.replay.futures.step_noise import Noise, misfit, noise
+from vnext.replay.futures.step_times import Model, Recorded, fit, held_out, kinds_of, recorded
+from vnext.replay.futures.untimed import on_times_of
+from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
+from vnext.replay.futures.what_if_score import Between, Objective, RunScore, recommendation, score, with_bounds, worth
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.verify import why_not_decided
+from vnext.sched.policies import PolicyError, policy_of
+from vnext.state.config import STORED_NAMES, SchedulerConfig
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import EngineStarted
+from vnext.state.reduce import start
+from vnext.state.state import StepInFlight
+
+NAME_WIDTH = 22  # leaves the figures enough room on a terminal of 80 columns
+BAR_WIDTH = 30
+UNITS = {"us": 1.0, "ms": 1e3, "s": 1e6}
+FIXED = {"eos_token_ids", "vocab_size"}
+"""Settings that belong to the model, not to the configuration."""
+ERROR_P50_MAX, ERROR_P99_MAX = 0.05, 0.10
+"""Up to these errors the model is good enough."""
+LARGER_SHARE = 0.05
+DRAWS = 8
+"""How many times a run's hiccups are drawn again."""
+DRAWN_MAX = 12
+"""At most this many configurations, the best ones, get drawn hiccups, besides the unchanged one."""
+
+
+Changes = tuple[tuple[str, object], ...]
+Paths = tuple[Path, Path | None]
+"""The log, and the one that step times are learnt from, if that is another."""
+
+
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """`recorded` is what the log itself shows, None if the step times are another log's; `unchanged` is its
+    configuration on the model, `runs` are the others.
+
+    `reproduced` counts the leading events of the log, out of `events`, that recur on the recorded times. The errors are
+    the model's, relative, on steps outside of the fit; `noise` is how much equal steps differ, a bound for any model,
+    and `misfit` how far the model is from the usual time of equal steps. `recommended` are changes, "" to keep the
+    configuration. `revived` requests were alive where a log without its beginning starts.
+    """
+
+    step_error_p50: float
+    step_error_p90: float
+    step_error_p99: float
+    steps_fitted: int
+    noise: Noise
+    misfit: Noise
+    reproduced: int
+    events: int
+    recorded: RunScore | None
+    unchanged: RunScore
+    runs: list[RunScore]
+    recommended: str
+    reason: str
+    revived: int = 0
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One run to make: the changes, and the seed of its hiccups (0: those of the log)."""
+
+    changes: Changes
+    seed: int
+
+
+class Ground(msgspec.Struct, frozen=True):
+    """The common basis of all runs: the log by its times, the model of its steps, and the machine's pace."""
+
+    started: EngineStarted
+    taken: Recorded
+    model: Model
+    pace: Pace
+
+    def score(self, trial: Trial, objective: Objective) -> RunScore:
+        """The outcome of a run."""
+        clock = timed(self.model, self.taken, self.drawn(trial.seed) if trial.seed else self.pace)
+        ran = rerun(self.taken, self.started, changed(self.started, trial.changes), clock)
+        return score(words(trial.changes), ran, objective)
+
+    def drawn(self, seed: int) -> Drawn:
+        """The machine with its hiccups at other moments."""
+        taken = self.taken
+        waited, has_prompt = kinds_of(taken.features, taken.began_us, taken.ends_us)
+        return Drawn(2 * waited + has_prompt, taken.ends_us - taken.began_us, usual_us(self.model, taken), seed)
+
+
+def what_if(
+    log_path: Path, candidates: Sequence[Changes], objective: Objective, jobs: int = 1, own_policy: bool = False,
+    times_of: Path | None = None,
+) -> WhatIf:  # fmt: skip
+    """Run every candidate, with step times learnt from the log `times_of` if given. Raises UnusableLog if there are no
+    times, or a configuration cannot work; `own_policy` as in `verify`."""
+    log = open_log(log_path)
+    if why_not := why_not_decided(log, own_policy):
+        raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
+    for changes in candidates:
+        changed(log.header.started, changes)
+    ground = ground_of(log, times_of)
+    taken, model = ground.taken, ground.model
+    again = retrace(taken, ground.started) if times_of is None else None
+    features, step_us = held_out(taken.features, taken.step_us)
+    unchanged, runs, draws = _tried((log_path, times_of), ground, candidates, objective, jobs)
+    recommended, reason = recommendation(unchanged, runs, draws)
+    return WhatIf(
+        step_error_p50=model.error_p50, step_error_p90=model.error_p90, step_error_p99=model.error_p99,
+        steps_fitted=model.steps, noise=noise(taken.features, taken.step_us),
+        misfit=misfit(features, step_us, model.predict(features)),
+        reproduced=reproduced(taken, again) if again else 0, events=len(taken.events),
+        recorded=score("", again, objective) if again else None, unchanged=unchanged, runs=runs,
+        recommended=recommended, reason=reason, revived=len(taken.lives),
+    )  # fmt: skip
+
+
+def ground_of(log: Log, times_of: Path | None = None) -> Ground:
+    """The model and the pace of a log; `times_of` names another log to take them from. Raises UnusableLog if that has
+    no times."""
+    taken = recorded(log) if times_of is None else on_times_of(log, recorded(open_log(times_of)))
+    model = fit(taken.features, taken.step_us, taken.began_us)
+    return Ground(log.header.started, taken, model, Pace(taken.began_us, taken.ends_us, usual_us(model, taken)))
+
+
+def usual_us(model: Model, taken: Recorded) -> np.ndarray:
+    """The usual time of each step of a log and its turn (float64[n])."""
+    return model.predict(taken.features) + taken.overhead_us[kinds_of(taken.features, taken.began_us, taken.ends_us)]
+
+
+def timed(model: Model, taken: Recorded, pace: Pace | Drawn) -> StepTime:
+    """The clock of one run: the usual time of a step and its turn, at the machine's pace."""
+
+    def end_us(scheduled: StepInFlight, begin_us: float, had_waited: bool) -> float:
+        kind = int(had_waited), int(scheduled.tokens > len(scheduled.samples))
+        return pace.end_us(begin_us, model.step_us(scheduled) + float(taken.overhead_us[kind]), 2 * kind[0] + kind[1])
+
+    return end_us
+
+
+def _tried(
+    paths: Paths, ground: Ground, candidates: Sequence[Changes], objective: Objective, jobs: int
+) -> tuple[RunScore, list[RunScore], dict[str, list[RunScore]]]:
+    """The unchanged configuration, the candidates, and the best candidates' results with redrawn hiccups, by changes."""
+    unchanged, *runs = _all(paths, ground, [Trial((), 0), *(Trial(changes, 0) for changes in candidates)], objective, jobs)
+    order = sorted(range(len(runs)), key=lambda place: worth(runs[place]), reverse=True)[:DRAWN_MAX]
+    drawn = [(), *(candidates[place] for place in order)]
+    trials = [Trial(changes, seed) for changes in drawn for seed in range(1, DRAWS + 1)]
+    found = _all(paths, ground, trials, objective, jobs)
+    draws = {words(changes): found[place * DRAWS : (place + 1) * DRAWS] for place, changes in enumerate(drawn)}
+    unchanged, *runs = (with_bounds(run, draws[run.changes]) if run.changes in draws else run for run in (unchanged, *runs))
+    return unchanged, runs, draws
+
+
+def _all(paths: Paths, ground: Ground, trials: Sequence[Trial], objective: Objective, jobs: int) -> list[RunScore]:
+    if jobs == 1 or len(trials) < 2:
+        return [ground.score(trial, objective) for trial in trials]
+    shares = [(paths, list(trials[share::jobs]), objective) for share in range(jobs)]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(_share, shares))
+    return [parts[place % jobs][place // jobs] for place in range(len(trials))]
+
+
+def _share(share: tuple[Paths, list[Trial], Objective]) -> list[RunScore]:
+    """One process's runs. It reads and fits the log itself, with the same result."""
+    (path, times_of), trials, objective = share
+    ground = ground_of(open_log(path), times_of)
+    return [ground.score(trial, objective) for trial in trials]
+
+
+def reproduced(taken: Recorded, again: Ran) -> int:
+    """How many leading events of the log the run reproduced."""
+    pairs = enumerate(zip(taken.events, again.events))
+    return next((place for place, (one, other) in pairs if one != other), min(len(taken.events), len(again.events)))
+
+
+def changed(started: EngineStarted, changes: Changes) -> SchedulerConfig:
+    """The log's configuration with changes. Raises UnusableLog if it cannot work."""
+    config = msgspec.structs.replace(started.config, **dict(changes))
+    try:
+        policy_of(config.policy)
+        start(msgspec.structs.replace(started, config=config))
+    except (IllegalEvent, PolicyError) as error:
+        raise UnusableLog(f"{words(changes)} cannot work: {error}") from error
+    return config
+
+
+def words(changes: Changes) -> str:
+    return " ".join(f"{name}={value}" for name, value in changes)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `what-if` to the commands."""
+    asking = command(
+        "what-if", run, "run the same arrivals under other configurations, with step times learnt from the log",
+        "Requests arrive at their recorded times, whatever the answers. Exit code 1: another configuration is recommended.",
+    )  # fmt: skip
+    asking.add_argument("--set", metavar="K=V", action="append", default=[], help="a setting for every configuration")
+    asking.add_argument("--sweep", metavar="K=A,B,C", action="append", default=[], help="values to try, in all combinations")
+    asking.add_argument("--slo", default="", metavar="ttft=200ms,itl=50ms", help="the latency objective of a request")
+    asking.add_argument(
+        "--times-of", type=Path, metavar="LOG", help="learn step times from this log, if LOG has none"
+    )  # fmt: skip
+    asking.add_argument("--jobs", type=int, default=1, help="number of processes (default 1)")
+    asking.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns 0 if the configuration should stay, 1 if another is better."""
+    if arguments.jobs < 1:
+        raise UnusableLog(f"--jobs {arguments.jobs}: it must be at least 1")
+    tried, objective = candidates(arguments.set, arguments.sweep), objective_of(arguments.slo)
+    answer = what_if(arguments.log, tried, objective, arguments.jobs, arguments.own_policy, arguments.times_of)
+    print_answer(arguments, console, answer, print_what_if)
+    return int(bool(answer.recommended))
+
+
+OPTIONS = MappingProxyType(
+    {
+        "num_blocks_override": "page_count",
+        "enable_prefix_caching": "prefix_caching",
+        "enable_chunked_prefill": "chunked_prefill",
+        "scheduling_policy": "policy",
+    }
+)
+"""Settings by the names of `vnext serve`, where a log has other names."""
+BY_STORED_NAME = {stored: name for name, stored in STORED_NAMES.items()}
+
+
+def candidates(sets: Sequence[str], sweeps: Sequence[str]) -> list[Changes]:
+    """Every configuration to try. Raises UnusableLog for an unknown setting."""
+    fixed = [(name, [value_of(name, text)]) for name, text in map(_pair, sets)]
+    swept = [(name, [value_of(name, each) for each in text.split(",")]) for name, text in map(_pair, sweeps)]
+    names = [name for name, _ in fixed + swept]
+    if len(set(names)) < len(names):
+        raise UnusableLog(f"{', '.join(names)}: name each setting once")
+    if not names:
+        return []
+    return [tuple(zip(names, values)) for values in itertools.product(*(values for _, values in fixed + swept))]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise UnusableLog(f"{text!r} is no setting: write name=value")
+    plain = name.lstrip("-").replace("-", "_")
+    return OPTIONS.get(plain) or BY_STORED_NAME.get(plain, plain), value
+
+
+def value_of(name: str, text: str) -> object:
+    """A setting's value by the type of its field."""
+    types = {field.name: field.type for field in msgspec.structs.fields(SchedulerConfig) if field.name not in FIXED}
+    if name not in types:
+        raise UnusableLog(f"there is no setting {name!r}: choose of {', '.join(types)}")
+    try:
+        return msgspec.convert(text, types[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise UnusableLog(f"{name}={text} is no value of this setting ({error})") from error
+
+
+def objective_of(text: str) -> Objective:
+    """`ttft=200ms,itl=50ms` as an objective."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(ttft|itl)=(\d+(?:\.\d+)?)(us|ms|s)", part.strip())
+        if match is None:
+            raise UnusableLog(f"{part!r} is no objective: write ttft=200ms,itl=50ms")
+        found[f"{match[1]}_us"] = float(match[2]) * UNITS[match[3]]
+    return Objective(**found)
+
+
+def print_what_if(console: Console, answer: WhatIf) -> None:
+    """Print a table of all runs, bars for the objective or the throughput, and the recommendation."""
+    good = answer.step_error_p50 <= ERROR_P50_MAX and answer.step_error_p99 <= ERROR_P99_MAX
+    console.print(
+        f"step times of {answer.steps_fitted:,} steps: error on left-out steps {answer.step_error_p50:.1%} at the median, "
+        f"{answer.step_error_p99:.1%} at 99 %", style="bold" if good else "bold yellow", soft_wrap=True,
+    )  # fmt: skip
+    if answer.noise.steps:
+        console.print(
+            f"{answer.noise.steps:,} similar steps differ from each other by {answer.noise.p50:.1%} and "
+            f"{answer.noise.p99:.1%}: no model of what they compute can do better", style="dim", soft_wrap=True,
+        )  # fmt: skip
+    if answer.misfit.steps and not good:
+        console.print(
+            f"from the median of similar steps it is {answer.misfit.p50:.1%} away at the median, {answer.misfit.p99:.1%} at "
+            "99 %: the rest is the machine's hiccups, which every line below includes", style="dim", soft_wrap=True,
+        )  # fmt: skip
+    if answer.revived:
+        lived = render.counted(answer.revived, "request")
+        console.print(
+            f"the log begins in mid-run: {lived} that lived there continue in every run with what they had computed, and "
+            "nothing else is in the cache; their first tokens are not counted", style="dim", soft_wrap=True,
+        )  # fmt: skip
+    if answer.recorded is None:
+        console.print("the step times are another log's: there is nothing \"as recorded\" to compare with", style="dim")
+    else:
+        _print_reproduced(console, answer)
+    console.print(_table(answer))
+    console.print("ttft: ms to the first token; itl: ms between two; no: refused requests; gave: preemptions", style="dim")
+    console.print(
+        f"below a figure: its bounds, from {DRAWS} runs with resampled hiccups of this log; at another hour the machine may be "
+        "outside them", style="dim", soft_wrap=True,
+    )  # fmt: skip
+    for run in answer.runs:
+        if run.larger > LARGER_SHARE * run.steps:
+            share = f"{run.larger / run.steps:.0%} of its steps are larger than any in this log"
+            console.print(f"{run.changes}: {share}, and their times are a guess", style="yellow", soft_wrap=True)
+    _bars(console, answer)
+    verdict = "leave it as it is: " if answer.unchanged.met is not None else ""
+    advice = f"set {answer.recommended}: {answer.reason}" if answer.recommended else f"{verdict}{answer.reason}"
+    console.print(advice, style="bold green", soft_wrap=True)
+
+
+def _print_reproduced(console: Console, answer: WhatIf) -> None:
+    whole = answer.reproduced == answer.events
+    again = "the simulation reproduces the log" if whole else f"{answer.reproduced:,} of {answer.events:,} events are reproduced"
+    console.print(f"on its recorded times {again}", style="" if whole else "yellow")
+
+
+def _table(answer: WhatIf) -> Table:
+    """All runs; under each figure its bounds, where they differ."""
+    has_objective = answer.unchanged.met is not None
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column("configuration", header_style="cyan", min_width=16, overflow="fold")
+    for name in ("ttft", "99 %", "itl", "99 %", "tok/s", *(["met"] if has_objective else []), "no", "gave"):
+        table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
+    rows = [("as recorded", answer.recorded)] if answer.recorded is not None else []
+    rows.append(("unchanged, modelled", answer.unchanged))
+    for name, each in [*rows, *((run.changes, run) for run in answer.runs)]:
+        met = [f"{each.met:.0%}"] if has_objective else []
+        figures = [*(f"{value:.1f}" for value in (*each.ttft_ms, *each.itl_ms)), f"{each.tokens_s:.0f}", *met]
+        first, rest = (name, "") if each.between is None else _in_two(name)
+        table.add_row(first, *figures, str(each.refused), str(each.preemptions))
+        if each.between is not None:
+            table.add_row(rest, *_bounds(each.between, has_objective), "", "", style="dim")
+    return table
+
+
+def _in_two(name: str) -> tuple[str, str]:
+    """A configuration's name in two parts: beside its figures and, if it is long, beside their bounds."""
+    if len(name) <= NAME_WIDTH:
+        return name, ""
+    cut = max(name.rfind("_", 0, NAME_WIDTH), name.rfind(" ", 0, NAME_WIDTH)) + 1 or NAME_WIDTH
+    return name[:cut], name[cut:]
+
+
+def _bounds(between: Between, has_objective: bool) -> list[str]:
+    """The bounds of each figure; empty where they are equal."""
+    figures = [*between.ttft_ms, *between.itl_ms, between.tokens_s]
+    pairs = [tuple(f"{bound:.0f}" if bounds[1] >= 100 else f"{bound:.1f}" for bound in bounds) for bounds in figures]
+    if has_objective:
+        pairs.append(tuple(f"{bound:.0%}" for bound in between.met))
+    return ["" if low == high else f"{low}-{high}" for low, high in pairs]
+
+
+def _bars(console: Console, answer: WhatIf) -> None:
+    runs = [("unchanged", answer.unchanged), *((run.changes, run) for run in answer.runs)]
+    by_objective = answer.unchanged.met is not None and any(run.met < 1 for _, run in runs)
+    values = [run.good_s if by_objective else run.tokens_s for _, run in runs]
+    most, width = max(values) or 1.0, max(len(name) for name, _ in runs)
+    console.print("requests within the objective a second" if by_objective else "tokens a second", style="bold")
+    for (name, _), value in zip(runs, values):
+        console.print(f"  {name:<{width}}  {'█' * round(BAR_WIDTH * value / most)} {value:.1f}", soft_wrap=True)

@@ -1,0 +1,272 @@
+"""A hypothetical run: a log's arrivals under another configuration, on a clock of predicted step times.
+
+Owns the clock-driven engine. Outside events come when they came, the scheduler makes every decision, a step ends when
+the model says, and each request gets the tokens that the log recorded. Arrivals do not wait for answers: a client that
+would have asked later, or something else, still asks when it did.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from vnext.replay.futures.revived import salted, warmed
+from vnext.replay.futures.step_times import Recorded
+from vnext.sched.schedule import schedule
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.feasibility import refusal
+from vnext.state.outputs import outputs
+from vnext.state.reduce import fold, reduce
+from vnext.state.state import StepInFlight
+
+AT_ONCE_US = 0.5
+"""Results that arrive within this time are taken in one turn, as a late engine does."""
+StepTime = Callable[[StepInFlight, float, bool], float]
+"""When a step ends (us), from its plan, its beginning, and whether the engine had waited before it."""
+
+
+class Served(msgspec.Struct):
+    """One request: when it arrived, its first and last token (us, -1 if none), reported tokens, the longest gap between
+    two. If `is_older`, it arrived before the log begins, at an unknown time."""
+
+    arrived_us: float
+    first_us: float = -1.0
+    last_us: float = -1.0
+    tokens: int = 0
+    gap_us_max: float = 0.0
+    finished: bool = False
+    is_older: bool = False
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """The result of a run. `gaps_us` float64[n] are gaps between tokens of one request; `end_us` is its last commit;
+    `events` after the first are present only if requested. Of its `steps`, `larger` have more tokens or requests
+    than any of the log.
+    """
+
+    served: list[Served]
+    gaps_us: np.ndarray
+    end_us: float
+    steps: int
+    larger: int
+    preemptions: int
+    refused: int
+    hit_tokens: int
+    queried_tokens: int
+    events: list[AnyEvent]
+
+
+def as_recorded(log: Recorded) -> StepTime:
+    """Step times of the log itself, as long as its steps recur; after that the last one's time."""
+    last_us = float(log.step_us[-1]) if len(log.step_us) else 0.0
+
+    def end_us(scheduled: StepInFlight, begin_us: float, _: bool) -> float:
+        place = recorded_place(log, scheduled)
+        if place is not None:
+            return float(log.ends_us[place])
+        return begin_us + last_us
+
+    return end_us
+
+
+def recorded_place(log: Recorded, scheduled: StepInFlight) -> int | None:
+    """Which of the log's steps this is; None if it computes something else."""
+    place = scheduled.step - log.first.committed
+    return place if place < len(log.entries) and np.array_equal(scheduled.entries, log.entries[place]) else None
+
+
+def rerun(log: Recorded, started: EngineStarted, config: SchedulerConfig, step_time: StepTime, exact: bool = False) -> Ran:
+    """Run the log's arrivals to their end. `exact`: aborts come when they came, and the run ends with the log.
+
+    Otherwise an abort after a stop string comes after the recorded number of tokens, at any time, and requests alive
+    where the log begins without its start are revived there (revived.py); `exact` begins in that very state.
+    """
+    engine = _Engine(log, replace(started, config=config), step_time, exact)
+    engine.run()
+    return engine.ran()
+
+
+def retrace(log: Recorded, started: EngineStarted) -> Ran:
+    """Run the log again under its own configuration. Each decision is made anew at its recorded place and time, and
+    each step ends at its recorded time, up to the first decision or step that differs."""
+    engine = _Engine(log, started, as_recorded(log), exact=True)
+    engine.retrace()
+    return engine.ran()
+
+
+class _Engine:
+    """The engine on its clock. Mutable."""
+
+    def __init__(self, log: Recorded, started: EngineStarted, step_time: StepTime, exact: bool) -> None:
+        self._log, self._step_time, self._exact = log, step_time, exact
+        self._served: dict[int, Served] = {}
+        self._gaps: list[float] = []
+        self._ends: deque[float] = deque()
+        self._device_us = self._now_us = 0.0
+        self._steps = self._larger = self._refused = 0
+        self._most = log.features[:, :2].max(axis=0).tolist() if len(log.features) else (0.0, 0.0)
+        if exact:
+            self.state, self._ids = log.first, {life.arrival.id: life.arrival.id for life in log.lives}
+        else:
+            self.state, self._ids = warmed(started, log.lives)
+            self._refused = len(log.lives) - len(self._ids)
+        self._before = self.state.counters
+        self._recorded_of = {id_: recorded for recorded, id_ in self._ids.items()}
+        self._served |= self._older()
+        self._reported_at = {life.arrival.id: len(life.arrival.prompt) // 4 for life in log.lives}
+        self._events: list[AnyEvent] = []
+        self._stops: dict[int, int] = {}
+        self._outside = deque(self._timed())
+        for scheduled in self.state.in_flight:
+            self._device_us = step_time(scheduled, self._device_us, False)
+            self._ends.append(self._device_us)
+
+    def _older(self) -> dict[int, Served]:
+        """The revived requests: a running one has already received its last token; one without room has not."""
+        running, found = set(self.state.rows.id.tolist()), {}
+        for life in self._log.lives:
+            id_ = self._ids.get(life.arrival.id)
+            if id_ is not None:
+                found[id_] = Served(0.0, 0.0, 0.0, tokens=len(life.last) // 4 if id_ in running else 0, is_older=True)
+        return found
+
+    def _timed(self) -> list[tuple[float, AnyEvent]]:
+        """The outside events that come by the clock. The others are stored with the number of tokens that they wait
+        for."""
+        timed = []
+        for each in self._log.outside:
+            if isinstance(each.event, RequestAborted) and each.event.reason == "stop" and not self._exact:
+                self._stops |= each.reported
+            else:
+                timed.append((each.time_us, each.event))
+        return timed
+
+    def run(self) -> None:
+        outside, ends = self._outside, self._ends
+        if not self._exact:
+            self._plan()
+        while outside or ends:
+            self._now_us = min(outside[0][0] if outside else float("inf"), ends[0] if ends else float("inf"))
+            while outside and outside[0][0] <= self._now_us:
+                self._come(outside.popleft()[1])
+            while ends and ends[0] <= self._now_us + AT_ONCE_US:
+                self._commit()
+            self._plan()
+            if self._exact and len(self._events) >= len(self._log.events):
+                return
+
+    def retrace(self) -> None:
+        for event, self._now_us in zip(self._log.events, self._log.times_us):  # noqa: B020  one field of it
+            match event:
+                case StepPlanned():
+                    plan = schedule(self.state)
+                    if plan is None:
+                        return
+                    self._fold(plan)
+                    self._steps += 1
+                    self._ends.append(self._now_us)
+                case StepCommitted():
+                    if not self._ends:
+                        return
+                    self._commit()
+                case _:
+                    self._come(event)
+            if self._events[-1] != event:
+                return
+
+    def _come(self, event: AnyEvent) -> None:
+        match event:
+            case RequestArrived():
+                arrival = event if self._exact or not self._log.lives else salted(event, self._log.first.config)
+                arrival = replace(arrival, id=self.state.next_id)
+                if refusal(self.state.config, arrival) is not None:
+                    self._refused += 1
+                    return
+                self._ids[event.id], self._recorded_of[arrival.id] = arrival.id, event.id
+                self._served[arrival.id] = Served(self._now_us)
+                self._fold(arrival)
+            case RequestAborted():
+                ids = event.ids if self._exact else tuple(self._ids[id_] for id_ in event.ids if id_ in self._ids)
+                if ids:
+                    self._fold(replace(event, ids=ids))
+            case _:
+                self._fold(event)
+
+    def _plan(self) -> None:
+        while (plan := schedule(self.state)) is not None:
+            self._fold(plan)
+            self._steps += 1
+            scheduled = self.state.in_flight[-1]
+            self._larger += scheduled.tokens > self._most[0] or len(scheduled.samples) > self._most[1]
+            had_waited = self._now_us > self._device_us
+            self._device_us = self._step_time(scheduled, max(self._now_us, self._device_us), had_waited)
+            self._ends.append(self._device_us)
+
+    def _commit(self) -> None:
+        self._ends.popleft()
+        scheduled, before = self.state.in_flight[0], self.state
+        event = StepCommitted(step=scheduled.step, tokens=self._tokens(scheduled))
+        self._events.append(event)
+        self.state, effects = fold(before, event)
+        for news in outputs(before, event, self.state, effects):
+            self._tell(news.id, bool(news.finish))
+
+    def _tell(self, id_: int, finished: bool) -> None:
+        served, now_us = self._served[id_], self._now_us
+        if served.tokens:
+            gap = now_us - served.last_us
+            self._gaps.append(gap)
+            served.gap_us_max = max(served.gap_us_max, gap)
+        else:
+            served.first_us = now_us
+        served.last_us, served.tokens, served.finished = now_us, served.tokens + 1, finished
+        stop = self._stops.get(self._recorded_of[id_]) if self._stops else None
+        if stop is not None and not finished and served.tokens >= stop:
+            served.finished = True
+            self._fold(RequestAborted(ids=(id_,), reason="stop"))
+
+    def _tokens(self, scheduled: StepInFlight) -> bytes:
+        """The recorded token at each place; where none was recorded, a token that ends nothing.
+
+        A step that equals one of the log's samples exactly what that one did, including samples that were never
+        reported.
+        """
+        log = self._log
+        if self._exact and (recorded := recorded_place(log, scheduled)) is not None:
+            return log.tokens[recorded]
+        tokens = []
+        ids, ends = (
+            scheduled.ids[scheduled.samples].tolist(),
+            (scheduled.starts + scheduled.counts)[scheduled.samples].tolist(),
+        )
+        for id_, end in zip(ids, ends):
+            request = self.state.requests.get(id_)
+            reported = log.answers.get(self._recorded_of[id_], ())
+            began = self._reported_at.get(self._recorded_of[id_])
+            place = end - (request.prompt_length if began is None else began) if request is not None else len(reported)
+            tokens.append(reported[place] if place < len(reported) else self._filler(id_))
+        return pack_tokens(tokens)
+
+    def _filler(self, id_: int) -> int:
+        request = self.state.requests.get(id_)
+        ends = {*self.state.config.eos_token_ids, *(request.sampling.stop_token_ids if request is not None else ())}
+        return next(token for token in range(1, len(ends) + 2) if token not in ends)
+
+    def _fold(self, event: AnyEvent) -> None:
+        self._events.append(event)
+        self.state = reduce(self.state, event)
+
+    def ran(self) -> Ran:
+        counters, before = self.state.counters, self._before
+        return Ran(
+            served=list(self._served.values()), gaps_us=np.array(self._gaps), end_us=self._now_us, steps=self._steps,
+            larger=self._larger, preemptions=counters.preempted - before.preempted, refused=self._refused,
+            hit_tokens=counters.prefix_hit_tokens - before.prefix_hit_tokens,
+            queried_tokens=counters.prefix_queried_tokens - before.prefix_queried_tokens,
+            events=self._events if self._exact else [],
+        )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Finds a log's request by number, by name or by the beginning of its name.
+
+Owns the search, which looks for the name's bytes and decodes only the frames that contain them. In a log without texts
+names are keyed hashes. The key lies beside the log's folder (vnext/runtime/record/name_keys.py) or where the operator
+has put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from vnext.log import codec as logs, pseudonyms
+from vnext.log.log_bytes import impl
+from vnext.log.log_plain import RECORD_HEAD
+from vnext.log.reading import BAD_FORM
+from vnext.replay.reading.folding import first_state
+from vnext.replay.reading.source import Log, UnusableLog, contents
+from vnext.state.events import RequestArrived
+
+SHOWN = 5
+
+
+def request_of(log: Log, asked: str, key_file: Path | None = None) -> int:
+    """The number of the request `asked` for by number, by name or by a unique beginning of its name.
+
+    Raises UnusableLog if no request or several requests match; for several, the message lists their numbers and names.
+    """
+    if asked.isdecimal():
+        return int(asked)
+    wanted = [asked, *_labels(log, asked, key_file)]
+    found: dict[int, str] = {}
+    for each in wanted:
+        found |= {id_: name for id_, name in _named(log, each) if name.startswith(each)}
+    exact = {id_: name for id_, name in found.items() if name in wanted} or found
+    if len(exact) == 1:
+        return next(iter(exact))
+    if not exact:
+        raise UnusableLog(_no_such(log, asked, key_file))
+    reported = ", ".join(f"{id_} ({name})" for id_, name in sorted(exact.items())[:SHOWN])
+    more = f" and {len(exact) - SHOWN} more" if len(exact) > SHOWN else ""
+    raise UnusableLog(
+        f"{asked} is the beginning of {len(exact)} requests' names: {reported}{more}; give one of these numbers"
+    )
+
+
+# ---- logs without texts ------------------------------------------------------------------------------------------
+
+
+def _labels(log: Log, asked: str, key_file: Path | None) -> list[str]:
+    """The hashed names that a log without texts uses: for one answer, and for all answers to one API request."""
+    if log.header.privacy == "full":
+        return []
+    key = _key(log, key_file)
+    return [pseudonyms.name_label(key, asked), pseudonyms.name_label(key, f"{asked}-0")[:-1]] if key else []
+
+
+def _key(log: Log, key_file: Path | None) -> bytes:
+    """The key that is given, or the one beside the log's folder. Raises UnusableLog if the given key is invalid."""
+    path = key_file or _usual_key(log)
+    try:
+        return bytes.fromhex(path.read_text())
+    except (OSError, ValueError) as error:
+        if key_file is None:
+            return b""
+        raise UnusableLog(f"{path} holds no key ({error}): the engine writes one beside the log's folder") from error
+
+
+def _usual_key(log: Log) -> Path:
+    folder = log.paths[0].parent.resolve()
+    return folder.with_name(pseudonyms.name_key_file(folder.name))
+
+
+def _no_such(log: Log, asked: str, key_file: Path | None) -> str:
+    if log.header.privacy == "full":
+        return f"no request of this log has a name that begins with {asked}: give its number, in order of arrival"
+    path = key_file or _usual_key(log)
+    if not path.is_file():
+        return f"this log has hashes for names, and their key is not at {path}: give it with --key, or the request's number"
+    return f"no request of this log is called {asked} under the key {path}: give the whole name, or the request's number"
+
+
+# ---- the search --------------------------------------------------------------------------------------------------
+
+
+def _named(log: Log, part: str) -> Iterator[tuple[int, str]]:
+    """(number, name) of the requests whose frames contain this text, and of the requests alive where the log begins."""
+    yield from ((id_, request.name) for id_, request in first_state(log).requests.items())
+    needle = part.encode(errors="replace")
+    for data in contents(log.paths):
+        for body in _bodies_with(data, needle):
+            yield from ((event.id, event.name) for event in body.events if isinstance(event, RequestArrived))
+
+
+def _bodies_with(data: bytes, needle: bytes) -> Iterator[logs.FrameBody]:
+    """The whole frames of a segment that contain these bytes, as far as its records follow each other."""
+    at, place = len(logs.MAGIC), data.find(needle)
+    while place >= 0 and at + RECORD_HEAD <= len(data):
+        end = at + RECORD_HEAD + int.from_bytes(data[at : at + 4], "little")
+        if end > place:
+            if at > len(logs.MAGIC) and impl.record_end(data, at) == end and (body := _body(data, at, end)) is not None:
+                yield body
+            place = data.find(needle, end)
+        at = end
+
+
+def _body(data: bytes, at: int, end: int) -> logs.FrameBody | None:
+    try:
+        return logs.frame_decoder.decode(data[at + RECORD_HEAD + logs.digest_word.size : end])
+    except (*BAD_FORM, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,98 @@
+"""Writes a log from a log: a folder of segments like the recorder's, with the chain recomputed from folded states.
+
+Owns the files that redact, cut, merge and convert make. Everything in them was folded first, so their digests are right
+by construction. Their header describes the engine as the first log's header does. Timestamps are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log.codec import SegmentHeader
+from vnext.log.schema import schema_digest
+from vnext.log.snapshot import Snapshot, snapshot
+from vnext.replay.reading.source import Log, UnusableLog
+from vnext.replay.reading.times import Carried, timestamps_path
+from vnext.state.digest import DIGEST_VERSION, digest
+from vnext.state.state import State
+
+SNAPSHOT_SHARE = 4
+"""A segment is at least this many times as long as its header."""
+
+
+def new_folder(path: Path) -> Path:
+    """Create an empty folder for a log. Raises UnusableLog if something is there already, or it cannot be created."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UnusableLog(f"{path} is not empty: name a new folder")
+    except OSError as error:
+        raise UnusableLog(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def snapshot_of_log(state: State, privacy: str) -> Snapshot:
+    """A folded state as its log's snapshots store it: without texts the chain of tokens starts anew."""
+    found = snapshot(state)
+    return msgspec.structs.replace(found, token_digest=0) if privacy == "shape" else found
+
+
+class Writer:
+    """A log being written. `decisions` chains the digests of all states that its frames led to: equal decisions give
+    equal numbers, whatever the tokens."""
+
+    def __init__(
+        self,
+        folder: Path,
+        header: SegmentHeader,
+        kept: Callable[[State], Snapshot],
+        segment_bytes: int = logs.SEGMENT_SIZE_BYTES,
+        made_of: Sequence[Log] = (),
+    ) -> None:
+        self._folder, self._kept, self._segment_bytes = new_folder(folder), kept, segment_bytes
+        self._header = msgspec.structs.replace(header, digest_version=DIGEST_VERSION, schema=schema_digest())
+        self._data, self._times = bytearray(), Carried(made_of)
+        self._before: State | None = None
+        self.chain = self.frames = self.decisions = self.bytes_written = 0
+        self._open(self._header)
+
+    def ready(self, before: State) -> None:
+        """Prepare for a frame in this state: if the last segment is full, begin a new one with it."""
+        self._before = before
+        if len(self._data) >= self._full_at:
+            self._flush()
+            kept = snapshots.encode(self._kept(before), self._header.token_width)
+            self._open(logs.next_header(self._header, self.chain, before.sequence, kept))
+
+    def write(self, body: bytes, after: State) -> None:
+        """Write one frame: its body, and the state after it."""
+        state_digest = digest(after)
+        self.chain = logs.chained(self.chain, state_digest, body)
+        self.decisions = logs.chained(self.decisions, state_digest, b"")
+        self._data += logs.encode_frame(self.chain, body)
+        self.frames += 1
+        if self._before is not None:
+            self._times.frame(self._before, after)
+
+    def close(self) -> None:
+        self._flush()
+
+    def _open(self, header: SegmentHeader) -> None:
+        self._header = header
+        data, self.chain = logs.open_segment(header)
+        self._data = bytearray(data)
+        self._full_at = max(self._segment_bytes, SNAPSHOT_SHARE * len(data))
+
+    def _flush(self) -> None:
+        path = self._folder / logs.segment_name(self._header.index)
+        try:
+            path.write_bytes(self._data)
+            if times := self._times.taken():
+                timestamps_path(path).write_bytes(times)
+        except OSError as error:
+            raise UnusableLog(f"{path} cannot be written: {error}") from error
+        self.bytes_written += len(self._data)

@@ -1,0 +1,77 @@
+"""Runs recorded batches again: each step has the state's rows, tokens and blocks, on one cache like the engine's.
+
+Owns that cache and the record of what it contains. A run that begins in the middle of a log knows no page. What a step
+reads and nothing here has written is computed first, alone, from the request's own tokens. The reference implementation
+(runtime/batch/rebuild.py) builds the batches from the state alone, so a fault in the engine's own batch shows as a
+difference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vnext.replay.rerun.alone import Alone
+from vnext.replay.rerun.machine import Machine, refusing
+from vnext.runtime.batch.rebuild import Sampled, history_of, rebuild
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.sampling import sample
+from vnext.state.state import State, blocks_for
+from vnext.state.windows import first_kept, row_table
+
+
+class Batched:
+    """`whole`: the run begins with the engine's start, so every page that is read was written here."""
+
+    def __init__(self, machine: Machine, state: State, whole: bool) -> None:
+        config = state.config
+        self.machine = machine
+        self.caches = machine.caches(config.page_count, config.block_size)
+        self.rebuilt_tokens = 0
+        self._fresh = None if whole else np.zeros(config.page_count, dtype=bool)
+        self._alone = Alone(machine, config)
+
+    def inputs(self, state: State, sampled: Sampled) -> StepInputs:
+        """The newest step in flight as tensors. What it reads is in the cache on return."""
+        with refusing():
+            inputs = rebuild(state, sampled, self.machine.config.vocab_size)
+            if self._fresh is not None:
+                self._mend(state, sampled, inputs)
+            return inputs
+
+    def run(self, inputs: StepInputs) -> tuple[np.ndarray, torch.Tensor | None]:
+        """The step's samples int64[S] and their logits float32 [S, V]."""
+        with refusing():
+            logits = self.machine.logits(inputs.forward, self.caches)
+            if logits is None or inputs.sampling is None:
+                return np.empty(0, dtype=np.int64), None
+            return sample(logits, inputs.sampling).tokens.numpy(), logits
+
+    # ---- what is in the cache ------------------------------------------------------------------------------------
+
+    def _mend(self, state: State, sampled: Sampled, inputs: StepInputs) -> None:
+        """Compute what the step reads and the cache lacks. Pages that the step writes from their first slot on need
+        nothing."""
+        size = state.config.block_size
+        forward = inputs.forward
+        slots = np.concatenate([places.numpy() for places in (forward.slots, *(group.slots for group in forward.groups))])
+        self._fresh[slots[slots % size == 0] // size] = True
+        scheduled = state.in_flight[-1]
+        for id_, start in zip(scheduled.ids.tolist(), scheduled.starts.tolist()):
+            if start:
+                self._mend_row(state, sampled, int(np.flatnonzero(state.rows.id == id_)[0]), start)
+
+    def _mend_row(self, state: State, sampled: Sampled, row: int, start: int) -> None:
+        config = state.config
+        groups, blocks = config.group_count, blocks_for(start, config.block_size)
+        table = row_table(state, row)[: blocks * groups].astype(np.int64)
+        places = np.arange(blocks * groups)
+        seen = places // groups >= first_kept(config, np.array([start]))[0][places % groups]
+        missing = np.flatnonzero(seen & (table >= 0) & ~self._fresh[np.maximum(table, 0)])
+        if not len(missing):
+            return
+        tokens = np.array(history_of(state, row, sampled), dtype=np.int32)
+        scratch = self._alone.computed(state.requests[int(state.rows.id[row])], tokens, start)
+        self.machine.copy_pages(scratch, missing, self.caches, table[missing])
+        self._fresh[table[missing]] = True
+        self.rebuilt_tokens += start

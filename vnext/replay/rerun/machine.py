@@ -1,0 +1,156 @@
+"""A machine: all ranks of a model in this process, running steps on caches that the caller holds.
+
+Owns the loading, the check that the model is the log's, and the ranks' work. Knows batches, no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from vnext.kernels.cpu import native
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache, kv_groups
+from vnext.models.layers.sharding import check_world_size
+from vnext.models.loading.checkpoint import fingerprint
+from vnext.replay.rerun.numerics import CannotRun, Numerics
+from vnext.replay.rerun.shard import Kernels, Shard
+from vnext.replay.rerun.turns import Turns
+from vnext.runtime.processes.determinism import describe_process
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
+from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
+from vnext.runtime.settings import SettingsError
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import EngineStarted
+
+
+class Caches(NamedTuple):
+    """One cache per rank, each of `pages` pages of `block_size` tokens."""
+
+    of_rank: tuple[KvCache, ...]
+    pages: int
+    block_size: int
+
+
+class Machine:
+    """A loaded model. `logits` runs one step on all ranks."""
+
+    def __init__(self, path: Path, numerics: Numerics) -> None:
+        """Raises CannotRun if the model or the numerics are unavailable here."""
+        self.path, self.numerics = path, numerics
+        self.kernels = Kernels(numerics.kernels)
+        if native.is_built():
+            native.start(numerics.threads, TEAM_SPIN_US)
+        torch.set_num_threads(1 if native.is_built() and not self.kernels.is_torch else numerics.threads)
+        try:
+            check_world_size(load_config(path, asked_length=numerics.model_length), numerics.ranks)
+            self.turns = Turns(numerics.ranks)
+            with self.kernels.used():
+                self.shards = [Shard(path, numerics, self.turns.parallel(rank)) for rank in range(numerics.ranks)]
+        except (ModelError, SettingsError) as error:
+            raise CannotRun(str(error)) from error
+        self.config = self.shards[0].config
+
+    def environment(self) -> dict[str, str]:
+        """The environment, in the format of a log's header."""
+        shard = self.shards[0]
+        return describe_process("cpu") | {
+            "dtype": str(shard.dtype).removeprefix("torch."),
+            "quantization": self.numerics.quantization,
+            "kernels": self.kernels.name,
+            "batch_invariant": str(shard.invariance),
+        }
+
+    def caches(self, pages: int, block_size: int) -> Caches:
+        """Empty caches for all ranks; memory is taken as pages are used. Raises CannotRun if there is not enough
+        memory."""
+        try:
+            return Caches(tuple(shard.cache(pages, block_size) for shard in self.shards), pages, block_size)
+        except (MemoryError, OSError, RuntimeError, OverflowError, ValueError) as error:
+            raise CannotRun(f"there is no memory for a cache of {pages:,} blocks of {block_size} tokens ({error})") from error
+
+    def logits(self, batch: ForwardBatch, caches: Caches) -> torch.Tensor | None:
+        """One step on all ranks: float32 [S, V] of the sampled rows, None if there are none."""
+        with self.kernels.used():
+            return self.turns.run(lambda rank: self.shards[rank].logits(batch, caches.of_rank[rank]))[0]
+
+    def copy_pages(self, source: Caches, sources: np.ndarray, target: Caches, targets: np.ndarray) -> None:
+        """Copy pages of one cache into another, on every rank (int64[n] each)."""
+        here, there = torch.from_numpy(sources), torch.from_numpy(targets)
+        for old, new in zip(source.of_rank, target.of_rank):
+            for one, other in zip(tensors_of(old), tensors_of(new)):
+                other.index_copy_(0, there, one.index_select(0, here))
+
+
+def tensors_of(cache: KvCache) -> list[torch.Tensor]:
+    """Every tensor of a cache once: layers of different groups share tensors."""
+    return list({id(tensor): tensor for pair in cache for tensor in pair}.values())
+
+
+def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool) -> Machine:
+    """The log's model, from `model` or from where the log says. Raises CannotRun if it is another model, or missing."""
+    path = _folder(started, model)
+    try:
+        found = fingerprint(path)
+    except (ModelError, OSError) as error:
+        raise CannotRun(str(error)) from error
+    if started.model_digest and found != started.model_digest and not any_model:
+        raise CannotRun(
+            f"{path} is another model than the log's: its weights and config have the digest {found}, the log's "
+            f"{started.model} had {started.model_digest}; give that one with --model, or --any-model for this one"
+        )
+    threads = numerics.threads or default_threads(1)
+    machine = Machine(path, msgspec.structs.replace(numerics, threads=threads))
+    require_fit(machine, started.config)
+    return machine
+
+
+def _folder(started: EngineStarted, model: str | None) -> Path:
+    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder here, or
+    the bundled model."""
+    name = started.model if model is None else model
+    if name in ("", "demo") and not Path(name or "demo").is_dir():
+        return DEMO_MODEL
+    if model is None and not Path(name).expanduser().is_dir():
+        raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
+    try:
+        return model_folder(name)
+    except ModelError as error:
+        raise CannotRun(str(error)) from error
+
+
+def require_fit(machine: Machine, config: SchedulerConfig) -> None:
+    """Raises CannotRun if the log's numbers do not fit this model."""
+    model = machine.config
+    windows = kv_groups(model).windows
+    pairs = (
+        ("tokens in its vocabulary", config.vocab_size or model.vocab_size, model.vocab_size),
+        ("windows of attention", config.windows or (0,), windows or (0,)),
+    )
+    for what, there, here in pairs:
+        if there != here:
+            raise CannotRun(f"{machine.path} is another model than the log's: {what}: {there} in the log, {here} here")
+    if config.max_model_len > model.position_count_max:
+        raise CannotRun(
+            f"{machine.path} is another model than the log's: requests of {config.max_model_len} tokens in the log, of "
+            f"at most {model.position_count_max} here"
+        )
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Convert the errors that a model raises on unchecked numbers to CannotRun."""
+    try:
+        yield
+    except RecursionError:
+        raise
+    except (ValueError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
+        raise CannotRun(f"the model refuses what the log tells ({error})") from error

@@ -1,0 +1,99 @@
+"""A shard: one rank's part of a model, loaded as the engine loads it, with caches that the caller passes in.
+
+Owns the parameters and the choice of the kernels that they were made for. Knows arrays, no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vnext.kernels.cpu import native
+from vnext.kernels.cpu.operations import serves_all
+from vnext.kernels.table import Operations, operations, plain_operations, substituted
+from vnext.models.config.model_config import load_config
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache, make_kv_cache
+from vnext.models.layers.sharding import Parallel
+from vnext.models.loading.weights import choose_dtype, load_params
+from vnext.models.registry import family
+from vnext.replay.rerun.numerics import PLAIN, TORCH, CannotRun, Numerics
+from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, invariance
+
+
+class Shard:
+    """Loaded under the kernels of `numerics`. Callers of `logits` must use the same kernels (`Kernels.used`)."""
+
+    def __init__(self, path: Path, numerics: Numerics, parallel: Parallel) -> None:
+        """Raises ModelError, SettingsError, CannotRun."""
+        self.config = load_config(path, asked_length=numerics.model_length)
+        self.parallel = parallel
+        self.family = family(self.config.architecture)
+        self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)
+        if numerics.quantization not in ("none", "int8"):
+            raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
+        if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:
+            raise CannotRun("int8 weights are multiplied in bfloat16: give --dtype bfloat16, or leave it out")
+        self.invariance = invariance(
+            numerics.deterministic,
+            str(self.dtype).removeprefix("torch."),
+            compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim),
+            strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
+        )
+        self.params = load_params(
+            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.form
+        )
+
+    def cache(self, pages: int, block_size: int) -> KvCache:
+        """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
+        return make_kv_cache(self.config, pages, block_size, self.dtype, "cpu", self.parallel)
+
+    def logits(self, batch: ForwardBatch, cache: KvCache, params: Any = None) -> torch.Tensor | None:
+        """Run one step: writes keys and values to the cache; returns float32 [S, V] of the sampled rows, None if there
+        are none."""
+        params = self.params if params is None else params
+        with torch.inference_mode():
+            hidden, _ = self.family.forward(params, cache, batch, self.config, self.parallel)
+            if batch.sample_at.shape[0] == 0:
+                return None
+            return self.family.logits(params, hidden, self.config, self.parallel)
+
+
+class Kernels:
+    """The active implementations: the process's compiled ones for one instruction set, or plain torch, as `operations`."""
+
+    def __init__(self, name: str) -> None:
+        """Raises CannotRun for an unknown name, or an instruction set that this machine lacks."""
+        levels = {level.name.lower(): level for level in native.Level} if native.is_built() else {}
+        if name not in ("", TORCH) and name not in levels:
+            known = ", ".join((TORCH, *levels))
+            raise CannotRun(f"there are no kernels {name!r} here: choose of {known} with --kernels")
+        self._level = levels.get(name)
+        if self._level is not None and self._level > native.best_level():
+            best = native.best_level().name.lower()
+            raise CannotRun(f"this machine cannot run the kernels {name!r}, at best {best}: give --kernels {best}")
+        self.is_torch = name == TORCH or not native.is_built()
+        self._plain = plain_operations() if name == TORCH else None
+        self.operations: Operations = self._plain or operations("cpu")
+
+    @property
+    def name(self) -> str:
+        """The name in a log."""
+        return PLAIN if self.is_torch else (native.level() if self._level is None else self._level).name
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Activate these implementations in this thread until the block ends."""
+        before = native.level() if self._level is not None else None
+        if self._level is not None:
+            native.set_level(self._level)
+        try:
+            with substituted(self._plain) if self._plain is not None else nullcontext():
+                yield
+        finally:
+            if before is not None:
+                native.set_level(before)

@@ -1,0 +1,123 @@
+"""Watches a step: every call of the operations table with its arguments, its result and the weight that it uses.
+
+Owns the names of weights (places in the tree of parameters) and of layers, and the list of arguments that have a row
+for each token. Changes no result and no model: while a step is watched, models see another operations table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.kernels.table import Operations
+
+ACTIVATIONS = MappingProxyType(
+    {
+        "paged_attention": (0,), "rotary_kv_write": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1),
+        "layer_norm": (0,), "gelu_tanh": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,),
+        "experts": (0,), "embedding_rows": (),
+    }  # fmt: skip
+)
+"""Arguments [rows, ...] in the model's dtype, by operation. Operations missing here are not part of a step."""
+BESIDE = MappingProxyType({"rotary_kv_write": (4, 5, 8), "experts": (1, 2), "embedding_rows": (1,)})
+"""Arguments with a row for each token, in a fixed dtype."""
+CACHES = MappingProxyType({"paged_attention": (1, 2), "rotary_kv_write": (6, 7)})
+SLOTS = 8  # index of this argument of rotary_kv_write
+METADATA = 3  # index of this argument of paged_attention
+PARTS = MappingProxyType(
+    {"add_rms_norm": ("normed", "residual"), "route": ("shares", "experts"), "rotary_kv_write": ("query",)}
+)
+"""Names of results other than "output"."""
+
+
+class Call(NamedTuple):
+    """One call. `layer` is -1 outside of the layers; `weight` is a place in the parameters, "" where there is none."""
+
+    operation: str
+    layer: int
+    weight: str
+    arguments: tuple[Any, ...]
+    result: Any
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens, or of samples."""
+        first = (*ACTIVATIONS[self.operation], *BESIDE.get(self.operation, ()))[0]
+        return self.arguments[first].shape[0]
+
+
+class Names:
+    """Places in a tree of parameters, such as "layers.1.attention.qkv.weight", and the values there."""
+
+    def __init__(self, params: Any) -> None:
+        self._places: dict[int, str] = {}
+        self._values: dict[str, Any] = {}
+        for place, value in _walked(params, ""):
+            self._values[place] = value
+            self._places.setdefault(id(value), place)
+
+    def place(self, value: Any) -> str:
+        """The place of a value, "" if it has none."""
+        return self._places.get(id(value), "") if isinstance(value, (torch.Tensor, tuple)) else ""
+
+    def at(self, place: str) -> Any:
+        return self._values[place]
+
+
+def _walked(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, tuple):
+        yield place, value
+        names = getattr(value, "_fields", range(len(value)))
+        for name, part in zip(names, value):
+            yield from _walked(part, f"{place}.{name}" if place else str(name))
+
+
+def layer_of(place: str) -> int:
+    """The layer of a place in the parameters, -1 outside of the layers."""
+    first, _, rest = place.partition(".")
+    return int(rest.partition(".")[0]) if first == "layers" else -1
+
+
+class Watch:
+    """`operations` do what the given ones do, and pass each call of a step to `meet`. One step at a time."""
+
+    def __init__(self, served: Operations, names: Names, meet: Callable[[Call], None]) -> None:
+        self.operations = Operations(*(self._door(name, getattr(served, name)) for name in Operations._fields))
+        self._names, self._meet = names, meet
+        self._layer = -1
+        self._described: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def begin(self) -> None:
+        """Begin the next step."""
+        self._layer = -1
+        self._described.clear()
+
+    def described(self, metadata: Any) -> tuple[Any, ...]:
+        """The arguments from which this step's metadata were made."""
+        return self._described[id(metadata)][1]
+
+    def _door(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "attention_metadata":
+            return lambda *arguments: self._describe(function, arguments)
+        if name not in ACTIVATIONS:
+            return function
+        return lambda *arguments: self._call(name, function, arguments)
+
+    def _describe(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        metadata = function(*arguments)
+        self._described[id(metadata)] = metadata, arguments
+        return metadata
+
+    def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        given = (arguments[0].clone(), *arguments[1:]) if name == "rotary_kv_write" else arguments  # it overwrites its first one
+        result = function(*arguments)
+        weight = next(filter(None, map(self._names.place, arguments)), "")
+        if weight or name in ("logits", "embedding_rows"):
+            self._layer = layer_of(weight)
+        self._meet(Call(name, self._layer, weight, given, result))
+        return result

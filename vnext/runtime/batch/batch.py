@@ -1,0 +1,217 @@
+"""Persistent batch: the running requests as rows of arrays that live as long as the rank; only differences are copied.
+
+Owns block tables and last tokens by batch row, and turns one step in flight into a ForwardBatch. Decides nothing: rows
+come from the state. `rebuild.py` builds the same tensors from the state alone and is the oracle in tests.
+Cost of a steady step: a dozen array operations and the added blocks; nothing is proportional to history. Comparisons with the
+step before compare bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vnext.kernels.batch_index import batch_operations
+from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.runtime.batch.batch_device import DeviceRows
+from vnext.runtime.batch.decode_step import DecodeStep
+from vnext.runtime.batch.sampling_rows import SamplingColumns
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.inputs import is_plain
+from vnext.state.config import SchedulerConfig
+from vnext.state.state import State, StepInFlight, blocks_for
+from vnext.state.store import extents
+from vnext.state.store.rows import find_rows
+
+ALL_ROWS = slice(None)
+
+
+class PersistentBatch:
+    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread.
+
+    Block tables live in `rows` if it is given (the default on a device other than the CPU), else on the host. Those of models
+    with several groups of layers also live on the host.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        rows: DeviceRows | None = None,
+    ) -> None:
+        self._config = config
+        self._device = torch.device(device)
+        row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
+        self._groups = config.group_count
+        if rows is None and self._device.type != "cpu" and self._groups == 1:
+            rows = DeviceRows(row_count, width, config.block_size, self._device, batch_operations(self._device.type))
+        self._rows = rows
+        self._table = np.zeros((row_count, width * self._groups if rows is None else 0), dtype=np.int32)
+        self._held = np.zeros(row_count, dtype=np.int64)
+        self._last = np.zeros(row_count, dtype=np.int64)
+        self._sampling = SamplingColumns(config, vocab_size, self._device)
+        self._free = list(range(row_count - 1, -1, -1))
+        self._row_of: dict[tuple[int, int], int] = {}
+        self._places = np.empty(0, dtype=np.int64)
+        self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
+        self._sampled = (-1, self._places)  # the newest step and the rows it samples
+        self._decode_step: DecodeStep | None = None
+
+    def step_inputs(self, state: State) -> StepInputs:
+        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first."""
+        stands, scheduled = self._update(state), state.in_flight[-1]
+        if (
+            stands
+            and self._decode_step is not None
+            and (steady := self._decode_step.next(scheduled, self._last)) is not None
+        ):
+            self._sampled = scheduled.step, self._sampled[1]
+            return steady
+        rows = self._rows_of(state, scheduled)
+        places, ends = self._places[rows], scheduled.starts + scheduled.counts
+        sampled = np.flatnonzero(scheduled.samples)
+        self._sampled = scheduled.step, places[sampled]
+        sampling, logprobs = self._sampling.inputs(places[sampled], ends[sampled])
+        inputs = StepInputs(self._forward(state, scheduled, rows, places, ends, sampled), sampling, logprobs)
+        may_stay = scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
+        self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
+        return inputs
+
+    def _may_stay(self, inputs: StepInputs) -> bool:
+        """Whether the next decode can advance these tensors: they are on the host, of one group of layers, sampled plainly."""
+        return self._device.type == "cpu" and self._rows is None and self._groups == 1 and is_plain(inputs.sampling)
+
+    def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> None:
+        """Keep the newest step's samples (int64[S]): the next step may need them before they are committed.
+
+        Raises ValueError where `step_entries` belongs to another step.
+        """
+        step, places = self._sampled
+        if step != scheduled.step:
+            raise ValueError(f"tokens of step {scheduled.step}, but the newest one is {step}")
+        self._last[places] = tokens
+        self._sampling.count(places, tokens)
+
+    def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
+        if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:
+            return ALL_ROWS
+        return find_rows(state.rows, scheduled.ids, scheduled.preemption_counts)
+
+    def _forward(
+        self,
+        state: State,
+        scheduled: StepInFlight,
+        rows: np.ndarray | slice,
+        places: np.ndarray,
+        ends: np.ndarray,
+        sampled: np.ndarray,
+    ) -> ForwardBatch:
+        size = self._config.block_size
+        positions, context = positions_of(scheduled), ends.astype(np.int32)
+        starts = np.zeros(len(places) + 1, dtype=np.int64)
+        np.cumsum(scheduled.counts, out=starts[1:])
+        host = HostBatch(starts.astype(np.int32), context)
+        token_ids = self._token_ids(state, scheduled, rows, places, positions, starts)
+        width = blocks_for(int(ends.max()), size)
+        if self._rows is not None:
+            index = self._rows.index(scheduled.starts, host.query_starts, places, width)
+            return ForwardBatch(self._tensor(token_ids), *index, self._tensor(starts[1:][sampled] - 1), host=host)
+        (block, offset), owners = np.divmod(positions, size), per_token(scheduled, places)
+        (slots, table), *others = [
+            self._places_of(group, places, owners, block, offset, width) for group in range(self._groups)
+        ]
+        arrays = (
+            token_ids,
+            positions,
+            slots,
+            host.query_starts,
+            context,
+            table,
+            starts[1:][sampled] - 1,
+        )
+        groups = tuple(GroupPlaces(*map(self._tensor, other)) for other in others)
+        return ForwardBatch(*map(self._tensor, arrays), host=host, groups=groups)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _places_of(
+        self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens' slots and the rows' block tables in one group of layers (int64[T], int32[R, width])."""
+        size, groups = np.int64(self._config.block_size), self._groups
+        if groups == 1:
+            return self._table[owners, block] * size + offset, self._table[places, :width]
+        slots = self._table[owners, block * groups + group] * size + offset
+        return slots, np.ascontiguousarray(self._table[places, group : width * groups : groups])
+
+    def _token_ids(
+        self,
+        state: State,
+        scheduled: StepInFlight,
+        rows: np.ndarray | slice,
+        places: np.ndarray,
+        positions: np.ndarray,
+        starts: np.ndarray,
+    ) -> np.ndarray:
+        """Known tokens from the state; a row that runs ahead of the state takes its last sampled token (int64[T])."""
+        known = state.rows.known[rows]
+        ahead = np.flatnonzero(scheduled.starts >= known)
+        if len(ahead) == scheduled.tokens:
+            return self._last[places]
+        from_state = np.minimum(positions, per_token(scheduled, known) - 1)
+        offsets = per_token(scheduled, state.rows.tokens_at[rows])
+        tokens = extents.gather(state.tokens, offsets + from_state).astype(np.int64)
+        if len(ahead):
+            tokens[starts[ahead]] = self._last[places[ahead]]
+        return tokens
+
+    def _update(self, state: State) -> bool:
+        """Bring the rows in line with the state. Returns whether they already were."""
+        rows = state.rows
+        owners, blocks = (rows.id.tobytes(), rows.preemption_count.tobytes()), rows.blocks.tobytes()
+        if owners != self._owners:
+            self._change_rows(state)
+        elif blocks == self._blocks:
+            return True
+        held = self._held[self._places]
+        grown = rows.blocks - held
+        if grown.any():
+            before, more = held * self._groups, grown * self._groups
+            entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
+            added = np.maximum(entries, 0)  # entries of windows that no page holds are never read
+            if self._rows is None:
+                self._table[np.repeat(self._places, more), extents.spans(before, more)] = added
+            else:
+                self._rows.append(self._places, held, grown, added)
+            self._held[self._places] = rows.blocks
+        self._owners, self._blocks = owners, blocks
+        return False
+
+    def _change_rows(self, state: State) -> None:
+        """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption."""
+        pairs = list(zip(state.rows.id.tolist(), state.rows.preemption_count.tolist()))
+        for pair in self._row_of.keys() - set(pairs):
+            place = self._row_of.pop(pair)
+            self._sampling.leave(place)
+            self._free.append(place)
+        for row, pair in enumerate(pairs):
+            if pair not in self._row_of:
+                place = self._row_of[pair] = self._free.pop()
+                self._held[place] = 0
+                self._sampling.join(place, state, row)
+        self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
+
+
+def positions_of(scheduled: StepInFlight) -> np.ndarray:
+    """Position of each of the step's tokens in its request (int64[T])."""
+    if scheduled.tokens == len(scheduled.samples):
+        return scheduled.starts.copy()
+    return extents.spans(scheduled.starts, scheduled.counts)
+
+
+def per_token(scheduled: StepInFlight, values: np.ndarray) -> np.ndarray:
+    """Repeat one value per request for each of its tokens; the same array where each computes one token, as in a steady step."""
+    return values if scheduled.tokens == len(values) else np.repeat(values, scheduled.counts)

@@ -1,0 +1,175 @@
+"""Fed: the inputs of a step, one word (uint64) for each kind of array, so that a drifted batch is identified by the kind.
+
+A rank hashes the inputs that its batch really gives the model (words.py). `due` computes the same words from the state alone,
+and the engine core compares them. Digests of states cannot see this drift: the batch's rows live beside the state for as long
+as the rank does, and only differences are copied into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+
+import numpy as np
+import xxhash
+
+from vnext.log.pseudonyms import GOLDEN, ONE, mix
+from vnext.sampling.marks import IN_PROMPT
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import unpack_tokens
+from vnext.state.params import CHOOSING, PARAMETERS, PENALTIES, Sampling, is_penalised
+from vnext.state.state import State, StepInFlight
+from vnext.state.store import extents
+from vnext.state.store.rows import find_rows
+
+SAMPLING = (
+    {name: PARAMETERS[name].dtype for name in CHOOSING} | {"seed": "uint64", "logprobs": "int64"}
+    | {name: PARAMETERS[name].dtype for name in PENALTIES}
+)  # fmt: skip
+"""Sampling parameters of the sampled rows, by their names in Sampling."""
+parameters_of = attrgetter(*SAMPLING)
+NAMES = (
+    "token ids", "positions", "slots", "block tables", "query lengths", "context lengths", "sampled tokens", "places of samples",
+    *SAMPLING, "logit bias", "banned tokens", "counted tokens",
+)  # fmt: skip
+
+
+def word(*arrays: np.ndarray) -> int:
+    """xxh3-64 over arrays, one after the other, whatever their strides. -0.0 counts as 0.0: both sample alike."""
+    return xxhash.xxh3_64_intdigest(b"".join((array + 0 if array.dtype.kind == "f" else array).tobytes() for array in arrays))
+
+
+def otherwise(words: Sequence[int], due_words: Sequence[int]) -> tuple[str, ...]:
+    """Names of the kinds that differ."""
+    return tuple(name for name, one, other in zip(NAMES, words, due_words, strict=True) if one != other)
+
+
+def due(state: State, commits: Mapping[int, bytes]) -> tuple[int, ...]:
+    """One word for each of NAMES, for the newest step in flight of `state`. `commits` holds the samples of the steps before it
+    (int32 bytes), by step. Cost: proportional to the step's tokens and to the blocks of its requests."""
+    scheduled, config = state.in_flight[-1], state.config
+    rows = find_rows(state.rows, scheduled.ids, scheduled.preemption_counts)
+    ends, positions = scheduled.starts + scheduled.counts, extents.spans(scheduled.starts, scheduled.counts)
+    tables = state.rows.table_at[rows]
+    asked = [state.requests[id_] for id_ in scheduled.ids[scheduled.samples].tolist()]
+    samples = [
+        (request.sampling, request.prompt_length, end) for request, end in zip(asked, ends[scheduled.samples].tolist())
+    ]
+    penalised = [at for at, request in enumerate(asked) if is_penalised(request.sampling)]
+    counts = _counted(state, scheduled, rows, penalised, commits) if penalised else ()
+    return (
+        word(_token_ids(state, scheduled, rows, positions, commits)),
+        word(positions),
+        word(*(_slots(state, scheduled, tables, positions, group) for group in range(config.group_count))),
+        word(*(extents.gather(state.tables, places) for places in _table_places(state, scheduled, tables))),
+        word(scheduled.counts),
+        word(ends),
+        word((np.cumsum(scheduled.counts) - 1)[scheduled.samples]),
+        word(ends[scheduled.samples]),
+        *_sampling_words([request.sampling for request in asked]),
+        _table_word(_banned(config, samples), np.int64, np.int64),
+        word(np.array(counts, dtype=np.uint64)),
+    )
+
+
+def weights_of(tokens: np.ndarray) -> np.ndarray:
+    """What one occurrence of each token adds to the word of a request's counts (uint64, shaped like `tokens`)."""
+    return mix((tokens.astype(np.uint64) + ONE) * GOLDEN)
+
+
+def counted(sampled: np.ndarray, prompt: np.ndarray) -> int:
+    """A request's counts as one word, from the weights of all sampled tokens and of each prompt token (uint64)."""
+    return (int(sampled.sum(dtype=np.uint64)) + int(prompt.sum(dtype=np.uint64)) * IN_PROMPT) % 2**64
+
+
+def _counted(
+    state: State, scheduled: StepInFlight, rows: np.ndarray, penalised: Sequence[int], commits: Mapping[int, bytes]
+) -> list[int]:
+    """For each penalised sample, the weights of all tokens sampled so far, plus IN_PROMPT times those of the prompt's tokens."""
+    placeholders, entries, found = _placeholders(state, commits), np.flatnonzero(scheduled.samples)[penalised], []
+    for entry in entries.tolist():
+        id_, row = int(scheduled.ids[entry]), rows[entry]
+        known = extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
+        ahead = np.array(placeholders.get((id_, int(scheduled.preemption_counts[entry])), ()), dtype=known.dtype)
+        tokens, length = np.concatenate((known, ahead)), state.requests[id_].prompt_length
+        sampled, prompt = (
+            tokens[length : int(scheduled.starts[entry] + scheduled.counts[entry])],
+            np.unique(tokens[:length]),
+        )
+        found.append(counted(weights_of(sampled), weights_of(prompt)))
+    return found
+
+
+def _token_ids(
+    state: State, scheduled: StepInFlight, rows: np.ndarray, positions: np.ndarray, commits: Mapping[int, bytes]
+) -> np.ndarray:
+    """int64[T]: known tokens from the histories, and others from the steps that sampled them."""
+    known = np.repeat(state.rows.known[rows], scheduled.counts)
+    at = np.repeat(state.rows.tokens_at[rows], scheduled.counts) + np.minimum(positions, known - 1)
+    tokens = extents.gather(state.tokens, at).astype(np.int64)
+    ahead = np.flatnonzero(positions >= known)
+    if len(ahead):
+        placeholders, owners = _placeholders(state, commits), np.repeat(np.arange(len(rows)), scheduled.counts)
+        pairs = list(zip(scheduled.ids.tolist(), scheduled.preemption_counts.tolist()))
+        tokens[ahead] = [placeholders[pairs[owners[place]]][positions[place] - known[place]] for place in ahead.tolist()]
+    return tokens
+
+
+def _placeholders(state: State, commits: Mapping[int, bytes]) -> dict[tuple[int, int], list[int]]:
+    """By request and preemption count: tokens that earlier steps sampled and `state` does not know yet, in order."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for scheduled in state.in_flight[:-1]:
+        pairs = zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist())
+        for pair, token in zip(pairs, unpack_tokens(commits[scheduled.step]).tolist(), strict=True):
+            found.setdefault(pair, []).append(token)
+    return found
+
+
+def _slots(state: State, scheduled: StepInFlight, tables: np.ndarray, positions: np.ndarray, group: int) -> np.ndarray:
+    """int64[T]: where each token's keys and values go, in one group of layers."""
+    size = state.config.block_size
+    at = np.repeat(tables, scheduled.counts) + positions // size * state.config.group_count + group
+    return extents.gather(state.tables, at).astype(np.int64) * size + positions % size
+
+
+def _table_places(state: State, scheduled: StepInFlight, tables: np.ndarray) -> list[np.ndarray]:
+    """For each group of layers, the positions in the arena of the blocks that the step's queries see."""
+    config, found = state.config, []
+    for group, (first, count) in enumerate(blocks_seen(config, scheduled.starts, scheduled.starts + scheduled.counts)):
+        found.append(np.repeat(tables, count) + extents.spans(first, count) * config.group_count + group)
+    return found
+
+
+def blocks_seen(config: SchedulerConfig, starts: np.ndarray, ends: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each group of layers, each row's first block that queries of [start, end) see, and the number (int64[R] each)."""
+    found = []
+    for window in config.windows or (0,):
+        first = np.maximum(starts - window + 1, 0) // config.block_size if window else np.zeros_like(starts)
+        found.append((first, -(-ends // config.block_size) - first))
+    return found
+
+
+def _sampling_words(samples: Sequence[Sampling]) -> tuple[int, ...]:
+    """A word for each parameter of SAMPLING over the sampled rows, and one for their biases."""
+    columns = zip(*map(parameters_of, samples)) if samples else ((),) * len(SAMPLING)
+    bias = [(at, token, value) for at, each in enumerate(samples) if each.logit_bias for token, value in each.logit_bias]
+    words = [word(np.array(column, dtype=dtype)) for column, dtype in zip(columns, SAMPLING.values())]
+    return *words, _table_word(bias, np.int64, np.int64, np.float32)
+
+
+def _table_word(rows: Sequence[tuple], *dtypes: type) -> int:
+    """The word of a table's columns, one after the other."""
+    return word(*(np.array(column, dtype=dtype) for column, dtype in zip(zip(*rows), dtypes)))
+
+
+def _banned(config: SchedulerConfig, samples: Sequence[tuple[Sampling, int, int]]) -> list[tuple[int, int]]:
+    """(index among the samples, end token) of the rows that are below their minimum length. `samples` holds (parameters,
+    prompt length, position of the token to be sampled)."""
+    early = [(at, each) for at, (each, length, end) in enumerate(samples) if end < length + each.min_tokens]
+    return [(at, token) for at, each in early for token in stop_ids(config, each)]
+
+
+def stop_ids(config: SchedulerConfig, sampling: Sampling) -> tuple[int, ...]:
+    """Tokens that end the request."""
+    ends = () if sampling.ignore_eos else config.eos_token_ids
+    return tuple(dict.fromkeys((*ends, *sampling.stop_token_ids)))

@@ -1,0 +1,167 @@
+"""Sampling columns of the persistent batch: each row's parameters, and the token counts of penalised rows.
+
+Owns what sampling needs beside logits. A row without penalties costs no vocabulary-sized memory. The counts of a penalised
+row grow by one entry a token and are built from scratch only when the request joins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.runtime.batch.fed import stop_ids
+from vnext.sampling.inputs import Banned, LogitBias, Penalties, SamplingInputs
+from vnext.state.config import SchedulerConfig
+from vnext.state.fold_plan import row_tokens
+from vnext.state.params import CHOOSING, DEFAULTS, FILTERS, PENALTIES, ROW_DTYPES, Sampling, is_penalised
+from vnext.state.state import State
+from vnext.state.store import fields
+
+COLUMNS = {name: ROW_DTYPES[name] for name in (*CHOOSING, "seed")} | {"logprobs": "int64", "min_known": "int64"}
+
+
+class TokenCounts:
+    """Tokens of one penalised request: `prompt` bool[V], `output` int32[V]."""
+
+    __slots__ = ("prompt", "output")
+
+    def __init__(self, tokens: np.ndarray, prompt_length: int, vocab_size: int) -> None:
+        self.prompt = torch.zeros(vocab_size, dtype=torch.bool)
+        self.prompt[torch.from_numpy(tokens[:prompt_length].astype(np.int64))] = True
+        counts = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
+        self.output = torch.from_numpy(counts)
+
+
+class CachedInputs(NamedTuple):
+    """Inputs that stay the same from step to step while the same rows are sampled.
+
+    `places` holds the bytes of the row indices. `fields` are those of SamplingInputs except position, penalties and bans.
+    `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias or a minimum length.
+    """
+
+    places: bytes
+    fields: dict[str, torch.Tensor | LogitBias | int | bool | None]
+    logprobs: np.ndarray
+    special: list[tuple[int, Sampling]]
+
+
+class SamplingColumns:
+    """One entry per batch row. A tensor given to one step may be given to the next: steps do not write to it."""
+
+    def __init__(self, config: SchedulerConfig, vocab_size: int, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._vocab_size = vocab_size
+        self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
+        self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
+        self._counts: dict[int, TokenCounts] = {}
+        self._cached_inputs: CachedInputs | None = None
+
+    def join(self, place: int, state: State, row: int) -> None:
+        """A request takes a batch row."""
+        self._cached_inputs = None
+        request = state.requests[int(state.rows.id[row])]
+        sampling = request.sampling
+        for name in (*CHOOSING, "logprobs"):
+            self._columns[name][place] = getattr(sampling, name)
+        self._columns["seed"][place] = np.uint64(sampling.seed).astype(np.int64)
+        self._columns["min_known"][place] = state.rows.cells[fields.MIN_KNOWN, row]
+        if is_penalised(sampling):
+            self._counts[place] = TokenCounts(row_tokens(state, row), request.prompt_length, self._vocab_size)
+        if is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens:
+            self._special[place] = sampling
+
+    def leave(self, place: int) -> None:
+        self._counts.pop(place, None)
+        self._special.pop(place, None)
+
+    def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
+        """Each row has sampled one more token."""
+        if not self._counts:
+            return
+        for place, token in zip(places.tolist(), tokens.tolist()):
+            if place in self._counts:
+                self._counts[place].output[token] += 1
+
+    def inputs(self, places: np.ndarray, positions: np.ndarray) -> tuple[SamplingInputs | None, np.ndarray]:
+        """Inputs of the sampled rows (int64[S] each), and the number of alternatives that each asked for."""
+        if len(places) == 0:
+            return None, self._columns["logprobs"][places]
+        cached_inputs = self._cached_inputs
+        if cached_inputs is None or cached_inputs.places != places.tobytes():
+            cached_inputs = self._cached_inputs = self._cache_inputs(places)
+        position, special = self._send(positions), cached_inputs.special
+        if not special:
+            return SamplingInputs(**cached_inputs.fields, position=position), cached_inputs.logprobs
+        early = positions < self._columns["min_known"][places]
+        return SamplingInputs(
+            **cached_inputs.fields,
+            position=position,
+            penalties=self._penalties(places, special),
+            banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]], self._device),
+        ), cached_inputs.logprobs
+
+    def _cache_inputs(self, places: np.ndarray) -> CachedInputs:
+        arrays = {name: self._columns[name][places] for name in (*CHOOSING, "seed")}
+        logprobs = self._columns["logprobs"][places]
+        random = arrays["temperature"] > 0
+        filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
+        special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
+        fields = {name: self._send(array) for name, array in arrays.items()} | {
+            "bias": logit_bias(special, self._device),
+            "logprobs": int(logprobs.max()),
+            "any_random": bool(random.any()),
+            "any_filter": bool((random & filtered).any()),
+        }
+        return CachedInputs(places.tobytes(), fields, logprobs, special)
+
+    def _send(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _penalties(self, places: np.ndarray, special: list[tuple[int, Sampling]]) -> Penalties | None:
+        rows = [(at, sampling) for at, sampling in special if is_penalised(sampling)]
+        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows], self._device)
+
+
+def penalties(
+    rows: list[tuple[int, Sampling]], counts: list[TokenCounts], device: torch.device | str
+) -> Penalties | None:
+    """Penalties of the rows (index among the samples, parameters) with their counts; None if there are none."""
+    if not rows:
+        return None
+
+    rates = [[getattr(sampling, name) for _, sampling in rows] for name in PENALTIES]
+    return Penalties(
+        torch.tensor([at for at, _ in rows], dtype=torch.int64, device=device),
+        *torch.tensor(rates, dtype=torch.float32, device=device),
+        prompt_mask=torch.stack([count.prompt for count in counts]).to(device),
+        output_counts=torch.stack([count.output for count in counts]).to(device),
+    )
+
+
+def logit_bias(rows: list[tuple[int, Sampling]], device: torch.device | str) -> LogitBias | None:
+    """The rows' biases as (row, token, value); None if there are none."""
+    entries = [(at, token, value) for at, sampling in rows for token, value in sampling.logit_bias]
+    if not entries:
+        return None
+    at, tokens, values = zip(*entries)
+    return LogitBias(
+        torch.tensor(at, dtype=torch.int64, device=device),
+        torch.tensor(tokens, dtype=torch.int64, device=device),
+        torch.tensor(values, dtype=torch.float32, device=device),
+    )
+
+
+def banned(
+    config: SchedulerConfig, rows: list[tuple[int, Sampling]], device: torch.device | str
+) -> Banned | None:
+    """End tokens of the rows that are below their minimum length; None if there are none."""
+    entries = [(at, token) for at, sampling in rows for token in stop_ids(config, sampling)]
+    if not entries:
+        return None
+    at, tokens = zip(*entries)
+    return Banned(
+        torch.tensor(at, dtype=torch.int64, device=device), torch.tensor(tokens, dtype=torch.int64, device=device)
+    )

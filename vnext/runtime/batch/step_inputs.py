@@ -1,0 +1,21 @@
+"""The inputs of a step: the tensors of its forward and of its sampling. Owns their types; batches fill them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vnext.models.layers.batch import ForwardBatch
+from vnext.sampling.inputs import SamplingInputs
+
+
+class StepInputs(NamedTuple):
+    """What one step computes and how it samples. `logprobs` int64[S]: alternatives that each sampled row asked for, -1 none.
+
+    `sampling` is None in a step that samples nothing.
+    """
+
+    forward: ForwardBatch
+    sampling: SamplingInputs | None
+    logprobs: np.ndarray

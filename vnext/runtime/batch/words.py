@@ -1,0 +1,77 @@
+"""Words of a batch: a step's tensors, hashed kind by kind as `fed.due` hashes the state.
+
+Owns no array. Only a step whose digest is due is hashed; others cost nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vnext.models.layers.batch import ForwardBatch
+from vnext.runtime.batch import fed
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.inputs import Counted, Penalties, SamplingInputs
+from vnext.state.config import SchedulerConfig
+from vnext.state.params import CHOOSING, DEFAULTS, PENALTIES
+from vnext.state.store import extents
+
+NO_WORD = fed.word()
+NOTHING_SAMPLED = (NO_WORD,) * (len(fed.NAMES) - fed.NAMES.index("places of samples"))
+
+
+def fed_words(inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
+    """One word for each of `fed.NAMES`, from tensors on the CPU. Cost: proportional to the step's tokens and blocks."""
+    forward = inputs.forward
+    counts = np.diff(forward.query_starts.numpy()).astype(np.int64)
+    contexts = forward.context_lengths.numpy().astype(np.int64)
+    return (
+        fed.word(forward.token_ids.numpy()),
+        fed.word(forward.positions.numpy()),
+        fed.word(forward.slots.numpy(), *(group.slots.numpy() for group in forward.groups)),
+        fed.word(*_seen_blocks(forward, config, contexts - counts, contexts)),
+        fed.word(counts),
+        fed.word(contexts),
+        fed.word(forward.sample_at.numpy()),
+        *(NOTHING_SAMPLED if inputs.sampling is None else _sampling_words(inputs.sampling, inputs.logprobs)),
+    )
+
+
+def _seen_blocks(forward: ForwardBatch, config: SchedulerConfig, starts: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+    """The entries of each group's table that the queries see; other entries are never read."""
+    tables = [forward.block_table, *(group.block_table for group in forward.groups)]
+    seen = fed.blocks_seen(config, starts, ends)
+    rows = np.arange(len(starts))
+    return [table.numpy()[np.repeat(rows, count), extents.spans(*part)] for table, part in zip(tables, seen) for count in part[1:]]
+
+
+def _sampling_words(sampling: SamplingInputs, asked: np.ndarray) -> tuple[int, ...]:
+    """The words that follow "places of samples"."""
+    columns = [getattr(sampling, name).numpy() for name in ("position", *CHOOSING, "seed")]
+    rates = [_rates(sampling.penalties, at, len(asked)) for at in range(len(PENALTIES))]
+    bias, banned, penalties = sampling.bias, sampling.banned, sampling.penalties
+    return (
+        *map(fed.word, (*columns, asked, *rates)),
+        NO_WORD if bias is None else fed.word(bias.rows.numpy(), bias.tokens.numpy(), bias.values.numpy()),
+        NO_WORD if banned is None else fed.word(banned.rows.numpy(), banned.tokens.numpy()),
+        NO_WORD if penalties is None else fed.word(_counted(penalties)),
+    )
+
+
+def _counted(penalties: Penalties | Counted) -> np.ndarray:
+    """Each penalised row's counts as one word (uint64[P]), as `fed.due` computes it from its tokens. Only tokens with a count
+    are weighed, whatever the vocabulary."""
+    if isinstance(penalties, Counted):
+        return penalties.counted.numpy().view(np.uint64)
+    sums = []
+    for counts, is_prompt in zip(penalties.output_counts.numpy(), penalties.prompt_mask.numpy()):
+        sampled, prompt = np.flatnonzero(counts), np.flatnonzero(is_prompt)
+        sums.append(fed.counted(fed.weights_of(sampled) * counts[sampled].astype(np.uint64), fed.weights_of(prompt)))
+    return np.array(sums, dtype=np.uint64)
+
+
+def _rates(penalties: Penalties | Counted | None, at: int, count: int) -> np.ndarray:
+    """The penalty PENALTIES[at] of all sampled rows (float32[S])."""
+    rates = np.full(count, DEFAULTS[PENALTIES[at]], dtype=np.float32)
+    if penalties is not None:
+        rates[penalties.rows.numpy()] = penalties.rates[at].numpy()
+    return rates

@@ -1,0 +1,200 @@
+"""Output streams: outputs of one or several requests, merged until their consumer takes them.
+
+Owns the errors with which a stream can end or fail to begin. Knows no sockets: the client puts outputs in and is notified when
+the stream closes. A slow consumer leaves one waiting entry per live request, however many tokens arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Protocol
+
+from vnext.runtime.merged_output import MergedOutput
+from vnext.runtime.messages import RequestOutput
+from vnext.state.events import AbortReason
+
+
+class EngineDead(Exception):
+    """The engine core has died, its connection is lost or it never answered."""
+
+
+class EngineStalled(Exception):
+    """The engine core is silent, or a step of its ranks does not end; it may go on."""
+
+
+class EngineNotStarted(EngineDead):
+    """The engine core reports why it cannot start. It reports the same to the process that started it."""
+
+
+class Refused(Exception):
+    """The engine core refused a request: one sentence with the value and the remedy."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.message = message
+
+
+class Taker(Protocol):
+    """Takes outputs as they arrive, in the same turn of the event loop; each call returns whether it can take more at once."""
+
+    def output(self, output: RequestOutput) -> bool:
+        """Any output."""
+
+    def token(self, name: str, token: int) -> bool:
+        """A request goes on with this token; nothing else has changed."""
+
+
+class OutputStream:
+    """Outputs of one or several requests as they come; ends after each request has had its last one.
+
+    Closing it, leaving its `async with` or cancelling a task that waits in it aborts live requests, with reason "client".
+    """
+
+    def __init__(self, names: Iterable[str], on_close: Callable[[Iterable[str], AbortReason], None]) -> None:
+        self._on_close = on_close
+        self._live = set(names)
+        self._pending: dict[str, MergedOutput] = {}
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._has_ended = self._waits_for_end = False
+        self._taker: Taker | None = None
+
+    @property
+    def live(self) -> frozenset[str]:
+        """Names of requests whose last output has not arrived yet."""
+        return frozenset(self._live)
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The output of the request that has waited longest. Raises Refused or EngineDead."""
+        await self._wait()
+        if not self._pending:
+            raise StopAsyncIteration
+        name = next(iter(self._pending))
+        return self._pending.pop(name).merged(name)
+
+    async def take(self, ended: bool = False) -> tuple[RequestOutput, ...]:
+        """All that has arrived, one output a request; waits for some, empty at the end. Raises as iteration does.
+
+        `ended`: waits until a request has had its last output, so that a consumer of whole answers does not wake at each token.
+        """
+        self._waits_for_end = ended
+        await self._wait()
+        taken, self._pending, self._has_ended = self._pending, {}, False
+        return tuple(pending.merged(name) for name, pending in taken.items())
+
+    async def feed(self, taker: Taker) -> bool:
+        """Give outputs to `taker` as they arrive, without waking a task for them, until it cannot take more. Then returns True,
+        and later outputs are merged. Returns False when each request has had its last one. Raises as iteration does, and what
+        `taker` raises."""
+        self._taker = taker
+        while self._pending and self._taker is not None:
+            name = next(iter(self._pending))
+            self._give(self._pending.pop(name).merged(name))
+        try:
+            while self._taker is not None and self._live and self._error is None:
+                self._news.clear()
+                await self._news.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        self._taker = None
+        self._raise_error()
+        return bool(self._live or self._pending)
+
+    def _give(self, output: RequestOutput) -> None:
+        try:
+            is_ready = self._taker.output(output)
+        except Exception as error:  # for the task that feeds the taker: the client, whose turn this is, has other streams
+            self._error, is_ready = self._error or error, False
+        if not is_ready:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._taker = None
+        self._news.set()
+
+    async def _wait(self) -> None:
+        while self._live and not self._has_news() and self._error is None:
+            self._news.clear()
+            try:
+                await self._news.wait()
+            except asyncio.CancelledError:
+                self.close()
+                raise
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            self.close()
+            raise self._error
+
+    def _has_news(self) -> bool:
+        return self._has_ended if self._waits_for_end else bool(self._pending)
+
+    def close(self, reason: AbortReason = "client") -> None:
+        """Abort live requests and discard what has arrived. Idempotent."""
+        self._on_close(self._live, reason)
+        self._live.clear()
+        self._pending.clear()
+        self._pause()
+
+    async def aclose(self) -> None:
+        """`close` under the name that `contextlib.aclosing` calls."""
+        self.close()
+
+    async def __aenter__(self) -> OutputStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def put(self, output: RequestOutput) -> None:
+        """For the client: an output of one of the live requests has come."""
+        if output.finish:
+            self._live.discard(output.name)
+            self._has_ended = True
+        if self._taker is not None:
+            self._give(output)
+            if not self._live:
+                self._news.set()
+            return
+        pending = self._pending.get(output.name)
+        if pending is None:
+            pending = self._pending[output.name] = MergedOutput()
+        pending.add(output)
+        if output.finish or not self._waits_for_end:
+            self._news.set()
+
+    def put_token(self, name: str, token: int) -> None:
+        """For the client: a live request goes on with this token; nothing else has changed."""
+        if self._taker is not None:
+            try:
+                is_ready = self._taker.token(name, token)
+            except Exception as error:  # see _give
+                self._error, is_ready = self._error or error, False
+            if not is_ready:
+                self._pause()
+            return
+        pending = self._pending.get(name)
+        if pending is None:
+            pending = self._pending[name] = MergedOutput()
+        pending.tokens += token.to_bytes(4, "little")
+        if not self._waits_for_end:
+            self._news.set()
+
+    def fail(self, error: EngineDead | Refused) -> None:
+        """For the client: the stream ends with this error; the first error counts."""
+        if isinstance(error, Refused):
+            self._live.discard(error.name)
+        else:
+            self._live.clear()
+        self._error = self._error or error
+        self._news.set()

@@ -1,0 +1,7 @@
+"""Errors among ranks. Imports nothing, so that a rank's process can name them before torch is imported."""
+
+from __future__ import annotations
+
+
+class RankLost(RuntimeError):
+    """Another rank has ended, left the group or does not come: this rank cannot go on."""

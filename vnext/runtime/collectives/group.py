@@ -1,0 +1,56 @@
+"""This process's group: joining the other ranks, and leaving them.
+
+Owns the joined group, as torch.distributed does. cpu_collectives.py chooses the implementation for tensors on the CPU, and
+choose_collectives.py, which only ranks with a GPU import, the one for other tensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.runtime.collectives.cpu_collectives import TIMEOUT, Group, choose_group
+
+BESIDE_BYTES_MIN = 2 * 2**20  # not measured: above this a sum over NCCL alone takes longer than its second launch
+
+_joined: list[Group] = []
+
+
+def join_group(
+    rank: int, world_size: int, rendezvous: Path, device: torch.device | str = "cpu", ipc_bytes_max: int | None = None
+) -> Parallel:
+    """Meet the other ranks at the file `rendezvous` (fresh for each start) and return this rank's collectives for tensors
+    on `device`, which is the current one where it is a GPU. `ipc_bytes_max`: see device_group.Limits; None for its default.
+    """
+    if world_size == 1:
+        return alone()
+    store = dist.FileStore(str(rendezvous), world_size)
+    store.set_timeout(TIMEOUT)
+    group: Group = choose_group(store, rank, world_size)
+    if torch.device(device).type != "cpu":
+        from vnext.runtime.collectives.choose_collectives import choose_device_group
+        from vnext.runtime.collectives.device_group import default_limits
+
+        limits = default_limits(world_size, ipc_bytes_max)
+        group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
+    _joined.append(group)
+    return Parallel(
+        rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather,
+        can_capture=group.can_capture, begin_all_reduce=getattr(group, "begin_all_reduce", None),
+        beside_bytes_min=getattr(group, "beside_bytes_min", BESIDE_BYTES_MIN),
+    )  # fmt: skip
+
+
+def require_whole_group() -> None:
+    """Raise RankLost if this process's group lost a rank on its GPU. Call it before using a result of the device."""
+    for group in _joined:
+        group.require_whole()
+
+
+def leave_group() -> None:
+    """End this process's group, if it joined one."""
+    while _joined:
+        _joined.pop().close()

@@ -1,0 +1,219 @@
+"""Clients of an engine core: the ROUTER socket, which client asked for which request, and how a message becomes an event.
+
+Owns the numbering of requests, their arrival times and the seeds of unseeded requests: everything that is not a fact yet
+becomes one here, once. A client's mistake gets an answer and never becomes an event. A client that does not read delays no
+other: the messages it has yet to receive are merged (backlog.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+import zmq
+
+from vnext.runtime.core.backlog import Backlog
+from vnext.runtime.core.owners import News, Owners
+from vnext.runtime.messages import (
+    AbortRequests,
+    ClientMessage,
+    EngineMessage,
+    EngineReady,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    RequestRefused,
+    ResetPrefixCache,
+    SubmitRequest,
+    client_decoder,
+    encoder,
+)
+from vnext.state.events import (
+    AbortReason,
+    AnyEvent,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestId,
+    unpack_tokens,
+)
+from vnext.state.feasibility import refusal
+from vnext.state.state import State
+
+READABLE = int(zmq.POLLIN)
+MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each message would cost time
+MESSAGES_AHEAD_MAX = 1000
+"""Messages sent to a client and not yet read; beyond this number they are merged."""
+log = logging.getLogger(__name__)
+
+
+class Clients:
+    """All clients of one engine core. `root_seed` keys the requests that bring no seed. The SNDHWM of `socket` bounds the
+    messages in transit to each client."""
+
+    def __init__(self, socket: zmq.Socket, ready: EngineReady, root_seed: int) -> None:
+        self._socket = socket
+        self._ready = ready
+        self._root_seed = root_seed
+        self._peers: set[bytes] = set()
+        self._owners = Owners()
+        self._said: EngineStats | None = None
+        self._gone: set[bytes] = set()
+        self._backlogs: dict[bytes, Backlog] = {}
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
+
+    def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
+        """Events of all messages that have arrived. `state` precedes them; ids are counted from its next id.
+
+        `ready` is what a poller reported; nothing has arrived unless our socket is in it.
+        """
+        next_id = state.next_id
+        if self._backlogs:
+            self._catch_up()
+        yield from self._forget_gone()
+        is_silent = ready is not None and self._socket not in ready
+        while not is_silent and (received := self._receive()) is not None:
+            peer, message = received
+            self._peers.add(peer)
+            match message:
+                case Hello():
+                    self._send(peer, self._ready)
+                    self._said = None
+                case SubmitRequest():
+                    if (event := self._arrival(state, peer, message, next_id)) is not None:
+                        next_id += 1
+                        yield event
+                case AbortRequests(names=names, reason=reason):
+                    yield from self._abort(peer, names, reason)
+                case ResetPrefixCache():
+                    yield PrefixCacheReset()
+                case Ping():
+                    self._send(peer, Pong())
+                case Goodbye():
+                    self._gone.add(peer)
+        yield from self._forget_gone()
+
+    def tell(self, news: Iterable[News]) -> None:
+        """Send each event's outputs to the clients that asked for them; forget finished requests."""
+        for each in news:
+            for peer, letter in self._owners.letters(each):
+                self._send(peer, letter)
+
+    def begun(self, ids: Iterable[int]) -> None:
+        """These requests have been planned into their first step."""
+        self._owners.begun(ids)
+
+    def tell_stats(self, stats: EngineStats) -> None:
+        """Send statistics to every client, unless nothing has changed."""
+        if stats != self._said:
+            self._said = stats
+            self.tell_all(stats)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a client has not read its messages yet. No event reports when it does."""
+        return bool(self._backlogs)
+
+    def tell_all(self, message: EngineMessage) -> None:
+        for peer in sorted(self._peers):
+            self._send(peer, message)
+
+    def _receive(self) -> tuple[bytes, ClientMessage] | None:
+        while self._socket.get(zmq.EVENTS) & READABLE:  # mostly nothing is there, and asking costs half of an exception
+            if (received := read_message(self._socket.recv_multipart())) is not None:
+                return received
+        return None
+
+    def _send(self, peer: bytes, message: EngineMessage) -> None:
+        if (backlog := self._backlogs.get(peer)) is not None:
+            backlog.add(message)
+        elif not self._is_sent(peer, message):
+            self._backlogs[peer] = backlog = Backlog()
+            backlog.add(message)
+
+    def _is_sent(self, peer: bytes, message: EngineMessage) -> bool:
+        """Whether the message was sent. False, with nothing sent, if the client does not read."""
+        try:
+            self._socket.send(peer, MORE_AT_ONCE)
+            self._socket.send(encoder.encode(message))
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._gone.add(peer)
+        return True
+
+    def _catch_up(self) -> None:
+        """Send merged messages to clients that read again."""
+        backlogs, self._backlogs = self._backlogs, {}
+        for peer, backlog in backlogs.items():
+            for message in backlog.messages():
+                self._send(peer, message)
+
+    def _forget_gone(self) -> Iterator[RequestAborted]:
+        """Abort the requests of clients that have left, with a goodbye or without."""
+        for peer in sorted(self._gone):
+            yield from self._abort(peer, self._owners.names_of(peer), "client")
+            self._peers.discard(peer)
+        self._gone.clear()
+
+    def _arrival(self, state: State, peer: bytes, wish: SubmitRequest, next_id: int) -> RequestArrived | None:
+        sampling = wish.sampling
+        if not wish.has_seed:
+            sampling = msgspec.structs.replace(sampling, seed=derived_seed(self._root_seed, next_id))
+        event = RequestArrived(
+            id=RequestId(next_id),
+            name=wish.name,
+            prompt=wish.prompt,
+            sampling=sampling,
+            priority=wish.priority,
+            arrival_ns=time.time_ns(),
+            cache_salt=wish.cache_salt,
+        )
+        if (why_not := self._refusal(state, peer, event)) is not None:
+            self._send(peer, RequestRefused(name=wish.name, message=why_not))
+            return None
+        self._owners.add(peer, wish.name, next_id)
+        return event
+
+    def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:
+        if self._owners.id_of(peer, event.name) is not None:
+            return f"a request named {event.name!r} is live already: give each request a name of its own"
+        if (why_not := refusal(state.config, event)) is not None:
+            return why_not
+        tokens, vocabulary = unpack_tokens(event.prompt), state.config.vocab_size
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
+        return None
+
+    def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
+        """Abort the named requests. A name that is not live has already ended and is skipped."""
+        found = (self._owners.id_of(peer, name) for name in names)
+        ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
+        if ids:
+            yield RequestAborted(ids=ids, reason=reason)
+
+
+def read_message(parts: Sequence[bytes]) -> tuple[bytes, ClientMessage] | None:
+    """(client, message) as a ROUTER received it; None, with a log line, for bytes that no client of ours sends."""
+    peer, *frames = parts
+    try:
+        if len(frames) != 1:
+            raise ValueError(f"it has {len(frames)} parts instead of one")
+        return peer, client_decoder.decode(frames[0])
+    except (msgspec.MsgspecError, ValueError) as error:
+        log.warning("a client's message could not be read and was dropped: %s", error)
+    return None
+
+
+def derived_seed(root_seed: int, request_id: int) -> int:
+    """The uint64 key of an unseeded request: unrelated between requests, the same in every run with one root."""
+    data = root_seed.to_bytes(8, "little") + request_id.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

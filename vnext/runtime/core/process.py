@@ -1,0 +1,236 @@
+"""The engine core's life in its process (main.py): from settings and starting ranks to the exit status.
+
+Owns start-up and end: cache size, log, socket, signals. The ranks report the facts of the model, so this process needs no
+torch. Waits in the kernel while nothing happens. A start that fails sends its one sentence to every client that says hello;
+a broken engine names the location of its log. exits.py defines the exit statuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import zmq
+
+from vnext.exits import DONE, FAILED, REFUSED
+from vnext.models.errors import ModelError
+from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_message
+from vnext.runtime.core.engine_core import EngineCore
+from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
+from vnext.runtime.core.progress import RanksStalled
+from vnext.runtime.core.sizing import require_policy, scheduler_config
+from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
+from vnext.runtime.processes.determinism import prepare_process
+from vnext.runtime.processes.rank_processes import threads_of
+from vnext.runtime.processes.subprocesses import Child, ChildDied
+from vnext.runtime.record.recorder import LogLost, Recorder
+from vnext.runtime.record.segments import Bounds, LogUnwritable
+from vnext.runtime.ring.ring import RingClosed
+from vnext.runtime.settings import CoreSettings, EngineSettings, GpuSettings, RankSettings, SettingsError
+from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.events import EngineStarted
+
+REFUSALS = (ModelError, SettingsError, RankStartFailed, LogUnwritable)
+START_ERRORS = (*REFUSALS, ChildDied, OSError)
+DEATHS = (ChildDied, LawBroken, IllegalEvent, LogLost, RingClosed, RuntimeError)
+FAREWELL_MS = 1500
+
+
+def run(settings: CoreSettings, ranks: Sequence[Child]) -> int:
+    """Start the engine with its ranks' processes and serve until a signal arrives; returns the exit status."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with wake_on_signals() as wake:
+        return run_until(wake, settings, ranks, partial(leave_on_sigterm, wake))
+
+
+def run_until(
+    wake: socket.socket,
+    settings: CoreSettings,
+    ranks: Sequence[Child] = (),
+    interruptible: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> int:
+    """Run an engine core from its start, which is `interruptible`, until `wake` becomes readable; returns the exit status."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as front:
+        front.set(zmq.SNDHWM, MESSAGES_AHEAD_MAX)
+        front.set(zmq.LINGER, FAREWELL_MS)
+        front.bind(settings.address)
+        executor = make_executor(settings, ranks)
+        try:
+            with interruptible():
+                core, clients = start_core(settings, executor, front)
+        except SystemExit:
+            executor.stop()
+            raise
+        except START_ERRORS as error:
+            refused = isinstance(error, REFUSALS)
+            report_death(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
+            executor.stop()
+            return REFUSED if refused else FAILED
+        grace_s = STOP_GRACE_S
+        try:
+            serve(core, executor, front, wake.fileno())
+        except DEATHS as error:
+            grace_s = 0.0 if isinstance(error, RanksStalled) else grace_s
+            core.record_end()
+            where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
+            clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
+            if isinstance(error, (ChildDied, LogLost, RanksStalled)):  # not a bug here, so a traceback would not help
+                logging.error("the engine stopped: %s.%s", sentence_of(error), where)
+            else:
+                logging.exception("the engine stopped.%s", where)
+            return FAILED
+        finally:
+            executor.stop(grace_s)
+    return DONE
+
+
+@contextmanager
+def wake_on_signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable at SIGTERM, which has no other effect. Afterwards SIGTERM is ignored.
+
+    The process then ends by itself: a late signal must not write to a closed socket.
+    """
+    wake, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with wake, writer:
+        try:
+            yield wake
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
+
+
+@contextmanager
+def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
+    """SIGTERM raises SystemExit, also one that made `wake` readable before: there is nothing yet to end in order."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(DONE)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        if select.select((wake,), (), (), 0)[0]:
+            raise SystemExit(DONE)
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
+    """The executor of the ranks' processes, which have received nothing yet; without processes, one rank in this process."""
+    engine = settings.engine
+    threads = threads_of(engine)
+
+    def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
+        return RankSettings(
+            rank=rank,
+            world_size=engine.tensor_parallel_size,
+            ipc_bytes_max=engine.ipc_bytes_max,
+            ring=ring,
+            results_address=results_address,
+            rendezvous=rendezvous,
+            model_path=settings.model_path,
+            dtype=engine.dtype,
+            quantization=engine.quantization,
+            max_model_len=engine.max_model_len,
+            deterministic=engine.deterministic,
+            device=engine.device,
+            threads=threads,
+            block_size=engine.block_size,
+            kv_cache_bytes=engine.kv_cache_memory or 0,
+            generation_config=engine.generation_config,
+            gpu=gpu_settings(engine),
+        )
+
+    if engine.executor == "inproc":
+        prepare_process(threads, engine.deterministic is not False)
+        return InprocExecutor(settings_of(0, "", "", ""))
+    return MpExecutor(ranks, Path(settings.run_dir), settings_of)
+
+
+def gpu_settings(engine: EngineSettings) -> GpuSettings:
+    """The engine's settings for ranks on GPUs."""
+    return GpuSettings(
+        memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        graph_sizes=engine.graph_sizes,
+        compile=engine.compile,
+        attention=engine.attention,
+        tokens_max=engine.max_num_batched_tokens,
+        rows_max=engine.max_num_seqs,
+    )
+
+
+def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
+    """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
+    require_policy(settings.engine)
+    ranks = executor.start()
+    started = started_event(settings, ranks)
+    engine = settings.engine
+    bounds = Bounds(
+        max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
+        compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
+    )  # fmt: skip
+    recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
+    ready = EngineReady(
+        config=started.config,
+        model=started.model,
+        world_size=started.world_size,
+        log_dir=settings.log_dir,
+        environment=started.environment,
+        model_digest=started.model_digest,
+    )
+    seed = engine.seed
+    clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
+    return EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s), clients
+
+
+def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:
+    return EngineStarted(
+        config=scheduler_config(settings.engine, ranks[0].model, ranks),
+        model=settings.engine.model or "demo",
+        model_digest=ranks[0].model_digest,
+        world_size=len(ranks),
+        environment=ranks[0].environment,
+        started_ns=time.time_ns(),
+    )
+
+
+def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> None:
+    """Run turn after turn until a signal arrives; sleep in the kernel between turns."""
+    poller = zmq.Poller()
+    poller.register(front, zmq.POLLIN)
+    poller.register(wake, zmq.POLLIN)
+    executor.watch(poller)
+    while True:
+        ready = dict(poller.poll(0 if core.busy else core.poll_timeout_ms))
+        if wake in ready:
+            break
+        core.step(ready)
+    core.shut_down()
+
+
+def report_death(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:
+    """Tell clients that wait for EngineReady why there is no engine; the launcher then sends a signal."""
+    poller = zmq.Poller()
+    poller.register(front, zmq.POLLIN)
+    poller.register(wake, zmq.POLLIN)
+    while (ready := dict(poller.poll(FAREWELL_MS))) and wake not in ready:
+        if (received := read_message(front.recv_multipart())) is not None:
+            front.send_multipart((received[0], encoder.encode(farewell)))
+
+
+def sentence_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__

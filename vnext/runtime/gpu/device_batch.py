@@ -1,0 +1,198 @@
+"""The persistent batch of a device that feeds itself: the host sends a step's plan, and the tokens stay on the device.
+
+Owns block tables and last tokens on the device, and the host's part of a step as short arrays. A row that runs ahead of the
+state takes its last sampled token from the device, so nothing waits until the host knows it. Rows and differences are kept as
+in `batch.py`, and sampling parameters live on the device too (`row_parameters.py`); one oracle checks both batches. The last
+row is the null row: padding computes there, and its table leads to a page that no request holds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels.batch_index import BatchOperations
+from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.gpu.device import Device
+from vnext.runtime.gpu.row_parameters import RowParameters
+from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
+from vnext.runtime.gpu.staging import Staging
+from vnext.state.config import SchedulerConfig
+from vnext.state.state import State, StepInFlight, blocks_for
+
+
+class HostStep(NamedTuple):
+    """A step as the host sends it: R entries, T tokens, S samples.
+
+    int64: `begins`, `places` (batch rows) [R], `token_ids` [T] (0 where the device has the token), `ahead` (entries that take
+    their row's last token), `sampled` (entries) [S], `asked` (alternatives that each sample reports, -1 none) [S]. int32:
+    query_starts [R + 1], contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see
+    batch_index.write_spans), and parameters of rows that joined. `width`: blocks of the longest context.
+    """
+
+    step: int
+    begins: np.ndarray
+    places: np.ndarray
+    query_starts: np.ndarray
+    contexts: np.ndarray
+    token_ids: np.ndarray
+    ahead: np.ndarray
+    sampled: np.ndarray
+    changes: dict[str, np.ndarray]
+    width: int
+    wants: Wants
+    asked: np.ndarray
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each entry has one token and all are sampled."""
+        return len(self.token_ids) == len(self.begins) == len(self.sampled)
+
+    @property
+    def reported(self) -> dict[str, np.ndarray]:
+        """The samples that report log-probabilities (int64 [A], among the samples), to be sent; {} for none."""
+        return {"reported": np.flatnonzero(self.asked >= 0)} if self.wants.reported else {}
+
+
+class Samples(NamedTuple):
+    """A step's samples on the device, int64: their batch `rows` and `positions` [S], and those that report [A], if any."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    reported: torch.Tensor | None
+
+
+class Spans:
+    """The `rows` of a PersistentBatch that only records growth. Each block has `groups` pages side by side."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups = groups
+        self._pending_updates: dict[str, np.ndarray] = {}
+
+    def append(self, places: np.ndarray, held: np.ndarray, counts: np.ndarray, blocks: np.ndarray) -> None:
+        """As DeviceRows.append."""
+        grown = np.flatnonzero(counts)
+        starts = np.zeros(len(grown) + 1, dtype=np.int64)
+        np.cumsum(counts[grown] * self._groups, out=starts[1:])
+        self._pending_updates = {
+            "rows": places[grown], "columns": held[grown] * self._groups, "starts": starts, "values": blocks.astype(np.int32)
+        }  # fmt: skip
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The growth recorded since the last call; {} for none."""
+        updates, self._pending_updates = self._pending_updates, {}
+        return updates
+
+
+class DeviceBatch(PersistentBatch):
+    """Rows of at most `config.max_num_seqs` requests, and one null row. One thread uses it."""
+
+    def __init__(self, config: SchedulerConfig, vocab_size: int, device: Device, operations: BatchOperations) -> None:
+        self._spans = Spans(config.group_count)
+        super().__init__(config, vocab_size, device.torch_device, rows=self._spans)
+        self._updates = self._sampling = SamplingUpdates(config, vocab_size)
+        self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
+        self.null_row, self._operations = config.max_num_seqs, operations
+        width = blocks_for(config.max_model_len, config.block_size) * self._groups
+        here = device.torch_device
+        self.table = torch.zeros((config.max_num_seqs + 1, width), dtype=torch.int32, device=here)
+        self.table[self.null_row] = config.page_count
+        self.last = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=here)
+
+    def host_step(self, state: State) -> HostStep:
+        """The newest step in flight of `state`. Brings the rows in line with the state first."""
+        self._update(state)
+        scheduled = state.in_flight[-1]
+        rows = self._rows_of(state, scheduled)
+        places, ends = self._places[rows], scheduled.starts + scheduled.counts
+        starts = np.zeros(len(places) + 1, dtype=np.int64)
+        np.cumsum(scheduled.counts, out=starts[1:])
+        sampled = np.flatnonzero(scheduled.samples)
+        rows_sampled = places[sampled]
+        return HostStep(
+            step=scheduled.step,
+            begins=scheduled.starts,
+            places=places,
+            query_starts=starts.astype(np.int32),
+            contexts=ends.astype(np.int32),
+            token_ids=self._token_ids(state, scheduled, rows, places, positions_of(scheduled), starts),
+            ahead=np.flatnonzero(scheduled.starts >= state.rows.known[rows]),
+            sampled=sampled,
+            changes=self._spans.take() | self._updates.take(),
+            width=blocks_for(int(ends.max()), self._config.block_size),
+            wants=self._updates.wants(rows_sampled, ends[sampled]),
+            asked=self._updates.logprobs(rows_sampled),
+        )
+
+    def state_rows(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
+        """The rows of the state that the entries of its newest step belong to, after `host_step`."""
+        return self._rows_of(state, scheduled)
+
+    def bring(self, sent: dict[str, torch.Tensor]) -> None:
+        """Apply a step's changes, which were sent, to the tables."""
+        if "rows" in sent:
+            self._operations.write_spans(self.table, sent["rows"], sent["columns"], sent["starts"], sent["values"])
+        self.parameters.bring(sent)
+
+    def forward(self, step: HostStep, staging: Staging) -> tuple[ForwardBatch, Samples]:
+        """The step's tensors and its samples; both remain valid on the device until the staging is released."""
+        arrays = {
+            "begins": step.begins, "places": step.places, "query_starts": step.query_starts, "token_ids": step.token_ids,
+            "ahead_rows": step.places[step.ahead], "ahead_at": step.query_starts[:-1][step.ahead].astype(np.int64),
+            "sample_at": step.query_starts[1:][step.sampled].astype(np.int64) - 1, "sampled": step.places[step.sampled],
+            "sample_positions": step.contexts[step.sampled].astype(np.int64),
+        }  # fmt: skip
+        sent = staging.send(arrays | step.changes | step.reported)
+        self.bring(sent)
+        if len(step.ahead):
+            self._operations.place_tokens(self.last, sent["ahead_rows"], sent["ahead_at"], sent["token_ids"])
+        positions, contexts, places = self._index(step, sent)
+        batch = ForwardBatch(
+            sent["token_ids"], positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
+            sent["sample_at"], host=HostBatch(step.query_starts, step.contexts), groups=tuple(places[1:]),
+        )  # fmt: skip
+        return batch, Samples(sent["sampled"], sent["sample_positions"], sent.get("reported"))
+
+    def _index(
+        self, step: HostStep, sent: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[GroupPlaces]]:
+        """Positions [T], context lengths [R], and for each group slots and tables."""
+        total, size, groups = len(step.token_ids), self._config.block_size, self._groups
+        positions = torch.empty(total, dtype=torch.int64, device=self._device)
+        slots, contexts = torch.empty_like(positions), torch.empty(len(step.begins), dtype=torch.int32, device=self._device)
+        if groups == 1:
+            begins, starts, rows = sent["begins"], sent["query_starts"], sent["places"]
+            self._operations.index_tokens(begins, starts, rows, self.table, size, positions, slots, contexts)
+            return positions, contexts, [GroupPlaces(slots, self.table[rows, : step.width])]
+        counts = (sent["query_starts"][1:] - sent["query_starts"][:-1]).long()
+        owner = torch.repeat_interleave(counts, output_size=total)
+        torch.arange(total, out=positions)
+        positions += (sent["begins"] - sent["query_starts"][:-1])[owner]
+        contexts.copy_(sent["begins"] + counts)
+        rows = sent["places"][owner]
+        return positions, contexts, [
+            GroupPlaces(
+                decode_slots(self.table, rows, positions, size, group, groups),
+                self.table[sent["places"], group : step.width * groups : groups].contiguous(),
+            )
+            for group in range(groups)
+        ]  # fmt: skip
+
+    def remember(self, wants: Wants, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Store the samples of batch rows `rows` (int64 [S] each, on the device) as their last tokens, and count them for
+        adjusted rows."""
+        self.last.index_copy_(0, rows, tokens)
+        if wants.adjusted:
+            self.parameters.count(rows, tokens)
+
+
+def decode_slots(
+    table: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, block_size: int, group: int, groups: int
+) -> torch.Tensor:
+    """The slots (int64 [N]) of tokens at `positions` of batch rows `rows` (int64 [N] each) in one group of layers."""
+    block = torch.div(positions, block_size, rounding_mode="floor")
+    page = table.view(-1).index_select(0, rows * table.shape[1] + block * groups + group)
+    return page.long() * block_size + (positions - block * block_size)

@@ -1,0 +1,106 @@
+"""Words of a batch on a device: at a step whose digest is due, the step's inputs go to the host beside its tokens.
+
+Owns the choice of what is fetched. The tensors are those that the step reads, taken right before it runs and hashed once they
+are on the host (batch/words.py); nothing waits. For penalised requests the device weighs its table of counts, so that one
+number per row goes to the host and not a vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.models.layers.batch import ForwardBatch, GroupPlaces
+from vnext.runtime.batch.fed import weights_of
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.words import fed_words
+from vnext.runtime.gpu.device import Device, Mark
+from vnext.runtime.gpu.row_parameters import RATES_AT, RowParameters
+from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
+from vnext.sampling.inputs import Banned, Counted, LogitBias, SamplingInputs
+from vnext.state.config import SchedulerConfig
+from vnext.state.params import CHOOSING, DEFAULTS, PENALTIES
+
+ROWS_AT_ONCE = 8
+"""Rows whose counts are weighed at once: with a large vocabulary, all rows together would take gigabytes."""
+NEUTRAL = [DEFAULTS[name] for name in PENALTIES]
+
+
+class FedOnDevice(NamedTuple):
+    """A step's inputs on their way to the host. `asked` int64 [S]: alternatives, -1 none."""
+
+    fetched: list[torch.Tensor]
+    mark: Mark
+    groups: int
+    asked: np.ndarray
+
+    def words(self, config: SchedulerConfig) -> tuple[int, ...]:
+        """As `fed_words`, but waits for the tensors."""
+        self.mark.wait()
+        token_ids, positions, query_starts, contexts, sample_at, *others = self.fetched
+        of_groups, parameters = others[: 2 * self.groups], others[2 * self.groups :]
+        places = [GroupPlaces(slots=slots, block_table=table) for slots, table in zip(of_groups[::2], of_groups[1::2])]
+        forward = ForwardBatch(
+            token_ids, positions, places[0].slots, query_starts, contexts, places[0].block_table, sample_at,
+            groups=tuple(places[1:]),
+        )  # fmt: skip
+        sampling = sampling_of(*parameters) if parameters else None
+        return fed_words(StepInputs(forward, sampling, self.asked), config)
+
+
+class FedWatch:
+    """Fetches the model's inputs. One thread."""
+
+    def __init__(self, device: Device, parameters: RowParameters) -> None:
+        self._device, self._parameters = device, parameters
+        vocabulary = parameters.tables.history.shape[1]
+        self._weights = device.upload(torch.from_numpy(weights_of(np.arange(vocabulary)).astype(np.int64)))
+
+    def take(
+        self, forward: ForwardBatch, rows: torch.Tensor, positions: torch.Tensor, asked: np.ndarray, adjusted: bool
+    ) -> FedOnDevice:
+        """Take the inputs of a step about to run, with S samples of batch `rows` at `positions` (int64 [S]). `adjusted`: whether
+        some rows are penalised, biased or below their minimum length."""
+        places = [(forward.slots, forward.block_table), *forward.groups]
+        tensors = [forward.token_ids, forward.positions, forward.query_starts, forward.context_lengths, forward.sample_at]
+        tensors += [tensor for each in places for tensor in each]
+        if len(asked):
+            tensors += self._of_samples(rows, positions, adjusted)
+        fetched, mark = self._device.fetch(tensors)
+        return FedOnDevice(fetched, mark, len(places), asked)
+
+    def _of_samples(self, rows: torch.Tensor, positions: torch.Tensor, adjusted: bool) -> list[torch.Tensor]:
+        floats, longs = (table.index_select(1, rows) for table in self._parameters.columns)
+        tables = self._parameters.tables
+        counted = self._weighed(tables.history, rows) if adjusted else torch.zeros_like(positions)
+        lists = (tables.bias_tokens, tables.bias_values, tables.stop_tokens)
+        return [floats, longs, positions, counted, *(each.index_select(0, rows) for each in lists)]
+
+    def _weighed(self, history: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """int64 [S]: each row's counts, multiplied by the tokens' weights and summed modulo 2^64."""
+        parts = [(history.index_select(0, some) * self._weights).sum(dim=1) for some in rows.split(ROWS_AT_ONCE)]
+        return torch.cat(parts)
+
+
+def sampling_of(
+    floats: torch.Tensor, longs: torch.Tensor, positions: torch.Tensor, counted: torch.Tensor, bias_tokens: torch.Tensor,
+    bias_values: torch.Tensor, stop_tokens: torch.Tensor,
+) -> SamplingInputs:  # fmt: skip
+    """The parameters of a step's S samples in a device's tables (now on the host), in the form of the plain batch. A list shorter
+    than its table's width repeats its first entry."""
+    columns = dict(zip(FLOATS, floats)) | dict(zip(LONGS, longs))
+    rates = floats[RATES_AT:]
+    penalised = (rates != torch.tensor(NEUTRAL)[:, None]).any(dim=0).nonzero()[:, 0]
+    biased = [(at, place) for at, count in enumerate(columns["bias_count"].tolist()) for place in range(count)]
+    at, place = torch.tensor(biased, dtype=torch.int64).view(-1, 2).T
+    early = (positions < columns["until"]).nonzero()[:, 0].tolist()
+    banned = [(at, token) for at in early for token in dict.fromkeys(stop_tokens[at].tolist())]
+    return SamplingInputs(
+        **{name: columns[name] for name in (*CHOOSING, "seed")},
+        position=positions,
+        penalties=Counted(penalised, *rates[:, penalised], counted[penalised]) if len(penalised) else None,
+        bias=LogitBias(at, bias_tokens[at, place], bias_values[at, place]) if biased else None,
+        banned=Banned(*torch.tensor(banned, dtype=torch.int64).view(-1, 2).T) if banned else None,
+    )

@@ -1,0 +1,65 @@
+"""A rank's model as a step's implementations see it: parameters, cache and the two functions of its family, on tensors only.
+
+Owns nothing. Gives the sizes that a captured step needs. See `decode_graphs.py`, `piecewise_graphs.py`, `steps.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.kernels.cuda import experts
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache, kv_groups
+from vnext.models.layers.sharding import Parallel
+from vnext.models.registry import Family
+
+
+class DeviceModel(NamedTuple):
+    """One rank's model with its cache, whose last page is the null page: no request holds it."""
+
+    family: Family
+    params: Any
+    kv: KvCache
+    config: ModelConfig
+    parallel: Parallel
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The attention window of each group of layers, 0 for unlimited."""
+        return kv_groups(self.config).windows
+
+    @property
+    def block_size(self) -> int:
+        return self.kv[0][0].shape[2]
+
+    @property
+    def kv_head_count(self) -> int:
+        """Key-value heads of this rank."""
+        return self.kv[0][0].shape[1]
+
+    @property
+    def null_slot(self) -> int:
+        """The first slot of the null page."""
+        return (self.kv[0][0].shape[0] - 1) * self.block_size
+
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """Normed hidden states [S, hidden] of a step; writes its keys and values to the cache."""
+        return self.family.forward(self.params, self.kv, batch, self.config, self.parallel)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [S, vocab_size], whole on every rank."""
+        return self.family.logits(self.params, hidden, self.config, self.parallel)
+
+
+def why_not_captured(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fixed: bool) -> str:
+    """Why steps of this model are never captured; "" where they may be. `is_fixed`: products have one shape."""
+    if config.experts is not None:
+        wide = config.experts.intermediate_size // parallel.world_size
+        if is_fixed or not experts.serves(dtype, config.hidden_size, wide):
+            return "the experts' products are cut by the host, which waits for their sizes"
+    if parallel.world_size > 1 and not parallel.can_capture:
+        return "the ranks' sums go through the host"
+    return ""

@@ -1,0 +1,135 @@
+"""Mixed steps in pieces: graphs between the layers' attentions; attention itself runs outside, where no shape is fixed.
+
+Owns, for each number of tokens, a series of graphs and their static memory. A forward is recorded once: at each attention the
+current graph ends and the next begins. A replay runs the graphs in order and, between them, attends for the step's real rows
+with their own metadata. Padded tokens write to a null slot, and attention skips them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
+from vnext.runtime.gpu.device import Device, Graph
+from vnext.runtime.gpu.model import DeviceModel
+
+
+class Cut(NamedTuple):
+    """An attention between two graphs: the first leaves `query` [T, heads, D], the second takes `seen`."""
+
+    query: torch.Tensor
+    caches: tuple[torch.Tensor, torch.Tensor]
+    group: int
+    scale: float
+    window: int
+    softcap: float
+    seen: torch.Tensor
+
+
+class Static(NamedTuple):
+    """The inputs of one size's graphs: int64 [tokens] each, sample_at [samples], and slots for each group."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    sample_at: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
+
+
+class Recorder:
+    """Records a forward as graphs and cuts: `attend` replaces the table's attention."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.graphs: list[Graph] = []
+        self.cuts: list[Cut] = []
+
+    def record(self, body: Callable[[Callable[..., torch.Tensor]], torch.Tensor]) -> torch.Tensor:
+        """The result of `body`, which receives `attend`; the last graph leaves its result there."""
+        self._begin()
+        result = body(self.attend)
+        self.graphs[-1].end()
+        return result
+
+    def attend(
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: Any, scale: float,
+        window: int = 0, softcap: float = 0.0,
+    ) -> torch.Tensor:  # fmt: skip
+        """The memory for an attention's result; `metadata` is the number of its group."""
+        self.graphs[-1].end()
+        seen = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        self.cuts.append(Cut(query, (key_cache, value_cache), metadata, scale, window, softcap, seen))
+        self._begin()
+        return seen
+
+    def _begin(self) -> None:
+        self.graphs.append(self._device.graph())
+        self.graphs[-1].begin()
+
+
+class Pieces(NamedTuple):
+    """All graphs and cuts of one size. They leave `hidden` [samples, hidden]."""
+
+    static: Static
+    graphs: list[Graph]
+    cuts: list[Cut]
+    hidden: torch.Tensor
+
+
+class PiecewiseGraphs:
+    """Pieces of one model, captured when a size is first needed."""
+
+    def __init__(self, device: Device, model: DeviceModel, row_max: int, attend: Callable[..., torch.Tensor]) -> None:
+        """`attend` is the table's paged_attention. `row_max`: the most samples of a step."""
+        self._device, self._model, self._row_max, self._attend = device, model, row_max, attend
+        self._pieces: dict[int, Pieces] = {}
+
+    def run(self, batch: ForwardBatch, metadata: Sequence[Any], size: int) -> torch.Tensor:
+        """Hidden states [S, hidden] of a step padded to `size` tokens, valid until the next run. `metadata`: one per group."""
+        if size not in self._pieces:
+            self._pieces[size] = self._capture(size)
+        pieces, count, samples = self._pieces[size], batch.token_ids.shape[0], batch.sample_at.shape[0]
+        self._fill(pieces.static, batch)
+        pieces.graphs[0].replay()
+        for cut, graph in zip(pieces.cuts, pieces.graphs[1:], strict=True):
+            seen = self._attend(cut.query[:count], *cut.caches, metadata[cut.group], cut.scale, cut.window, cut.softcap)
+            cut.seen[:count].copy_(seen)
+            graph.replay()
+        return pieces.hidden[:samples]
+
+    def _fill(self, static: Static, batch: ForwardBatch) -> None:
+        count, samples = batch.token_ids.shape[0], batch.sample_at.shape[0]
+        static.token_ids[:count].copy_(batch.token_ids)
+        static.positions[:count].copy_(batch.positions)
+        static.sample_at[:samples].copy_(batch.sample_at)
+        for slots, found in zip(static.slots, (batch.slots, *(group.slots for group in batch.groups)), strict=True):
+            slots[:count].copy_(found)
+            slots[count:].fill_(self._model.null_slot)
+
+    def _capture(self, size: int) -> Pieces:
+        """Run once eagerly, which loads every kernel, then record."""
+        static = self._static(size)
+        self._body(static, lambda query, *others: torch.zeros_like(query))
+        recorder = Recorder(self._device)
+        hidden = recorder.record(lambda attend: self._body(static, attend))
+        return Pieces(static, recorder.graphs, recorder.cuts, hidden)
+
+    def _static(self, size: int) -> Static:
+        def zeros(count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.int64, device=self._device.torch_device)
+
+        slots = tuple(zeros(size).fill_(self._model.null_slot) for _ in self._model.windows)
+        return Static(zeros(size), zeros(size), zeros(min(size, self._row_max)), slots)
+
+    def _body(self, static: Static, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """The forward over static memory; only attention uses rows and tables."""
+        none = static.slots[0].new_empty(0, dtype=torch.int32)
+        prepared = PreparedAttention(tuple(range(len(static.slots))), attend)
+        return self._model.hidden(
+            ForwardBatch(
+                static.token_ids, static.positions, static.slots[0], none, none, none, static.sample_at,
+                groups=tuple(GroupPlaces(slots, none) for slots in static.slots[1:]), attention=prepared,
+            )
+        )  # fmt: skip

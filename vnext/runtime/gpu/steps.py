@@ -1,0 +1,191 @@
+"""Steps on a device: each is launched without waiting; the next may be launched before the host knows its tokens.
+
+Owns the order of one step's work, and the choice of its form (`buckets.py`): a graph for decodes, pieces for other steps, or
+eager, which is the plain form of both. Every request to the device goes through the interface of `device.py`. Knows states and
+tensors. Its choices affect no token, except through the last bits of products whose shape is padded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from vnext.kernels.batch_index import batch_operations
+from vnext.kernels.table import Operations
+from vnext.models.layers.batch import ForwardBatch, PreparedAttention
+from vnext.models.layers.layers import describe_attention
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
+from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
+from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch
+from vnext.runtime.gpu.device import Device, Mark
+from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
+from vnext.runtime.gpu.device_words import FedOnDevice, FedWatch
+from vnext.runtime.gpu.model import DeviceModel
+from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
+from vnext.runtime.gpu.staging import Staging
+from vnext.runtime.messages import TokenLogprobs
+from vnext.sampling.inputs import Sampled
+from vnext.sampling.logits import adjust_rows
+from vnext.sampling.sampling import Adjust, Choose, report_in_parts
+from vnext.state.state import State
+
+WRITTEN_AHEAD = 1
+"""Buffers beyond those of the steps in transit."""
+
+
+class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
+    """What serves on this device. `shapes`: the captured sizes. `cascade`: the costs by which attention decides whether to read a
+    prefix once; None where it cannot. `wrap`, a compiler, wraps what is captured."""
+
+    operations: Operations
+    choose: Choose
+    shapes: Shapes
+    adjust: Adjust = adjust_rows
+    cascade: Costs | None = None
+    wrap: Callable[..., Callable] | None = None
+
+
+class PendingStep(NamedTuple):
+    """A step that was launched. Its samples are on their way to the host: `fetched` is a Sampled in which all fields but the
+    tokens cover only the rows that report log-probabilities; None where the step samples nothing. `asked` int64 [S]:
+    alternatives, -1 none. `fed`: the model's inputs, where they must be hashed."""
+
+    step: int
+    asked_s: float
+    fetched: list[torch.Tensor] | None
+    mark: Mark
+    asked: np.ndarray
+    fed: FedOnDevice | None = None
+
+    def is_there(self) -> bool:
+        """Whether `outputs` would return at once."""
+        return self.mark.is_reached()
+
+    def outputs(self) -> StepOutputs:
+        """The step's outputs; waits for them."""
+        self.mark.wait()
+        if self.fetched is None:
+            return NOTHING_SAMPLED
+        tokens, *others = self.fetched
+        return StepOutputs(tokens.numpy(), logprobs_of(tokens, others, self.asked) if others else ())
+
+
+def logprobs_of(
+    tokens: torch.Tensor, others: list[torch.Tensor], asked: np.ndarray
+) -> tuple[TokenLogprobs | None, ...]:
+    """One entry per sample, None where none was asked for; `others` are Sampled's other fields, for the rows that asked."""
+    at = np.flatnonzero(asked >= 0)
+    found: list[TokenLogprobs | None] = [None] * len(asked)
+    for place, each in zip(at.tolist(), reported(Sampled(tokens[at], *others), asked[at]), strict=True):
+        found[place] = each
+    return tuple(found)
+
+
+class DeviceSteps:
+    """The steps of one rank. One thread."""
+
+    def __init__(self, device: Device, model: DeviceModel, state: State, forms: DeviceForms) -> None:
+        """`state`: the engine's first."""
+        config = state.config
+        self._device, self._model, self._forms = device, model, forms
+        operations = batch_operations(device.torch_device.type)
+        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations)
+        self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
+        self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.adjust, forms.wrap)
+        self._pieces = PiecewiseGraphs(device, model, config.max_num_seqs, forms.operations.paged_attention)
+        self._watch = FedWatch(device, self._batch.parameters)
+        self._common: tuple[bytes, int] = b"", 0
+        self.forms_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Capture the graphs that most steps need: every number of rows, with short contexts."""
+        for rows in reversed(self._forms.shapes.rows):
+            self._decodes.prepare(rows, rows)
+
+    @torch.inference_mode()
+    def launch(self, state: State) -> PendingStep:
+        """Start the newest step in flight of `state`."""
+        began_s = time.perf_counter()
+        step = self._batch.host_step(state)
+        shared = self._shared_blocks(state, step)
+        choice = choose_form(len(step.token_ids), len(step.begins), step.is_decode, shared > 0, self._forms.shapes)
+        self.forms_run[choice.form] += 1
+        seen: list[FedOnDevice] = []
+
+        def watch(batch: ForwardBatch, samples: Samples) -> None:
+            seen.append(self._watch.take(batch, samples.rows, samples.positions, step.asked, step.wants.adjusted))
+
+        is_due = step.step % state.config.digest_interval == 0
+        sampled = self._run(step, choice, shared, watch if is_due else None)
+        self._staging.release()
+        fed = seen[0] if is_due else None
+        if sampled is None:
+            return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
+        fetched, mark = self._device.fetch([part for part in sampled if part is not None])
+        return PendingStep(step.step, began_s, fetched, mark, step.asked, fed)
+
+    def _run(self, step: HostStep, choice: Choice, shared: int, watch: Watch | None) -> Sampled | None:
+        if choice.form == "graph":
+            return self._decode(step, choice.size, watch)
+        return self._mixed(step, choice, shared, watch)
+
+    def _decode(self, step: HostStep, rows: int, watch: Watch | None) -> Sampled:
+        """Everything but log-probabilities by a graph."""
+        tokens, logits, reported_at = self._decodes.run(step, rows, self._staging, watch)
+        return self._reported(step, tokens, logits, reported_at)
+
+    def _mixed(self, step: HostStep, choice: Choice, shared: int, watch: Watch | None) -> Sampled | None:
+        """In pieces, or eagerly."""
+        batch, samples = self._batch.forward(step, self._staging)
+        if watch is not None:
+            watch(batch, samples)
+        metadata = self._metadata(batch, shared)
+        if choice.form == "pieces":
+            hidden = self._pieces.run(batch, metadata, choice.size)
+        else:
+            prepared = PreparedAttention(metadata, self._forms.operations.paged_attention)
+            hidden = self._model.hidden(batch._replace(attention=prepared))
+        return self._sample(step, self._model.logits(hidden), samples) if len(step.sampled) else None
+
+    def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
+        """Sample from `logits` float32 [S, V], which belong to this step."""
+        parameters, raw = self._batch.parameters, logits
+        if step.wants.adjusted:
+            logits = raw.clone() if step.wants.reported else raw
+            self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions)
+        tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
+        self._batch.remember(step.wants, samples.rows, tokens)
+        return self._reported(step, tokens, raw, samples.reported)
+
+    def _reported(
+        self, step: HostStep, tokens: torch.Tensor, logits: torch.Tensor | None, at: torch.Tensor | None
+    ) -> Sampled:
+        """Add to tokens int64 [S] the log-probabilities of the samples `at`, by the model's own logits [S, V]."""
+        if at is None:
+            return Sampled(tokens)
+        found = report_in_parts(logits.index_select(0, at), tokens.index_select(0, at), int(step.asked.max()))
+        return found._replace(tokens=tokens)
+
+    def _metadata(self, batch: ForwardBatch, shared: int) -> list[Any]:
+        extra = (shared,) if shared else ()
+        return describe_attention(self._model.kv, batch, self._forms.operations, self._model.windows, *extra)
+
+    def _shared_blocks(self, state: State, step: HostStep) -> int:
+        """Blocks that attention reads once for all entries; 0 where that does not pay. Computed once per batch."""
+        costs = self._forms.cascade
+        if costs is None or len(step.begins) < 2:
+            return 0
+        scheduled = state.in_flight[-1]
+        owners = scheduled.entries[:2].tobytes()
+        if owners != self._common[0]:
+            rows = self._batch.state_rows(state, scheduled)
+            self._common = owners, common_blocks(state, rows, step.begins)
+        blocks = self._common[1]
+        return blocks if pays(blocks * state.config.block_size, len(step.begins), step.is_decode, costs) else 0

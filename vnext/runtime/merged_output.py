@@ -1,0 +1,35 @@
+"""Merged outputs: all outputs of one request that were not passed on yet, in one entry however many tokens they hold."""
+
+from __future__ import annotations
+
+from vnext.runtime.messages import RequestOutput, TokenLogprobs
+
+
+class MergedOutput:
+    """The outputs of one request, merged in order. Mutable."""
+
+    __slots__ = ("cached_tokens", "finish", "logprobs", "queue_seconds", "stop_token", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = bytearray()
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish, self.stop_token, self.cached_tokens, self.queue_seconds = "", -1, 0, 0.0
+
+    def add(self, output: RequestOutput) -> None:
+        self.tokens += output.tokens
+        self.logprobs += output.logprobs
+        self.finish, self.stop_token = output.finish, output.stop_token
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
+
+    def merged(self, name: str, number: int = -1) -> RequestOutput:
+        return RequestOutput(
+            name=name,
+            tokens=bytes(self.tokens),
+            finish=self.finish,
+            stop_token=self.stop_token,
+            cached_tokens=self.cached_tokens,
+            logprobs=tuple(self.logprobs),
+            number=number,
+            queue_seconds=self.queue_seconds,
+        )

@@ -1,0 +1,184 @@
+"""Launch: from settings to a running engine core process, and its end.
+
+Owns the choice of the model folder, the run directory with its sockets, and the log directory of this start. The engine core is
+always a separate process; the executor decides what runs inside it. Modules that talk to the core are imported after it has
+been started, so the start does not wait for them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vnext import compiled
+from vnext.models.config.folder import require_checkpoint
+from vnext.models.errors import ModelError
+from vnext.models.loading.hub import resolve
+from vnext.runtime.processes.run_dir import RunDir
+from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
+from vnext.runtime.settings import CoreSettings, EngineSettings
+
+if TYPE_CHECKING:
+    from vnext.runtime.messages import EngineReady
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
+POLL_MS = 100
+STOP_GRACE_S = 10.0
+GOODBYE_LINGER_MS = 200
+
+
+class StartFailed(Exception):
+    """The engine could not start: one sentence with the value and the remedy."""
+
+
+class StartRefused(StartFailed):
+    """The engine could not start because of its input (a model, a setting, a folder); nothing else has failed."""
+
+
+class RunningEngine:
+    """An engine core process that is ready. `address` is for EngineClient.connect; `log_dir` is "" when the log is off."""
+
+    def __init__(self, child: Child, address: str, run_dir: RunDir, model_path: Path, ready: EngineReady) -> None:
+        self.child = child
+        self.address = address
+        self.model_path = model_path
+        self.ready = ready
+        self.log_dir = ready.log_dir
+        self._run_dir = run_dir
+
+    def check_alive(self) -> None:
+        """Raise ChildDied when the engine core has ended."""
+        self.child.check_alive()
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> int:
+        """Ask the engine core to end, wait, then kill; returns its return code. Idempotent."""
+        returncode = self.child.terminate(grace_s)
+        self._run_dir.remove()
+        return returncode
+
+
+class StartingEngine:
+    """An engine core process that is starting: `wait` for it once, or `abandon` it. `address` and `log_dir` are final."""
+
+    def __init__(self, child: Child, core: CoreSettings, run_dir: RunDir) -> None:
+        self._child = child
+        self._core = core
+        self._run_dir = run_dir
+        self.address = core.address
+        self.log_dir = core.log_dir
+
+    def send_config(self) -> None:
+        """Hand over the settings. Raises ChildDied."""
+        self._child.send_config(msgspec.msgpack.encode(self._core))
+
+    def wait(self, beside: Child | None = None) -> RunningEngine:
+        """The engine once it is ready. Raises StartFailed or ChildDied, also when the child `beside` it dies; then nothing of
+        the engine is left behind."""
+        children = [self._child] if beside is None else [self._child, beside]
+        try:
+            ready = await_ready(children, self._core.address)
+        except BaseException:
+            self.abandon()
+            raise
+        core = self._core
+        return RunningEngine(self._child, core.address, self._run_dir, Path(core.model_path), ready)
+
+    def abandon(self) -> None:
+        """End all that has been started."""
+        self._child.terminate(STOP_GRACE_S)
+        self._run_dir.remove()
+
+
+def launch_engine(settings: EngineSettings) -> RunningEngine:
+    """Start an engine and wait until it is ready; `settings` are checked (options/settings_check.py). Raises StartFailed."""
+    return start_engine(settings, find_model(settings)).wait()
+
+
+def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
+    """Start an engine of the model that `find_model` found. Returns at once, so that the caller can do other work meanwhile.
+
+    Raises StartRefused if no log can be written, StaleModule if the engine's processes would raise it.
+    """
+    log_dir = "" if settings.log == "off" else str(log_directory(settings))
+    run_dir = RunDir()
+    core = CoreSettings(
+        engine=settings,
+        model_path=str(model_path),
+        address=f"ipc://{run_dir.path}/engine",
+        run_dir=str(run_dir.path),
+        log_dir=log_dir,
+    )
+    starting = StartingEngine(start_child("engine core", "vnext.runtime.core.main"), core, run_dir)
+    try:
+        compiled.check()
+        starting.send_config()
+    except BaseException:
+        starting.abandon()
+        raise
+    return starting
+
+
+def find_model(settings: EngineSettings) -> Path:
+    """The folder of the settings' model, downloaded if necessary and checked as strictly as a rank would check it.
+
+    Raises StartRefused for a folder without a model, before any process is started for it.
+    """
+    try:
+        folder = model_folder(settings.model)
+        require_checkpoint(folder)
+    except ModelError as error:
+        raise StartRefused(str(error)) from error
+    return folder
+
+
+def model_folder(model: str) -> Path:
+    """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
+    return resolve(model) if model else DEMO_MODEL
+
+
+def log_directory(settings: EngineSettings) -> Path:
+    """The path of this start's own folder, which the engine core makes; its parent, named by the settings, is made now.
+
+    Raises StartRefused if that is impossible, so that no model is loaded in vain.
+    """
+    parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
+    try:
+        parent = parent.expanduser()
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartRefused(
+            f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
+            "off with --log off"
+        ) from error
+    return (parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute()
+
+
+def await_ready(children: Sequence[Child], address: str) -> EngineReady:
+    """Say hello until the engine core answers. Raises StartFailed with its sentence, ChildDied for one of `children`."""
+    import zmq
+
+    from vnext.runtime.messages import EngineDied, EngineReady, Goodbye, Hello, encoder, engine_decoder
+
+    with zmq.Context() as context:  # closes its sockets, and would wait for ever for a half-made one
+        with signals_held():
+            socket = context.socket(zmq.DEALER)
+            socket.set(zmq.LINGER, GOODBYE_LINGER_MS)
+            socket.connect(address)
+            socket.send(encoder.encode(Hello()))
+        while not socket.poll(POLL_MS):
+            check_alive(children)
+        message = engine_decoder.decode(socket.recv())
+        socket.send(encoder.encode(Goodbye()))
+    if isinstance(message, EngineDied):
+        raise (StartRefused if message.refused else StartFailed)(message.message)
+    assert isinstance(message, EngineReady), "an engine core answers a hello with one of two"
+    return message

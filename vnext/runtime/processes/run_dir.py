@@ -1,0 +1,72 @@
+"""The run directory: one start's folder for sockets, below the folder for temporary files, removed when the start ends.
+
+Owns its creation, its removal, and the removal of directories that killed starts have left. A start holds a lock on a file in
+its folder for as long as it lives, however it ends; a folder of this user whose lock is free belongs to a dead start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+PREFIX = "vnext-"
+LOCK_NAME = "vnext.lock"
+
+
+class RunDir:
+    """A new run directory, locked. Removes those of dead starts."""
+
+    def __init__(self) -> None:
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            _sweep(folder)
+        self.path, self._lock = _make()
+
+    def remove(self) -> None:
+        """Remove it. Idempotent."""
+        remove(self.path)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove(path: Path | str) -> None:
+    """Remove a run directory and its contents; does nothing if it is gone."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _make() -> tuple[Path, int]:
+    """A new folder and its lock's descriptor."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if _is_taken(lock) and (path / LOCK_NAME).exists():
+            return path, lock
+        os.close(lock)  # another start's sweep came between the file and its lock and removes the folder
+
+
+def _is_taken(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove a folder if it is a run directory of this user and no process holds its lock."""
+    try:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # no lock file in it: an unrelated folder, or a start that is making it now
+    try:
+        if _is_taken(lock):
+            remove(folder)
+    finally:
+        os.close(lock)

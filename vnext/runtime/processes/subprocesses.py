@@ -1,0 +1,263 @@
+"""Subprocesses: starting, watching and ending child processes. Plain programs, no multiprocessing.
+
+A child is `python -m module`. Its stdin carries first the configuration (8 bytes of length, then the bytes) and then nothing:
+the pipe stays open as a lifeline, whose end tells the child that the parent has died, however it died. The child's stderr
+passes through to ours, and its last lines are kept for the error. A child never sees Ctrl-C: the parent decides when children
+end. Does not interpret the bytes.
+Parent side: start_child, Child, check_alive, terminate_all. Child side: enter_child, or its three parts in this order.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+CONFIG_BYTES_MAX = 64 * 2**20
+LAST_LINE_COUNT = 20
+PARENT_DIED_EXIT_CODE = 86
+
+_LENGTH = struct.Struct("<Q")
+_TAIL_BYTES_MAX = 16 * 2**10
+_STDERR_END_TIMEOUT_S = 1.0
+_STDIN, _STDERR = 0, 2
+
+
+class ChildDied(Exception):
+    """A child ended while it was needed. `returncode` is negative for a signal, as in subprocess."""
+
+    def __init__(self, name: str, returncode: int, last_lines: Sequence[str]) -> None:
+        self.name = name
+        self.returncode = returncode
+        self.last_lines = tuple(last_lines)
+        words = "".join(f"\n    {line}" for line in self.last_lines) or " (nothing)"
+        super().__init__(f"{name} {_describe_end(returncode)}; its last lines on stderr:{words}")
+
+
+class _StderrTee:
+    """Passes a child's stderr on to ours as it arrives and keeps its last lines. Owns its thread and the pipe."""
+
+    def __init__(self, pipe: int, name: str) -> None:
+        self._pipe = pipe
+        self._tail = b""
+        self._thread = threading.Thread(target=self._run, name=f"stderr of {name}", daemon=True)
+        self._thread.start()
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines so far. After the child's end, these include all it wrote, unless a grandchild still holds the pipe."""
+        self._thread.join(_STDERR_END_TIMEOUT_S)
+        return tuple(self._tail.decode(errors="replace").splitlines()[-LAST_LINE_COUNT:])
+
+    def _run(self) -> None:
+        while chunk := os.read(self._pipe, 65536):
+            self._tail = (self._tail + chunk)[-_TAIL_BYTES_MAX:]
+            _pass_on(chunk)
+        os.close(self._pipe)
+
+
+class Child:
+    """One running process.
+
+    `exit_fd` becomes readable when the process ends, for polling beside sockets; None where pidfds do not exist, and after
+    `terminate`. The name is for people and should be unique among siblings.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.process = process
+        self.exit_fd = _open_exit_fd(process.pid)
+        self._stderr = _StderrTee(os.dup(process.stderr.fileno()), name)
+        process.stderr.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def send_config(self, config: bytes) -> None:
+        """Hand over the configuration, once, before anything else. Raises ChildDied when the child is gone."""
+        if len(config) > CONFIG_BYTES_MAX:
+            raise ValueError(f"a configuration of {len(config)} bytes is over the bound of {CONFIG_BYTES_MAX}")
+        try:
+            self.process.stdin.write(_LENGTH.pack(len(config)) + config)
+            self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._died(self.terminate(grace_s=_STDERR_END_TIMEOUT_S)) from error
+
+    def check_alive(self) -> None:
+        """Raise ChildDied when the process has ended, whatever its exit status."""
+        if (returncode := self.process.poll()) is not None:
+            raise self._died(returncode)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The return code once the process ends, None when `timeout_s` is over (None: no limit)."""
+        if self.exit_fd is not None and self.process.poll() is None:
+            _poll_readable(self.exit_fd, timeout_s)
+            timeout_s = 0.0  # it has ended, or the time is over
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def terminate(self, grace_s: float) -> int:
+        """Ask to end, wait `grace_s`, then kill; returns the return code. Idempotent."""
+        self.process.terminate()
+        return self._finish(grace_s)
+
+    def _finish(self, grace_s: float) -> int:
+        returncode = self.wait(grace_s)
+        if returncode is None:
+            self.process.kill()
+            returncode = self.process.wait()
+        self._close()
+        return returncode
+
+    def _close(self) -> None:
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # configuration bytes that a dead child has not read
+        if self.exit_fd is not None:
+            os.close(self.exit_fd)
+            self.exit_fd = None
+
+    def _died(self, returncode: int) -> ChildDied:
+        return ChildDied(self.name, returncode, self._stderr.last_lines())
+
+
+def start_child(
+    name: str, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Child:
+    """Run `python -m module arguments...`; returns at once. `environment` replaces ours (None: inherited).
+
+    Ctrl-C is blocked while the child starts and stays blocked in the child: there is no moment at which it could hit the child.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    return Child(name, process)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Delays Ctrl-C and SIGTERM until the block ends, so that nothing is left half made. Handlers run in the main thread only.
+
+    Masking signals in this thread would not suffice: another thread without the mask would take the signal, and the handler
+    would still run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+def check_alive(children: Iterable[Child]) -> None:
+    """Raise ChildDied for the first child that has ended."""
+    for child in children:
+        child.check_alive()
+
+
+def terminate_all(children: Iterable[Child], grace_s: float) -> dict[str, int]:
+    """End all children within one common `grace_s`, then kill; returns their return codes by name. Idempotent."""
+    children = list(children)
+    for child in children:
+        child.process.terminate()
+    end_s = time.monotonic() + grace_s
+    return {child.name: child._finish(max(0.0, end_s - time.monotonic())) for child in children}
+
+
+def enter_child(last_act: Callable[[bytes], None] = lambda config: None) -> bytes:
+    """The first call of a child's main: ignore Ctrl-C, receive and return the configuration, and watch the parent. When the
+    parent dies, this process only runs `last_act` and ends."""
+    ignore_interrupts()
+    config = receive_config()
+    exit_when_parent_dies(last_act=lambda: last_act(config))
+    return config
+
+
+def ignore_interrupts() -> None:
+    """Ignore SIGINT in this process and what it starts: the parent decides. Main thread only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def receive_config() -> bytes:
+    """The bytes of the parent's `send_config`. Raises EOFError when the parent is gone, ValueError for other input."""
+    size_bytes = _LENGTH.unpack(_read_exactly(_LENGTH.size))[0]
+    if size_bytes > CONFIG_BYTES_MAX:
+        raise ValueError("stdin holds no configuration; this program is started by `vnext serve`, not by hand")
+    return _read_exactly(size_bytes)
+
+
+def exit_when_parent_dies(exit_code: int = PARENT_DIED_EXIT_CODE, last_act: Callable[[], None] = lambda: None) -> None:
+    """From now on, when the parent is gone, end this process at once, without clean-up except `last_act`. Call it after
+    receive_config."""
+    threading.Thread(target=_watch_lifeline, args=(exit_code, last_act), name="parent lifeline", daemon=True).start()
+
+
+def _watch_lifeline(exit_code: int, last_act: Callable[[], None]) -> None:
+    while os.read(_STDIN, 4096):  # not sys.stdin: its lock would block the interpreter's orderly end
+        pass
+    try:
+        last_act()
+    finally:
+        os._exit(exit_code)
+
+
+def _read_exactly(size_bytes: int) -> bytes:
+    received = bytearray()
+    while len(received) < size_bytes:
+        chunk = os.read(_STDIN, size_bytes - len(received))
+        if not chunk:
+            raise EOFError("the parent closed stdin before the configuration was complete; has it died?")
+        received += chunk
+    return bytes(received)
+
+
+def _describe_end(returncode: int) -> str:
+    if returncode >= 0:
+        return f"ended with exit status {returncode}"
+    if returncode == -signal.SIGKILL:
+        return "was killed by SIGKILL (when nobody did it: out of memory, see the kernel's log)"
+    return f"was killed by signal {-returncode} ({signal.strsignal(-returncode)})"
+
+
+def _open_exit_fd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or a sandbox without the call
+        return None
+
+
+def _poll_readable(fd: int, timeout_s: float | None) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll(None if timeout_s is None else timeout_s * 1000)
+
+
+def _pass_on(chunk: bytes) -> None:
+    """Write to our stderr. If that is closed, reading goes on: the child's last lines are kept for the error."""
+    rest = memoryview(chunk)
+    try:
+        while rest:
+            rest = rest[os.write(_STDERR, rest) :]
+    except OSError:
+        return

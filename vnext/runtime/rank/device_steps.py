@@ -1,0 +1,40 @@
+"""Steps on a device: launched now, waited for later. Owns the pending steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from vnext.runtime.collectives.group import require_whole_group
+from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
+from vnext.runtime.rank.steps import Computed
+from vnext.state.events import pack_tokens
+from vnext.state.state import State
+
+
+class LaterSteps:
+    """As Steps, but `launch` does not wait for the device."""
+
+    def __init__(self, make_steps: Callable[[State], DeviceSteps]) -> None:
+        """`make_steps` gets the engine's first state, takes the cache's memory and captures graphs."""
+        self._make_steps = make_steps
+        self.made: DeviceSteps | None = None
+        self._config = None
+        self._pending_steps: deque[PendingStep] = deque()
+
+    def start(self, state: State) -> None:
+        self.made, self._config = self._make_steps(state), state.config
+
+    def launch(self, state: State) -> None:
+        self._pending_steps.append(self.made.launch(state))
+
+    def is_there(self) -> bool:
+        return bool(self._pending_steps) and self._pending_steps[0].is_there()
+
+    def wait(self) -> Computed:
+        pending_step = self._pending_steps.popleft()
+        outputs = pending_step.outputs()
+        require_whole_group()
+        words = () if pending_step.fed is None else pending_step.fed.words(self._config)
+        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, time.perf_counter() - pending_step.asked_s, words)

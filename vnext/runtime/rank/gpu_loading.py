@@ -1,0 +1,176 @@
+"""Loading a rank on a GPU: its device, its kernels, the size of its cache, and its steps.
+
+Owns the choices that `vnext doctor` prints: which steps are captured, and why others are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+
+import torch
+from msgspec.structs import replace
+
+from vnext.kernels import batch_index
+from vnext.kernels.attention_backends import ATTENTION_BACKENDS, AttentionBackend
+from vnext.kernels.backends import backend_for, why_not_cuda
+from vnext.kernels.cuda import attention, compiled, flashinfer
+from vnext.kernels.table import operations
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.sharding import Parallel
+from vnext.runtime.gpu.auto import has_gpu, why_cpu
+from vnext.runtime.gpu.buckets import Shapes, checked_rows, default_rows, default_tokens
+from vnext.runtime.gpu.cascade import Costs
+from vnext.runtime.gpu.cuda import CudaDevice
+from vnext.runtime.gpu.device import Device
+from vnext.runtime.gpu.model import why_not_captured
+from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
+from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
+from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
+from vnext.sampling.sampling import logits_processor_for, sampler_for
+from vnext.state.state import State
+
+PIECE_TOKENS_MAX = 512
+"""Above this size the device takes longer to compute a step than the host takes to launch it."""
+
+PROGRAMS_MAX = 1024
+"""The most sizes for which one engine may compile its forward."""
+
+
+def captured_shapes(gpu: GpuSettings, why_not: str) -> Shapes:
+    """The shapes that are captured of an engine's steps; none where there is a reason in `why_not`."""
+    if gpu.enforce_eager or why_not:
+        return Shapes((), ())
+    rows = checked_rows(gpu.graph_sizes, gpu.rows_max) if gpu.graph_sizes else default_rows(gpu.rows_max)
+    return Shapes(rows, default_tokens(min(gpu.tokens_max, PIECE_TOKENS_MAX)))
+
+
+def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fixed: bool = False) -> str:
+    """Why no step of a model is captured on a GPU; "" where steps are captured."""
+    if not backend_for("cuda").can_capture:
+        return "the CUDA kernels cannot be compiled without CuPy, and torch's forms have no fixed shape"
+    heads = torch.empty((0, config.head_dim), dtype=dtype)
+    if not attention.serves(heads, heads):
+        return f"the attention kernel does not know heads of {config.head_dim}"
+    return why_not_captured(config, parallel, dtype, is_fixed)
+
+
+def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
+    """The device operations that serve a model on a GPU. Raises SettingsError."""
+    config, parallel = runner.config, runner.parallel
+    costs = Costs(runner.block_bytes(1), config.layer_count) if backend_for("cuda").can_capture else None
+    forms = DeviceForms(
+        operations=operations("cuda"),
+        choose=sampler_for("cuda"),
+        adjust=logits_processor_for("cuda"),
+        shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype, runner.invariance.form == "fixed")),
+        cascade=costs,
+        wrap=compiler() if gpu.compile else None,
+    )
+    return with_attention(forms, runner, ATTENTION_BACKENDS[gpu.attention])
+
+
+def with_attention(forms: DeviceForms, runner: ModelRunner, backend: AttentionBackend) -> DeviceForms:
+    """The device operations with a backend's attention where it can do the same. Raises SettingsError."""
+    if not backend.module:
+        return forms
+    module = import_module(backend.module)
+    reason = module.why_not(runner.dtype, runner.config.head_dim)
+    if not reason and runner.invariance.holds and not backend.invariant:
+        reason = "its results depend on the batch, and --deterministic is asked for"
+    if reason:
+        raise SettingsError(f"--attention is {backend.name}, but {reason}: leave the option out")
+    attend = {name: getattr(module, name) for name in ("attention_metadata", "paged_attention")}
+    shapes = forms.shapes if backend.can_capture else Shapes((), forms.shapes.tokens)
+    cascade = forms.cascade if backend.shares_prefix else None
+    return replace(forms, operations=forms.operations._replace(**attend), shapes=shapes, cascade=cascade)
+
+
+def compiler() -> Callable[..., Callable]:
+    """torch's compiler for captured forwards, with room for one program per size."""
+    import torch._dynamo.config as limits  # a second to import
+
+    limits.recompile_limit = limits.accumulated_recompile_limit = PROGRAMS_MAX
+    return partial(torch.compile, dynamic=False, fullgraph=True)
+
+
+def compile_batch_kernels() -> None:
+    """Compile Numba's kernels, before anything is captured or measured."""
+    if batch_index.batch_operations("cuda") != batch_index.plain_batch_operations():
+        from vnext.kernels import batch_numba
+
+        batch_numba.compile_all()
+
+
+def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> Rank:
+    """The rank. Its steps are made when the engine reports the size of its cache."""
+    return Rank(settings.rank, LaterSteps(step_maker(runner, device, device_forms(runner, settings.gpu))))
+
+
+def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Callable[[State], DeviceSteps]:
+    """A function that makes the cache and the steps, and captures the graphs that most steps need."""
+
+    def make(state: State) -> DeviceSteps:
+        model = runner.device_model(state.config.page_count, state.config.block_size)
+        steps = DeviceSteps(device, model, state, forms)
+        steps.prepare()
+        return steps
+
+    return make
+
+
+def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Device) -> int:
+    """Bytes for this rank's cache, measured by a trial of the largest step. Raises SettingsError."""
+    gpu, choose = settings.gpu, sampler_for(device.torch_device.type)
+    with enough_memory("the largest step (--max-num-batched-tokens) does"):
+        memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.rows_max, settings.block_size)
+    reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, not gpu.enforce_eager)
+    return cache_bytes(memory, gpu.memory_utilization, trial, reserve)
+
+
+def describe() -> dict[str, str]:
+    """The parts of a rank on this machine's GPU, for people."""
+    rows, tokens = captured_shapes(GpuSettings(), "")
+    usable = not (reason := why_not_cuda())
+    numba = batch_index.batch_operations("cuda") != batch_index.plain_batch_operations()
+    graphs = "none"
+    if usable:
+        graphs = f"decodes of {sizes(rows)} rows whole, other steps of {sizes(tokens)} tokens in pieces"
+    return {
+        "device": "can be used" if has_gpu() else f"none: {why_cpu(1)}",
+        "kernels": "cuda/*.cu by NVRTC and CuPy" if usable else f"plain torch: {reason}",
+        "launches": compiled.describe(),
+        "attention": "our kernels" + (", or FlashInfer (--attention flashinfer)" if flashinfer.is_installed() else ""),
+        "index kernels": "Numba" if numba else "plain torch: Numba is missing",
+        "sampling": "cuda/sampling.cu" if usable else "plain torch",
+        "graphs": graphs,
+        "cascade": "where it pays (runtime/gpu/cascade.py)" if usable else "none",
+    }
+
+
+def sizes(numbers: tuple[int, ...]) -> str:
+    """A short text for a list of sizes."""
+    return f"{numbers[0]} to {numbers[-1]} ({len(numbers)} sizes)"
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Raise SettingsError where a GPU has too little memory. `what` is subject and verb, as in "the weights do"."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"{what} not fit into the GPU's memory: use a smaller --dtype, more GPUs, or fewer tokens a step"
+        ) from error
+
+
+def open_device(rank: int) -> CudaDevice:
+    """The GPU whose index is this rank. Raises SettingsError."""
+    device = CudaDevice(rank)
+    compile_batch_kernels()
+    return device

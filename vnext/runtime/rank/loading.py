@@ -1,0 +1,134 @@
+"""Loading a rank: the model's weights, this rank's place in its group, and the number of blocks that fit its memory.
+
+Modules for a GPU are imported only for a GPU: a rank on the CPU starts sooner.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from vnext.kernels.backends import backend_for
+from vnext.kernels.cpu import native
+from vnext.models.config.model_config import load_config
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.models.layers.sharding import Parallel
+from vnext.models.loading.checkpoint import fingerprint
+from vnext.runtime.collectives.group import join_group
+from vnext.runtime.gpu.auto import resolved_device
+from vnext.runtime.messages import ModelFacts, RankReady
+from vnext.runtime.processes.determinism import describe_process
+from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.settings import RankSettings
+
+CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
+CACHE_BYTES_MAX = 4 * 2**30
+PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load too fast for a progress bar
+
+
+def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
+    """This rank with its weights loaded. Raises ModelError, SettingsError."""
+    start_threads(settings.threads)
+    if resolved_device(settings.device, settings.world_size) == "cpu":
+        return _load_cpu_rank(settings, rendezvous)
+    from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
+
+    device = open_device(settings.rank)
+    parallel = join_group(
+        settings.rank, settings.world_size, rendezvous, device.torch_device, settings.ipc_bytes_max
+    )
+    with enough_memory("the model's weights do"):
+        runner = load_runner(settings, device.torch_device, parallel)
+    runner.face = device
+    return device_rank(settings, runner, device), runner
+
+
+def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
+    parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
+    runner = load_runner(settings, "cpu", parallel)
+    return Rank(settings.rank, HostSteps(runner)), runner
+
+
+def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
+    """Load the weights; the first rank shows a progress bar."""
+    progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
+    config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
+    return ModelRunner(
+        path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config
+    )
+
+
+def start_threads(threads: int) -> None:
+    """Start the kernels' own thread pool if it was built. torch then uses one thread, so the two never compete for cores."""
+    is_compiled = backend_for("cpu").name == "compiled"
+    if is_compiled:
+        native.start(threads, TEAM_SPIN_US)
+    torch.set_num_threads(1 if is_compiled else threads)
+
+
+def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
+    """The facts that the engine core needs to size the cache."""
+    budget = settings.kv_cache_bytes or default_cache_bytes(settings, runner)
+    return RankReady(
+        model=ModelFacts(
+            vocab_size=runner.config.vocab_size,
+            position_count_max=runner.config.position_count_max,
+            eos_token_ids=runner.config.eos_token_ids,
+            windows=kv_groups(runner.config).windows,
+        ),
+        rank=settings.rank,
+        page_count_max=budget // runner.block_bytes(settings.block_size),
+        block_bytes=runner.block_bytes(settings.block_size),
+        model_digest=fingerprint(settings.model_path),
+        environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
+    )
+
+
+def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
+    """How this rank stores and multiplies numbers. A replay needs the same, and the same checkpoint digest."""
+    kernels = backend_for(runner.device.type).describe()
+    dtype = str(runner.dtype).removeprefix("torch.")
+    numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    return numbers | {"batch_invariant": str(runner.invariance)}
+
+
+def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
+    """On the CPU, a quarter of the available memory, at most 4 GiB, shared by this machine's ranks. On a GPU, the rest of its
+    share beside the largest step."""
+    if runner.face is not None:
+        from vnext.runtime.rank.gpu_loading import fitting_cache_bytes
+
+        return fitting_cache_bytes(settings, runner, runner.face)
+    return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.world_size
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken without swapping, as Linux estimates it; 4 GiB where the estimate is missing."""
+    info = Path("/proc/meminfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 4 * 2**30
+
+
+class _Bar:
+    """Progress of loading on stderr, for checkpoints that take a while."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if total_bytes < PROGRESS_FROM_BYTES:
+            return
+        if self._bar is None:
+            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr)
+        self._bar.update(done_bytes - self._bar.n)
+        if done_bytes >= total_bytes:
+            self._bar.close()

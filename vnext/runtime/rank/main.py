@@ -1,0 +1,49 @@
+"""The rank process: `python -m vnext.runtime.rank.main`, started by the engine core's process.
+
+Owns start-up and end of one rank: the imports before any message arrives, and the socket for its results. `serving.py` does
+the work in between. The environment is set before the process starts (rank_processes.py). On a failure, or when another
+rank it depends on has ended, it sends the engine core one sentence. A closed ring is the orderly end.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import msgspec
+
+from vnext.models.errors import ModelError
+from vnext.runtime.collectives.errors import RankLost
+from vnext.runtime.messages import RankFailed, encoder
+from vnext.runtime.processes.subprocesses import enter_child
+from vnext.runtime.ring.results import ResultsSender
+from vnext.runtime.settings import RankSettings, SettingsError
+
+START_ERRORS = ModelError, SettingsError, MemoryError
+"""Failures that a user can fix: a broken checkpoint, an option that cannot work here, too little memory."""
+
+
+def main() -> int:
+    gc.disable()  # imported and loaded objects stay: searching them for garbage took a quarter of torch's import time
+    from vnext.runtime.rank.serving import serve  # imports torch, while the engine core gets ready
+
+    settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
+    try:
+        sender = ResultsSender(settings.results_address)
+    except OSError:  # the engine core has ended
+        return 3
+    with sender as results:
+        try:
+            serve(settings, results)
+        except START_ERRORS as error:
+            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
+            return 2
+        except RankLost as error:  # the engine core, if it is alive, is about to notice by itself
+            print(f"rank {settings.rank} stops: {error}", file=sys.stderr)
+            results.send(encoder.encode(RankFailed(rank=settings.rank, message=str(error))))
+            return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

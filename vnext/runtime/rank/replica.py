@@ -1,0 +1,93 @@
+"""Rank: a replica of the state beside one shard of the model. All ranks run this same program.
+
+It folds the same events as every other process, has each planned step computed, and samples by itself. It knows the tokens
+of a commit from its own sampling, so no token is broadcast. Owns its replica and the reports of its steps; decides nothing.
+A step's digest describes the state at its launch; its result exists once its tokens do. A commit may arrive before this
+rank has its own tokens, because another rank was quicker: the rank then waits for its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from vnext.runtime.messages import StepResult
+from vnext.runtime.rank.steps import Steps, is_due
+from vnext.runtime.ring.broadcast import decode_events
+from vnext.state.digest import details, digest, histories
+from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
+from vnext.state.reduce import reduce, start
+from vnext.state.state import State
+
+replace = msgspec.structs.replace
+LOOK_S = 100e-6
+"""How long to wait for a message before looking at a pending step: a device has its next step by then."""
+
+
+class Rank:
+    """One rank. `handle` takes one message of the ring; `collect` returns the results in the order of the steps."""
+
+    def __init__(self, rank: int, steps: Steps) -> None:
+        self._rank = rank
+        self.steps = steps
+        self._state: State | None = None
+        self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
+        self._completed: list[StepResult] = []
+        self._own_tokens: dict[int, bytes] = {}
+
+    @property
+    def poll_timeout_s(self) -> float | None:
+        """How long to wait for the next message; None, for ever, while no result is pending."""
+        return LOOK_S if self._asked or self._completed else None
+
+    def handle(self, message: bytes) -> None:
+        """Fold the message's events in order. At most one of them plans a step, and it comes last."""
+        for event in decode_events(message, 0 if self._state is None else self._state.next_id):
+            self._apply(event)
+
+    def collect(self) -> list[StepResult]:
+        """Results that are complete by now, without waiting."""
+        while self._asked and self.steps.is_there():
+            self._wait_for_step()
+        completed, self._completed = self._completed, []
+        return completed
+
+    def _apply(self, event: AnyEvent) -> None:
+        if isinstance(event, EngineStarted):
+            self._state = start(event)
+            self.steps.start(self._state)
+            return
+        if isinstance(event, StepCommitted):
+            event = replace(event, tokens=self._own(event.step))
+        self._state = reduce(self._state, event)
+        if isinstance(event, StepPlanned):
+            self.steps.launch(self._state)
+            self._asked.append(self._report(event.step))
+
+    def _own(self, step: int) -> bytes:
+        """This rank's samples of a step that is now committed."""
+        while step not in self._own_tokens:
+            self._wait_for_step()
+        return self._own_tokens.pop(step)
+
+    def _wait_for_step(self) -> None:
+        """Wait for the oldest step; keep its tokens and queue its result."""
+        report, computed = self._asked.popleft(), self.steps.wait()
+        self._own_tokens[report.step] = computed.tokens
+        reported = {"tokens": computed.tokens, "logprobs": computed.logprobs} if self._rank == 0 else {}
+        self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
+
+    def _report(self, step: int) -> StepResult:
+        state, due = self._state, is_due(self._state, step)
+        return StepResult(
+            rank=self._rank,
+            step=step,
+            digest=digest(state) if due else 0,
+            token_digest=state.token_digest if due else 0,
+            seconds=0.0,
+            tokens=b"",
+            logprobs=(),
+            details=details(state) if due else (),
+            histories=histories(state) if due else (),
+        )

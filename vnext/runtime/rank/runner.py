@@ -1,0 +1,100 @@
+"""Model runner: one rank's parameters and cache, and the execution of its steps.
+
+Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from vnext.kernels.cpu.operations import serves_all
+from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.whole_step import WholeStep, whole_step
+from vnext.models.loading.weights import Progress, choose_dtype, load_params
+from vnext.models.registry import family
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.gpu.device import Device
+from vnext.runtime.gpu.model import DeviceModel
+from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.sampling.inputs import is_plain
+from vnext.sampling.sampling import sample
+
+
+class ModelRunner:
+    """Parameters and cache of one rank. Call `make_cache` before the first `run`."""
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: str,
+        device: torch.device | str,
+        parallel: Parallel,
+        progress: Progress | None = None,
+        quantization: str = "none",
+        deterministic: bool | None = None,
+        config: ModelConfig | None = None,
+    ) -> None:
+        """`config` defaults to the folder's own. Raises ModelError, and SettingsError where `deterministic` is impossible."""
+        self.config = config or load_config(path)
+        self.device = torch.device(device)
+        self.dtype = choose_dtype(dtype, self.config, quantization, self.device.type)
+        self.parallel = parallel
+        self._family = family(self.config.architecture)
+        self.invariance = self._invariance(deterministic, quantization)
+        self._params = load_params(
+            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.form
+        )
+        self._kv = None
+        self._whole: WholeStep | None = None
+        self.face: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
+
+    def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
+        if self.device.type != "cpu":
+            return gpu_invariance(asked, quantization)
+        return invariance(
+            asked,
+            str(self.dtype).removeprefix("torch."),
+            compiled=serves_all(self.config.head_dim),
+            strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
+        )
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one page of the cache on this rank."""
+        return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel)
+
+    def make_cache(self, page_count: int, block_size: int) -> None:
+        """Allocate the cache. Raises MemoryError (RuntimeError on CUDA) if there is not enough memory."""
+        together = self.device.type == "cpu"
+        self._kv = make_kv_cache(self.config, page_count, block_size, self.dtype, self.device, self.parallel, together)
+        self._whole = whole_step(self._family, self._params, self._kv, self.config, self.parallel) if together else None
+
+    def device_model(self, page_count: int, block_size: int) -> DeviceModel:
+        """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
+        kv: KvCache = make_kv_cache(self.config, page_count + 1, block_size, self.dtype, self.device, self.parallel)
+        return DeviceModel(self._family, self._params, kv, self.config, self.parallel)
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Compute one step: write its keys and values to the cache and sample a token for each sampled row.
+
+        The next step may overwrite the outputs.
+        """
+        whole, sampling = self._whole, inputs.sampling
+        if whole is None or sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
+            return self.run_by_parts(inputs)
+        return StepOutputs(whole.run(inputs.forward, sampling), ())
+
+    @torch.inference_mode()
+    def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
+        """As `run`, with the same bits, for every model, device and kind of sampling; not fused."""
+        hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self.parallel)
+        if inputs.sampling is None:
+            return NOTHING_SAMPLED
+        logits = self._family.logits(self._params, hidden, self.config, self.parallel)
+        sampled = sample(logits, inputs.sampling)
+        tokens = sampled.tokens if self.device.type == "cpu" else sampled.tokens.cpu()
+        return StepOutputs(tokens.numpy(), reported(sampled, inputs.logprobs))

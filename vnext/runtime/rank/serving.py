@@ -1,0 +1,36 @@
+"""A rank at work: it loads, reports, and answers one ring message after another until the ring is closed.
+
+Imports everything a rank computes with; `main.py` imports it while the engine core gets ready.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from vnext.runtime.collectives.group import leave_group
+from vnext.runtime.messages import encoder
+from vnext.runtime.rank.loading import load_rank, ready_message
+from vnext.runtime.ring.results import ResultsSender
+from vnext.runtime.ring.ring import RingClosed, RingReader
+from vnext.runtime.settings import RankSettings
+
+
+def serve(settings: RankSettings, results: ResultsSender) -> None:
+    """Serve until the ring is closed. Raises ModelError, SettingsError, MemoryError, RankLost."""
+    ring = RingReader.attach(settings.ring, settings.rank)
+    rank, runner = load_rank(settings, Path(settings.rendezvous))
+    gc.freeze()
+    gc.enable()
+    results.send(encoder.encode(ready_message(settings, runner)))
+    while True:
+        try:
+            message = ring.read(rank.poll_timeout_s)
+        except RingClosed:
+            break
+        if message is not None:
+            rank.handle(message)
+        for result in rank.collect():
+            results.send(encoder.encode(result))
+    ring.close()
+    leave_group()

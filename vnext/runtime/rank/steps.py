@@ -1,0 +1,80 @@
+"""Steps: how a rank computes its planned steps, and the implementation for the host.
+
+Owns the interface between a rank and its steps. A host step is done when `launch` returns; a device step finishes later
+(`device_steps.py`). Knows batches and a runner; folds no event.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple, Protocol
+
+from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.batch.words import fed_words
+from vnext.runtime.collectives.group import require_whole_group
+from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.state.events import pack_tokens
+from vnext.state.state import State
+
+
+class Computed(NamedTuple):
+    """The results of a step, which later steps do not overwrite: sampled tokens (int32 bytes) and their log-probabilities, the
+    seconds from launch to result, and the words of the model's inputs (`fed`) where due."""
+
+    tokens: bytes
+    logprobs: tuple[TokenLogprobs | None, ...]
+    seconds: float
+    fed: tuple[int, ...] = ()
+
+
+class Steps(Protocol):
+    """The steps of one rank, computed in the order of their launches. One thread."""
+
+    def start(self, state: State) -> None:
+        """Allocate the cache. `state` is the engine's first."""
+
+    def launch(self, state: State) -> None:
+        """Start the newest step in flight of `state`."""
+
+    def is_there(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> Computed:
+        """The result of the oldest step that was launched and not waited for."""
+
+
+def is_due(state: State, step: int) -> bool:
+    """Whether a step's digests must be reported."""
+    return step % state.config.digest_interval == 0
+
+
+class HostSteps:
+    """Steps on the host: `launch` computes the whole step."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._batch: PersistentBatch | None = None
+        self._done: deque[Computed] = deque()
+
+    def start(self, state: State) -> None:
+        config = state.config
+        self._batch = PersistentBatch(config, self._runner.config.vocab_size, self._runner.device)
+        self._runner.make_cache(config.page_count, config.block_size)
+
+    def launch(self, state: State) -> None:
+        began_s, scheduled = time.perf_counter(), state.in_flight[-1]
+        inputs = self._batch.step_inputs(state)
+        words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
+        outputs = self._runner.run(inputs)
+        require_whole_group()
+        self._batch.take_sampled(scheduled, outputs.tokens)
+        tokens = pack_tokens(outputs.tokens)  # copied now: the next step overwrites the outputs
+        self._done.append(Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words))
+
+    def is_there(self) -> bool:
+        return bool(self._done)
+
+    def wait(self) -> Computed:
+        return self._done.popleft()

@@ -1,0 +1,93 @@
+"""Compressor: makes closed segments smaller, in its own thread while the engine works (format: log/compression.py).
+
+Owns the thread and the moment at which a compressed file replaces the plain one. Compression runs outside the interpreter's
+lock, a block at a time, and at the engine's priority: a thread of lower priority could be descheduled while it holds that lock.
+A failing disk, or a kill, leaves the plain segment and at most a file (*.packing) that nothing reads.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from pathlib import Path
+
+from vnext.log import compression
+
+SUFFIX = ".packing"
+FILE_MODE = 0o600
+
+
+class Compressor:
+    """Compresses the segments it is given, one after the other. `failure` is the disk's last error."""
+
+    def __init__(self, durable: bool = False) -> None:
+        self._durable = durable
+        self._wanted: queue.Queue[Path | None] = queue.Queue()
+        self._changing = threading.Lock()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="vnext-log-packing", daemon=True)
+        self.failure = ""
+        self._thread.start()
+
+    def add(self, segment: Path) -> None:
+        """Compress a segment that is no longer written."""
+        self._wanted.put(segment)
+
+    def delete(self, segment: Path) -> None:
+        """Delete a segment for good. Raises OSError if that fails."""
+        with self._changing:
+            segment.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Return when all given segments are compressed."""
+        self._wanted.put(None)
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop within a block; segments not compressed yet stay as they are."""
+        self._ends.set()
+        self.finish()
+
+    def _work(self) -> None:
+        while (segment := self._wanted.get()) is not None:
+            if not self._ends.is_set():
+                self._pack(segment)
+            self._wanted.task_done()
+
+    def _pack(self, segment: Path) -> None:
+        made = segment.with_suffix(SUFFIX)
+        try:
+            if self._written(segment, made):
+                with self._changing:
+                    stat = segment.stat()  # it may have been deleted in the meantime
+                    os.utime(made, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+                    os.replace(made, segment)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.failure = str(error)
+        made.unlink(missing_ok=True)
+
+    def _written(self, segment: Path, made: Path) -> bool:
+        """Write the compressed form, padded with zeros to the least size a reader accepts. Returns whether it takes less room."""
+        lengths: list[int] = []
+        with segment.open("rb") as source, open(made, "wb", opener=_private) as target:
+            size = os.fstat(source.fileno()).st_size
+            target.seek(compression.head_size(size))
+            while block := source.read(compression.BLOCK_BYTES):
+                if self._ends.is_set():
+                    return False
+                lengths.append(target.write(compression.compress_block(block)))
+            taken = max(target.tell(), -(-size // compression.GROWTH_MAX))
+            target.truncate(taken)
+            target.seek(0)
+            target.write(compression.head_of(size, lengths))
+            if self._durable:
+                target.flush()
+                os.fdatasync(target.fileno())
+        return taken < size
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)

@@ -1,0 +1,336 @@
+"""Segments: the files of one engine's log, a ring bounded by size and age.
+
+Owns opening, writing, truncating and deleting in one log directory. Every segment but the first begins with a snapshot, so the
+oldest can be deleted at any time and the rest still folds. A failed write leaves the file as it was. A durable log has each
+frame on the device before the frame's effects: a power cut costs no more than a kill, and each step waits for the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from vnext.log import codec
+from vnext.log.codec import SegmentHeader
+from vnext.runtime.record.compressor import Compressor
+from vnext.runtime.record.indexing import Indexer, next_due
+from vnext.runtime.record.timestamp_file import TimestampFile, timestamps_path
+
+FILE_MODE = 0o600
+FIRST_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+NEXT_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+SNAPSHOT_SHARE = 4
+"""The least ratio of a segment's length to its header's, so that snapshots never make up most of a log."""
+RETRY_SHARE = 16
+RENEW_S = 10.0
+"""Age at which a segment ends after a gap."""
+WAITED_SHARE_MAX = 0.1
+WAITED_MAX_NS = 10**9
+NOTICED_NS = 10**6
+"""An engine waits for a slow disk a tenth of its time, plus one second; then frames are lost until the disk has caught up.
+A write of less than a millisecond does not count."""
+SEGMENTS_MIN = 4
+"""A bound on all segments covers at least this many: a ring of few would forget much at once."""
+
+
+class LogUnwritable(Exception):
+    """The log directory cannot be written; one sentence with the remedy."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of segments and log: `max_bytes` and `max_age_s` of all segments, 0 for no bound.
+
+    A segment's age counts from its last frame. Segments are deleted when a new one starts, so an idle engine deletes nothing.
+    `timestamped`: a file beside each segment records when its frames were written (timestamp_file.py) and is deleted with it.
+    `durable`: a frame counts as written when the device has it. `compressed`: closed segments are compressed in the background
+    (compressor.py) and then count with their smaller size. `required`: every frame is written, however long that takes.
+    `indexed`: the log tool's index is built beside long segments in the background (indexing.py); it counts too and is deleted
+    with its segment.
+    """
+
+    segment_bytes: int = codec.SEGMENT_SIZE_BYTES
+    max_bytes: int = 0
+    max_age_s: float = 0.0
+    timestamped: bool = False
+    durable: bool = False
+    compressed: bool = False
+    required: bool = False
+    indexed: bool = False
+
+    @property
+    def segment_bytes_max(self) -> int:
+        """The length at which a segment ends: less than `segment_bytes` where the whole log has a small bound."""
+        return min(self.segment_bytes, self.max_bytes // SEGMENTS_MIN) if self.max_bytes else self.segment_bytes
+
+    @property
+    def segment_age_s_max(self) -> float:
+        """The age at which even a short segment ends: old frames can be deleted only with their segment."""
+        return self.max_age_s / SEGMENTS_MIN
+
+
+UNBOUNDED = Bounds()
+
+
+def open_segments(log_dir: Path, header: SegmentHeader, bounds: Bounds) -> Segments:
+    """Make the directory and the first segment. Raises LogUnwritable if that fails or a log exists already."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        return Segments(log_dir, header, bounds)
+    except FileExistsError as error:
+        raise LogUnwritable(f"{log_dir} holds a log already: give every engine start a directory of its own") from error
+    except OSError as error:
+        raise LogUnwritable(
+            f"the log directory {log_dir} cannot be written ({error.strerror}): choose another one with --log-dir, or switch "
+            "the log off with --log off"
+        ) from error
+
+
+class _Closed(msgspec.Struct, frozen=True):
+    """A segment that is complete: `size` bytes were written, `last_write_s` on the monotonic clock."""
+
+    path: Path
+    size: int
+    last_write_s: float
+
+    def room(self) -> int:
+        """Bytes that it takes at present, with its index."""
+        return _size_of(self.path, self.size) + _size_of(index_path(self.path), 0)
+
+
+def index_path(segment: Path) -> Path:
+    """The path of a segment's index, which may not exist."""
+    return segment.with_suffix(codec.INDEX_SUFFIX)
+
+
+def _size_of(path: Path, unknown: int) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return unknown
+
+
+class _Patience:
+    """Time spent waiting for the disk beyond its share: `over_ns`. Mutable."""
+
+    def __init__(self) -> None:
+        self.over_ns = 0.0
+        self._at_ns = 0
+        self._is_out = False
+
+    def is_out(self, now_ns: int) -> bool:
+        """Whether the disk is too slow at present: from WAITED_MAX_NS on, until half of that has been made up."""
+        self.over_ns = max(0.0, self.over_ns - WAITED_SHARE_MAX * (now_ns - self._at_ns))
+        self._at_ns = now_ns
+        self._is_out = self.over_ns > (WAITED_MAX_NS / 2 if self._is_out else WAITED_MAX_NS)
+        return self._is_out
+
+    def waited(self, from_ns: int, until_ns: int) -> None:
+        """A write took from `from_ns` until `until_ns`."""
+        self.is_out(from_ns)
+        self.over_ns += until_ns - from_ns
+
+
+class Segments:
+    """The newest segment file, the write position in it, and the older segments.
+
+    `is_due`: the next frame belongs in a new segment, because this one is full or old. `failure` is the last error.
+    `written_event` is the number behind the last written event. `timestamps` are the newest segment's, None if timestamps are
+    off.
+    """
+
+    def __init__(self, log_dir: Path, header: SegmentHeader, bounds: Bounds) -> None:
+        self._dir = log_dir
+        self._bounds, self._durable = bounds, bounds.durable
+        self._closed: deque[_Closed] = deque()
+        self._fd = -1
+        self._torn = False
+        self.timestamps: TimestampFile | None = None
+        self._compressor = Compressor(bounds.durable) if bounds.compressed else None
+        self._indexer = Indexer() if bounds.indexed else None
+        self._index_at = sys.maxsize
+        self._patience = _Patience()
+        self.written_event = header.first_event
+        self._before_last: tuple[int, int, int] | None = None
+        self._bytes_before = self._size = 0
+        self.bytes_deleted = 0
+        self.failure = ""
+        self._start(header, FIRST_FLAGS)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written to all segments, including deleted ones."""
+        return self._bytes_before + self._size
+
+    def start_next(self, snapshot: bytes) -> None:
+        """Begin the next segment with the state before its first frame; on failure, continue the current segment.
+
+        The new segment follows the written frames, not the lost ones: the frame after a gap explains the gap.
+        """
+        ended = _Closed(self._dir / codec.segment_name(self._header.index), self._size, time.monotonic())
+        try:
+            if self._torn:
+                self._cut()
+            self._start(codec.next_header(self._header, self._chain, self.written_event, snapshot), NEXT_FLAGS)
+        except OSError as error:
+            self.failure = str(error)
+            self._full_at = self._size + self._bounds.segment_bytes_max // RETRY_SHARE
+            self.is_due, self._old_at = False, 0.0
+            return
+        self._closed.append(ended)
+        self._delete_oldest()
+        if self._compressor is not None:
+            self.failure = self._compressor.failure or self.failure
+            self._compressor.add(ended.path)
+        if self._indexer is not None and ended.size >= next_due(0):
+            self._indexer.add(ended.path)
+
+    def write(self, frame: bytearray, state_digest: int, next_event: int, patient: bool = False) -> None:
+        """Complete a frame and append it. Raises OSError, with the file unchanged, if the frame could not be written whole.
+
+        `patient`: write however slow the disk is at present.
+        """
+        began_ns = time.monotonic_ns()
+        if self._patience.over_ns and not patient and self._patience.is_out(began_ns):
+            self.failure = "the disk is too slow for the log"
+            raise OSError(self.failure)
+        if self._torn:
+            self._cut()
+        digest, size = codec.seal_frame(frame, self._chain, state_digest), len(frame)
+        try:
+            if (written := os.write(self._fd, frame)) != size:
+                raise _cut_short(written, size)
+            if self._durable:
+                os.fdatasync(self._fd)
+        except OSError as error:
+            self._torn, self.failure = True, str(error)
+            self._cut()
+            raise
+        now_ns = time.monotonic_ns()
+        if now_ns - began_ns > NOTICED_NS and not self._durable:
+            self._patience.waited(began_ns, now_ns)
+        self._before_last = self._size, self._chain, self.written_event
+        self._chain, self.written_event = digest, next_event
+        self._size = reached = self._size + size
+        if self.timestamps is not None:
+            self.timestamps.add(next_event, now_ns)
+        if reached >= self._full_at or (self._old_at and time.monotonic() > self._old_at):
+            self.is_due = True
+        if reached >= self._index_at:
+            self._index_at = next_due(reached)
+            self._indexer.add(self._dir / codec.segment_name(self._header.index))
+
+    def take_last_back(self) -> bool:
+        """Truncate the last frame, to free its room. Returns False if this segment has none."""
+        if self._before_last is None:
+            return False
+        self._size, self._chain, self.written_event = self._before_last
+        self._before_last, self._torn = None, True
+        return True
+
+    def renew(self) -> None:
+        """After a gap, folding can go on only from the next snapshot: let the next segment begin soon, but not after every
+        gap."""
+        due = self._begun_s + RENEW_S
+        self._old_at = min(self._old_at, due) if self._old_at else due
+        self.is_due = self.is_due or time.monotonic() > due
+
+    def close(self) -> None:
+        if self._compressor is not None:
+            self._compressor.close()
+        if self._indexer is not None:
+            self._indexer.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.timestamps is not None:
+            self.timestamps.close()
+        os.close(self._fd)
+
+    def _start(self, header: SegmentHeader, flags: int) -> None:
+        data, chain = codec.open_segment(header)
+        path = self._dir / codec.segment_name(header.index)
+        fd = os.open(path, flags, FILE_MODE)
+        try:
+            _write_whole(fd, data, self._bounds.durable)
+            if self._bounds.durable:
+                _sync_folder(self._dir)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        if self._fd >= 0:
+            self._let_go()
+        self.timestamps = TimestampFile(path) if self._bounds.timestamped else None
+        self._fd, self._header, self._chain = fd, msgspec.structs.replace(header, snapshot=b""), chain
+        self._bytes_before += self._size
+        self._size, self.is_due = len(data), False
+        self._before_last = None
+        self._full_at = max(self._bounds.segment_bytes_max, SNAPSHOT_SHARE * len(data))
+        self._index_at = next_due(0) if self._indexer is not None else sys.maxsize
+        self._begun_s = time.monotonic()
+        self._old_at = self._begun_s + self._bounds.segment_age_s_max if self._bounds.max_age_s else 0.0
+
+    def _delete_oldest(self) -> None:
+        """Delete segments to keep the bounds, with room for the newest segment to grow."""
+        while self._closed and self._is_too_much(self._closed[0]):
+            try:
+                self._delete(self._closed[0].path)
+                timestamps_path(self._closed[0].path).unlink(missing_ok=True)
+                index_path(self._closed[0].path).unlink(missing_ok=True)
+            except OSError as error:
+                self.failure = str(error)
+                return
+            self.bytes_deleted += self._closed.popleft().size
+
+    def _delete(self, segment: Path) -> None:
+        if self._compressor is None:
+            segment.unlink(missing_ok=True)
+        else:
+            self._compressor.delete(segment)
+
+    def _is_too_much(self, oldest: _Closed) -> bool:
+        bounds = self._bounds
+        if bounds.max_age_s and time.monotonic() - oldest.last_write_s > bounds.max_age_s:
+            return True
+        if not bounds.max_bytes:
+            return False
+        newest = self._full_at + self._full_at // RETRY_SHARE  # the frame that fills a segment is its last
+        if bounds.indexed and newest >= next_due(0):
+            newest *= 2  # an index takes at most as much as its segment
+        if not bounds.compressed and not bounds.indexed:
+            return sum(each.size for each in self._closed) + newest > bounds.max_bytes
+        packing = (
+            self._closed[-1].size if bounds.compressed else 0
+        )  # the compressed form stands beside the plain one for a moment
+        return sum(each.room() for each in self._closed) + newest + packing > bounds.max_bytes
+
+    def _cut(self) -> None:
+        """Truncate a half-written frame; until that succeeds, nothing may follow it."""
+        os.ftruncate(self._fd, self._size)
+        self._torn = False
+
+
+def _write_whole(fd: int, data: bytes, durable: bool) -> None:
+    """One os.write; a short one is an error, because the rest could not follow at once. `durable`: also sync to the device."""
+    if (written := os.write(fd, data)) != len(data):
+        raise _cut_short(written, len(data))
+    if durable:
+        os.fdatasync(fd)
+
+
+def _cut_short(written: int, size: int) -> OSError:
+    return OSError(f"only {written} of {size} bytes were written")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync the folder, with which a new file's name reaches the device."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,166 @@
+"""The inputs and outputs of sampling: tensors of one step, built by the persistent batch.
+
+Owns the shapes and the check of the inputs. Knows no requests, only rows. Python bools accompany the tensors, so that
+choosing a path reads nothing back from a device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from vnext.sampling.marks import IN_PROMPT  # noqa: F401  of RowTables.history
+from vnext.state.params import DEFAULTS, ROW_DTYPES
+
+DTYPES = {name: getattr(torch, dtype) for name, dtype in ROW_DTYPES.items()}
+"""The dtypes of a row's columns."""
+
+
+class Penalties(NamedTuple):
+    """The penalties of P of the S rows over a vocabulary of V; the values 1, 0, 0 change nothing.
+
+    `rows` int64[P] without repeats; `repetition`, `presence`, `frequency` float32[P]; `prompt_mask` bool[P, V]: whether
+    the token is in the prompt; `output_counts` int32[P, V]: how often the token was sampled so far.
+    """
+
+    rows: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    prompt_mask: torch.Tensor
+    output_counts: torch.Tensor
+
+    @property
+    def rates(self) -> tuple[torch.Tensor, ...]:
+        """The rates in the order of vnext.state.params.PENALTIES."""
+        return self.repetition, self.presence, self.frequency
+
+
+class Counted(NamedTuple):
+    """Penalties with one word for each row instead of counts (int64[P], batch/words.py): only hashed, never used to sample."""
+
+    rows: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    counted: torch.Tensor
+
+    @property
+    def rates(self) -> tuple[torch.Tensor, ...]:
+        """The same as Penalties.rates."""
+        return self.repetition, self.presence, self.frequency
+
+
+class LogitBias(NamedTuple):
+    """`values` float32[B] to add to the logits at (`rows`, `tokens`) int64[B]; each pair appears once."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    values: torch.Tensor
+
+
+class Banned(NamedTuple):
+    """Pairs (`rows`, `tokens`) int64[B] that may not be sampled now: end tokens of a request below `min_tokens`."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+
+
+class SamplingInputs(NamedTuple):
+    """The parameters of S rows, all tensors on one device.
+
+    Columns [S] have the dtypes of ROW_DTYPES; read them through `columns`. Those of vnext.state.params.Drawn have its
+    meaning and defaults; None is the default in every row. `seed` has the bit pattern of the uint64 root key.
+    `position` is the index of the token to be sampled in prompt + output, counted from 0. `logprobs`: the largest
+    number of alternatives requested in this batch, -1 for none. `any_random`: a row has a temperature above 0.
+    `any_filter`: such a row has a filter on. Both may be true unnecessarily (slower, same tokens), but never false if a
+    row contradicts them.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    position: torch.Tensor
+    penalties: Penalties | Counted | None = None
+    bias: LogitBias | None = None
+    banned: Banned | None = None
+    logprobs: int = -1
+    any_random: bool = True
+    any_filter: bool = True
+    top_n_sigma: torch.Tensor | None = None
+
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """The rows' columns in the order of ROW_DTYPES, as kernels take them: contiguous, with defaults in place of None."""
+        given = (getattr(self, name) for name in ROW_DTYPES)
+        return tuple(
+            torch.full_like(self.temperature, DEFAULTS[name], dtype=DTYPES[name]) if column is None else column.contiguous()
+            for name, column in zip(ROW_DTYPES, given)
+        )
+
+
+class RowTables(NamedTuple):
+    """The tables that a device keeps for B batch rows and that `adjust_rows` reads. V is the vocabulary size.
+
+    `rates` float32[3, B]: repetition, presence and frequency penalty; 1, 0, 0 change nothing, whatever `history` holds.
+    `marks` int64[2, B]: the position in prompt + output from which `stop_tokens` may be sampled, 0 for always; and the
+    number of valid entries of `bias_tokens`. `history` int32[B, V]: how often each token was sampled, plus IN_PROMPT if
+    it is in the prompt. `bias_tokens` int64[B, X] and `bias_values` float32[B, X] (added to logits), `stop_tokens`
+    int64[B, Y]: a row with fewer entries repeats its first.
+    """
+
+    rates: torch.Tensor
+    marks: torch.Tensor
+    history: torch.Tensor
+    bias_tokens: torch.Tensor
+    bias_values: torch.Tensor
+    stop_tokens: torch.Tensor
+
+
+class Sampled(NamedTuple):
+    """One token for each row. The other fields are None unless logprobs were requested; they describe the raw logits.
+
+    `tokens` int64[S]; `logprob` float32[S] of that token; `rank` int64[S], the number of likelier tokens; `top_tokens`
+    int64[S, K], likeliest first, lower id first among equals, with `top_logprobs` float32[S, K].
+    """
+
+    tokens: torch.Tensor
+    logprob: torch.Tensor | None = None
+    rank: torch.Tensor | None = None
+    top_tokens: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+
+
+def is_plain(inputs: SamplingInputs) -> bool:
+    """Whether only tokens are requested, drawn from unadjusted logits."""
+    return inputs.logprobs < 0 and inputs.bias is None and inputs.banned is None and inputs.penalties is None
+
+
+def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
+    """Raise ValueError if shapes, dtypes or devices break the contract. Reads no values, so it waits for no device."""
+    if logits.dim() != 2 or logits.dtype != torch.float32:
+        raise ValueError(f"logits must be float32[S, V], got {logits.dtype}{list(logits.shape)}; convert them first")
+    for name, dtype in DTYPES.items():
+        column = getattr(inputs, name)
+        if column is not None and (column.dtype != dtype or column.shape != logits.shape[:1] or column.device != logits.device):
+            raise ValueError(
+                f"{name} must be {dtype}[{logits.shape[0]}] on {logits.device}, "
+                f"got {column.dtype}{list(column.shape)} on {column.device}; give one value a row"
+            )
+    if isinstance(inputs.penalties, Counted):
+        raise ValueError("penalties that are only counted are for hashes: give Penalties to what samples")
+    if inputs.penalties is not None:
+        check_penalties(logits, inputs.penalties)
+
+
+def check_penalties(logits: torch.Tensor, penalties: Penalties) -> None:
+    """Raise ValueError unless the tables of `penalties` span the vocabulary of `logits`."""
+    expected = (penalties.rows.shape[0], logits.shape[1])
+    for name in ("prompt_mask", "output_counts"):
+        if tuple(getattr(penalties, name).shape) != expected:
+            raise ValueError(
+                f"penalties.{name} must have shape {expected}, got {tuple(getattr(penalties, name).shape)}; "
+                "give one row a penalised row, as wide as the logits"
+            )

@@ -1,0 +1,71 @@
+"""Logits, adjusted: bias, bans and penalties of the rows that have them.
+
+Owns every change of logits before a token is chosen. A row's bits never depend on the parameters of other rows. Order:
+bias, bans, repetition, then frequency and presence. `adjust` takes the inputs of a step and never writes to the caller's
+tensor. `adjust_rows` takes the tables that a device keeps and has one shape whatever the rows request.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vnext.sampling.inputs import Penalties, RowTables, SamplingInputs
+from vnext.sampling.marks import IN_PROMPT
+
+
+def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """float32[S, V] logits with bias, bans and penalties; `logits` itself where there are none."""
+    if inputs.bias is None and inputs.banned is None and inputs.penalties is None:
+        return logits
+    adjusted = logits.clone()
+    if inputs.bias is not None:
+        adjusted.index_put_((inputs.bias.rows, inputs.bias.tokens), inputs.bias.values, accumulate=True)
+    if inputs.banned is not None:
+        adjusted.index_put_((inputs.banned.rows, inputs.banned.tokens), adjusted.new_full((), float("-inf")))
+    if inputs.penalties is not None:
+        assert isinstance(inputs.penalties, Penalties), "counted penalties sample nothing"
+        adjusted[inputs.penalties.rows] = penalise(adjusted[inputs.penalties.rows], inputs.penalties)
+    return adjusted
+
+
+def penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    """float32[P, V] logits after penalties.
+
+    Repetition (Keskar et al., CTRL, 2019) divides positive and multiplies negative logits of tokens in prompt or output.
+    Frequency and presence subtract for tokens in the output only, as the OpenAI API defines them.
+    """
+    counts, rates = penalties.output_counts, (penalties.repetition, penalties.presence, penalties.frequency)
+    return penalise_seen(logits, penalties.prompt_mask | (counts > 0), counts, *rates)
+
+
+def penalise_seen(
+    logits: torch.Tensor,
+    seen: torch.Tensor,
+    counts: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> torch.Tensor:
+    """The same as `penalise`: `seen` bool[P, V], `counts` int32[P, V], the rates float32[P]."""
+    repetition = repetition[:, None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    penalised = torch.where(seen, repeated, logits)
+    penalised = penalised - frequency[:, None] * counts
+    return penalised - presence[:, None] * (counts > 0)
+
+
+def adjust_rows(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+    """Apply bias, bans and penalties to logits float32[S, V] in place, with the same bits as `adjust`.
+
+    The logits belong to batch rows `places` int64[S]; their next tokens are at `positions` int64[S]. Waits for no device.
+    """
+    until, bias_count = tables.marks.index_select(1, places).unbind(0)
+    tokens = tables.bias_tokens.index_select(0, places)
+    values = tables.bias_values.index_select(0, places).masked_fill((bias_count == 0)[:, None], -0.0)  # adding -0.0 changes nothing
+    logits.scatter_(1, tokens, logits.gather(1, tokens) + values)
+    stops = tables.stop_tokens.index_select(0, places)
+    found = logits.gather(1, stops)
+    logits.scatter_(1, stops, found.masked_fill((positions < until)[:, None], float("-inf")))
+    history = tables.history.index_select(0, places)
+    rates = tables.rates.index_select(1, places).unbind(0)
+    logits.copy_(penalise_seen(logits, history != 0, history & (IN_PROMPT - 1), *rates))

@@ -1,0 +1,123 @@
+"""Sampling: logits in, tokens out, a pure function.
+
+Owns the order of operations and the reported log-probabilities. Holds no generator and no state: a row's token depends
+only on its own logits, parameters, seed and position, so it is the same in any batch, order, chunking, rank or process.
+
+    logits -> bias, bans, penalties -> greedy token
+                                    -> temperature, top-n-sigma, min-p, top-k, top-p -> draw
+
+Both arrows are one compiled function on a CPU (`kernels/cpu/sampling.py`), a kernel on a GPU (`cuda/sampling.cu`), and
+torch if neither was built, with the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vnext.kernels.backends import BACKENDS, backend_for
+from vnext.kernels.cpu.sampling import require_columns, sample_rows
+from vnext.kernels.cuda import operations as cuda_operations
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.inputs import Banned, LogitBias, Penalties, RowTables, Sampled, SamplingInputs, check_inputs
+from vnext.sampling.logits import adjust, adjust_rows
+from vnext.sampling.weights import check_vocabulary, fixed_point_weights
+from vnext.state.params import ROW_DTYPES
+
+__all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sample"]
+
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
+Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor], None]
+if not BACKENDS["compiled"].why_not():
+    require_columns(ROW_DTYPES)
+REPORTED_TOGETHER = 32
+"""The number of rows whose log-probabilities are computed at once on a device. Each needs about forty bytes a token."""
+
+
+def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = None) -> Sampled:
+    """One token for each row of `logits` float32[S, V], which is not changed.
+
+    Greedy rows take the likeliest token, the lowest id among equals. So does a row that has nothing to draw from: every
+    token is banned, or a logit is NaN. With a `draw`, the torch form runs with that draw. Raises ValueError if `inputs`
+    breaks its contract.
+    """
+    check_inputs(logits, inputs)
+    adjusted = adjust(logits, inputs)
+    if draw is None and backend_for(logits.device.type).name == "compiled":
+        tokens = choose_compiled(adjusted, inputs)
+    else:
+        tokens = choose(adjusted, inputs, draw or draw_by_inversion)
+    return report(logits, tokens, inputs.logprobs)
+
+
+def sampler_for(device_type: str) -> Choose:
+    """The implementation for a kind of device: from adjusted logits and inputs to tokens int64[S]."""
+    return {"compiled": choose_compiled, "cuda": choose_by_kernel}.get(backend_for(device_type).name, choose)
+
+
+def logits_processor_for(device_type: str) -> Adjust:
+    """The implementation of `adjust_rows` for a kind of device."""
+    return {"cuda": adjust_by_kernel}.get(backend_for(device_type).name, adjust_rows)
+
+
+def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> torch.Tensor:
+    """int64[S] tokens of adjusted logits: the plain form, on any device."""
+    tokens = logits.argmax(dim=-1)
+    if not inputs.any_random:
+        return tokens
+    drawn = draw(fixed_point_weights(logits, inputs), inputs.seed, inputs.position)
+    served = (inputs.temperature > 0) & (drawn < logits.shape[1])
+    return torch.where(served, drawn, tokens)
+
+
+def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """int64[S] tokens, the same as `choose` with `draw_by_inversion`."""
+    check_vocabulary(logits.shape[1])
+    return sample_rows(logits, inputs.columns())
+
+
+def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
+    """int64[S] tokens, the same as `choose`, in one launch whatever the parameters."""
+    check_vocabulary(logits.shape[1])
+    return cuda_operations.sample_rows(logits, inputs.columns())
+
+
+def adjust_by_kernel(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+    """`adjust_rows` in one launch."""
+    cuda_operations.adjust_rows(logits, places, positions, *tables)
+
+
+def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
+    """The same as `report`, for at least one row and a count of at least 0, in parts to limit temporary memory."""
+    parts = zip(torch.split(logits, REPORTED_TOGETHER), torch.split(tokens, REPORTED_TOGETHER), strict=True)
+    return Sampled(*map(torch.cat, zip(*(report(*part, count) for part in parts), strict=True)))
+
+
+def report(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:
+    """`tokens` with their log-probabilities and the `count` likeliest tokens of the raw logits; -1 requests neither."""
+    if count < 0:
+        return Sampled(tokens)
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = tokens[:, None]
+    top = likeliest(logits, min(count, logits.shape[1]))
+    return Sampled(
+        tokens=tokens,
+        logprob=logprobs.gather(1, chosen)[:, 0],
+        rank=(logits > logits.gather(1, chosen)).sum(dim=-1),
+        top_tokens=top,
+        top_logprobs=logprobs.gather(1, top),
+    )
+
+
+def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """int64[S, count] token ids by descending logit, lower id first among equals.
+
+    `topk` promises no order among equals, so it gets unique keys: the float's bits in an order-preserving form above the
+    complement of the id.
+    """
+    bits = (logits + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: minus zero equals zero and must sort with it
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return (ordered * 2**32 + (2**32 - 1 - ids)).topk(count, dim=-1).indices

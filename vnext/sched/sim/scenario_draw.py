@@ -1,0 +1,204 @@
+"""Scenarios: what happens to an engine, all of it drawn from one seed.
+
+Small pools, tiny vocabularies and shared beginnings make sharing, eviction and preemption happen every few steps. Each
+class of faults is switched on or off for a whole scenario, so that every mixture is met. How likely anything is, is
+decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vnext.sched.sim.rng import Rng
+from vnext.sched.sim.sample_policies import POLICIES
+from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from vnext.state.config import SchedulerConfig
+from vnext.state.params import Sampling
+
+LARGE_MAX_NUM_SEQS = 20
+CROWD = 4
+"""So many times more requests where the batch has room for more than LARGE_MAX_NUM_SEQS."""
+VOCAB_SIZE = 7
+END_TOKEN = 0
+DUELLING = tuple(name for name in POLICIES if name.endswith((":least_computed", ":scattered")))
+SALTS = (("",), ("",), ("", "a"), ("", "a", "b", "c"))
+WINDOWS = ((1,), (2,), (4,), (7,), (16,), (0, 4), (0, 4), (3, 0), (5, 5), (0, 0), (0, 5, 5), (7, 0, 3), (0, 1, 99))
+PAGE_COUNT_MAX = 600
+PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
+
+
+def scenario(seed: int, client_count: int = 60) -> Scenario:
+    """The scenario of one seed."""
+    rng = Rng(seed)
+    config = draw_config(rng.fork())
+    kind = rng.below(100)
+    if kind < 5:
+        config = as_duel(rng.fork(), config)
+    elif kind < 10:
+        config = as_squeeze(rng.fork(), config)
+    clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
+    end_us = max((client.arrival_us for client in clients), default=0)
+    resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
+    return Scenario(
+        seed=seed,
+        config=config,
+        clients=clients,
+        reset_us=tuple(rng.below(end_us + 1) for _ in range(resets)),
+        rank_count=rng.choose((1, 1, 1, 1, 1, 1, 2, 2, 2, 3)),
+        faults=draw_faults(rng.fork(), config),
+        shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
+    )
+
+
+def draw_config(rng: Rng) -> SchedulerConfig:
+    chunked, blocks, rows = rng.happens(75), (1, 16), (1, 8)
+    if rng.happens(15):
+        blocks, rows = (2, 64), (8, LARGE_MAX_NUM_SEQS)
+    elif rng.happens(1):
+        blocks, rows = (100, 600), (LARGE_MAX_NUM_SEQS + 1, 150)
+    few_tokens = chunked and rng.happens(30)
+    config = SchedulerConfig(
+        block_size=rng.choose((1, 2, 3, 4, 4, 5, 16)),
+        page_count=rng.between(*blocks),
+        max_num_batched_tokens=rng.between(1, 8) if few_tokens else rng.between(8, 40 if chunked else 16) + rows[1] - 8,
+        max_num_seqs=rng.between(*rows),
+        max_model_len=200 if rows[1] == 8 and rng.happens(2) else rng.choose((8, 24, 60)),
+        long_prefill_token_threshold=rng.choose((0, 0, 1, 3)) if chunked else 0,
+        prefix_caching=rng.happens(80),
+        chunked_prefill=chunked,
+        pipeline_depth=rng.choose((1, 2, 2, 3, 4, rng.between(5, 8))),
+        policy=rng.choose(("fcfs", "fcfs", "priority", rng.choose(POLICIES))),
+        eos_token_ids=rng.choose(((), (END_TOKEN,), (END_TOKEN,), (END_TOKEN, 4))),
+        vocab_size=VOCAB_SIZE if rng.happens(80) else rng.choose((300, 70_000, 70_000)),
+    )
+    return with_windows(rng, config) if rng.happens(30) else config
+
+
+def with_windows(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Layers in one to three groups, some with windows of a token, of less than a block, of a few blocks, of whole
+    requests."""
+    windows = rng.choose(WINDOWS)
+    if rng.happens(40):
+        windows = tuple(0 if rng.happens(30) else rng.between(1, 3 * config.block_size) for _ in windows)
+    return replace(config, windows=windows, page_count=min(config.page_count * len(windows), PAGE_COUNT_MAX))
+
+
+def as_duel(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Few requests that each need the whole cache grow side by side and throw each other out, token by token."""
+    return replace(
+        config,
+        policy=rng.choose(DUELLING),
+        chunked_prefill=True,
+        long_prefill_token_threshold=1,
+        max_num_seqs=rng.between(2, 4),
+        block_size=rng.choose((1, 2)),
+        page_count=rng.between(3, 8),
+        max_model_len=60,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, 4),
+        windows=(),
+    )
+
+
+def as_squeeze(rng: Rng, config: SchedulerConfig) -> SchedulerConfig:
+    """Blocks and budget run out in the same step, and the worst row may have been served already: what it had goes to
+    others."""
+    return replace(
+        config,
+        policy="priority" if config.policy == "fcfs" else config.policy,
+        chunked_prefill=True,
+        windows=(),
+        long_prefill_token_threshold=rng.between(2, 3),
+        max_num_batched_tokens=rng.between(4, 8),
+        max_num_seqs=rng.between(4, 8),
+        block_size=rng.choose((1, 2)),
+        page_count=rng.between(8, 24),
+        max_model_len=24,
+    )
+
+
+def draw_faults(rng: Rng, config: SchedulerConfig) -> Faults:
+    def class_of(percent: int, on: int = 40) -> int:
+        return rng.between(1, percent) if rng.happens(on) else 0
+
+    logged = rng.happens(60 if config.vocab_size > VOCAB_SIZE else 15)  # logs pack large tokens otherwise
+    return Faults(
+        duplicate_result=class_of(40),
+        late_result=class_of(40),
+        lost_result=class_of(20),
+        slow_step=class_of(30),
+        slow_rank=class_of(80),
+        crash=class_of(1, 80 if logged else 40),
+        logged=logged,
+        hesitation=class_of(50),
+        illegal=class_of(30, 50),
+        # Nobody is out of order where first come is first served, and no prompt is cut where prompts stay whole.
+        whim=class_of(40, 30) if config.policy != "fcfs" and config.chunked_prefill else 0,
+        clock_jump_us=10**9 if rng.happens(40) else 0,
+    )
+
+
+def draw_clients(rng: Rng, config: SchedulerConfig, count: int) -> tuple[Client, ...]:
+    """Bursts and gaps; conversations that continue; requests at the very size of the pool."""
+    gap_us = rng.choose((0, 30, 300))
+    aborts_percent = rng.choose((0, 0, 10, 50))
+    salts, priorities = rng.choose(SALTS[2:] if config.policy in POLICIES else SALTS), rng.choose(PRIORITIES)
+    clock_us = rng.choose((1, 500))  # many clients leave at once where the clock is coarse
+    own_salts = rng.happens(5)
+    now_us, clients = 0, []
+    histories: list[tuple[int, ...]] = [(1,)]
+    for number in range(count):
+        now_us += rng.below(2 * gap_us + 1) if rng.happens(60) else 0
+        prompt = draw_prompt(rng, config, histories)
+        if prompt:
+            histories.append(prompt)
+        clients.append(
+            Client(
+                arrival_us=now_us,
+                prompt=prompt,
+                sampling=draw_sampling(rng, config, len(prompt)),
+                priority=rng.choose(priorities),
+                cache_salt=str(number) if own_salts else rng.choose(salts),
+                abort_us=(now_us + rng.below(3000)) // clock_us * clock_us if rng.happens(aborts_percent) else NEVER,
+            )
+        )
+    return tuple(clients)
+
+
+def draw_prompt(rng: Rng, config: SchedulerConfig, histories: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """A beginning of an earlier prompt and a few new tokens; now and then as long as the whole cache, or one off."""
+    kind, size = rng.below(100), config.block_size
+    if kind < 6:  # about the pool's size, to the token and to the block
+        length = max(config.page_count * size + rng.between(-1, 1) * rng.choose((1, size)), 1)
+        return tuple(1 + place % 3 for place in range(min(length, config.max_model_len)))
+    if kind == 6:  # no engine serves this
+        return (1,) * rng.choose((0, config.max_model_len, 3 * config.max_model_len))
+    if (
+        config.policy in DUELLING and config.long_prefill_token_threshold == 1 and kind < 60
+    ):  # a request alone fills the cache
+        return tuple(rng.between(1, 3) for _ in range(max(capacity(config) - rng.between(1, 4), 1)))
+    earlier = rng.choose(histories)
+    fresh = [rng.between(1, 3) for _ in range(rng.below(9))]
+    prompt = (*earlier[: rng.between(1, len(earlier))], *fresh)
+    if kind < 20:  # at a block's edge, or one off
+        prompt = prompt[: max(len(prompt) // size * size + rng.between(-1, 1), 1)]
+    return prompt[: max(capacity(config) - 1, 1)]
+
+
+def draw_sampling(rng: Rng, config: SchedulerConfig, prompt_length: int) -> Sampling:
+    """Mostly what can be served; the rest is refused at arrival."""
+    room, size, kind = max(capacity(config) - prompt_length, 1), config.block_size, rng.below(100)
+    if kind < 3:
+        wanted = rng.choose((0, room + 1, rng.between(1, config.max_model_len)))
+    elif kind < 18:
+        wanted = 1
+    elif kind < 30:  # its last token at a block's edge, or one off
+        wanted = min(max(-(prompt_length % -size) + size * rng.below(3) + rng.between(-1, 1), 1), room)
+    else:
+        wanted = rng.between(1, room)
+    return Sampling(
+        seed=rng.below(5),
+        max_tokens=wanted,
+        min_tokens=rng.choose((0, 0, 0, 1, 4, wanted, rng.between(0, wanted))),
+        stop_token_ids=rng.choose(((), (), (5,), (END_TOKEN, 6))),
+        ignore_eos=rng.happens(30),
+    )

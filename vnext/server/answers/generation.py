@@ -1,0 +1,194 @@
+"""Generation: turns one call's prompts into requests to the engine core, and their outputs into text.
+
+Owns the requests' names and seeds, stop strings (abort "stop"), the abort of everything when the client is gone (abort
+"client") and the usage. Knows neither API: the completions and chat views translate its results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
+from vnext.server.context.errors import Aborted
+from vnext.server.context.openai_types import GenerationBody, continuous_usage, include_usage
+from vnext.server.context.server_context import ServerContext
+from vnext.server.context.stopwatch import Stopwatch
+from vnext.state.events import pack_tokens
+from vnext.text.answer import Answer, Delta
+
+PRIORITY_MAX = 2**31 - 1
+CACHE_SALT_CHARACTERS_MAX = 256
+
+
+class Choice:
+    """One answer: number `index` of the call, to prompt `prompt_index`. `plain`: its text is not searched, and its reader
+    needs no deltas."""
+
+    __slots__ = ("answer", "finished", "index", "plain", "prompt_index", "stopwatch")
+
+    def __init__(self, index: int, prompt_index: int, answer: Answer, stopwatch: Stopwatch) -> None:
+        self.index = index
+        self.prompt_index = prompt_index
+        self.answer = answer
+        self.stopwatch = stopwatch
+        self.finished = self.plain = False
+
+
+class Reader(Protocol):
+    """Receives the answers: as a stream's events, or as one whole response. `delta` and `text` return whether it can take
+    more at once; if it cannot, `room` returns when it can."""
+
+    def delta(self, choice: Choice, delta: Delta) -> bool:
+        """Take in an answer's delta."""
+
+    def text(self, choice: Choice, text: str) -> bool:
+        """Take in the text, possibly empty, of one token of a choice whose `plain` this reader has set."""
+
+    async def room(self) -> None:
+        """Wait until the reader can take more. Raises ClientGone."""
+
+
+class _Taker:
+    """Passes an output stream on to a reader: a token of a plain choice as text, everything else as a delta."""
+
+    def __init__(self, generation: Generation, reader: Reader) -> None:
+        self._push, self._of_name, self._reader = generation.push, generation.of_name, reader
+
+    def output(self, output: RequestOutput) -> bool:
+        choice = self._of_name[output.name]
+        return choice.finished or self._reader.delta(choice, self._push(choice, output))
+
+    def token(self, name: str, token: int) -> bool:
+        choice = self._of_name[name]
+        if not choice.plain:
+            return self.output(RequestOutput(name=name, tokens=token.to_bytes(4, "little")))
+        choice.stopwatch.tokens(1)
+        return self._reader.text(choice, choice.answer.plain_text(token))
+
+
+class Generation:
+    """All answers of the call `call_id`: n answers to each prompt, in the order of the prompts."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        *,
+        call_id: str,
+        body: GenerationBody,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        started_s: float,
+    ) -> None:
+        context.check_engine()
+        validate(params, context.vocab_size)
+        _check_extensions(body)
+        self.id = call_id
+        self.created_s = int(time.time())
+        self.model = context.model_name(body.model)
+        self.prompts = prompts
+        self._context = context
+        self._params = params
+        self._priority = body.priority or 0
+        self._cache_salt = body.cache_salt or ""
+        self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
+        self.of_name = {self._name(choice): choice for choice in self.choices}
+        self._requests = tuple(self._request(choice) for choice in self.choices)
+
+    async def answer(self, reader: Reader) -> None:
+        """Pass each delta to `reader` as it comes, until all answers are complete. Aborts the live answers when cancelled.
+        Raises Refused, EngineDead, Aborted, and the errors of `reader`."""
+        try:
+            async with self._context.client.submit_all(self._requests) as stream:
+                taker = _Taker(self, reader)
+                while await stream.feed(taker):
+                    await reader.room()
+        finally:
+            for choice in self.choices:
+                if not choice.finished:
+                    choice.stopwatch.end("abort")
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far. A prompt counts once, however many answers it gets."""
+        prompt = sum(map(len, self.prompts))
+        completion = sum(choice.answer.token_count for choice in self.choices)
+        first = self.choices[:: self._params.n]
+        cached = sum(choice.answer.cached_token_count for choice in first)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def chunk_usage(self, body: GenerationBody) -> Callable[[], dict[str, Any]]:
+        """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far."""
+        if continuous_usage(body):
+            return lambda: {"usage": self.usage()}
+        usual = {"usage": None} if include_usage(body) else {}
+        return lambda: usual
+
+    def envelope(self, kind: str, choices: list[dict[str, Any] | None]) -> dict[str, Any]:
+        """The object that both APIs put around their choices; `kind` is its type in the API."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": self._context.fingerprint,
+            "choices": choices,
+        }
+
+    def push(self, choice: Choice, output: RequestOutput) -> Delta:
+        """Add an output to an answer; returns the delta. Raises Aborted."""
+        before = choice.answer.token_count
+        delta = choice.answer.push(output)
+        choice.finished = delta.finish != ""
+        choice.plain = choice.plain and not choice.finished
+        if output.queue_seconds:
+            choice.stopwatch.waited(output.queue_seconds)
+        if delta.token_count > before:
+            choice.stopwatch.tokens(delta.token_count - before)
+        if choice.finished:
+            choice.stopwatch.end(delta.finish)
+        if delta.finish == "abort":
+            raise Aborted("The engine ended the request before its answer was complete: send it again.")
+        if choice.finished and not output.finish:
+            self._context.client.abort((output.name,), "stop")
+        return delta
+
+    def _choice(self, index: int, prompt_index: int, started_s: float) -> Choice:
+        prompt = self.prompts[prompt_index]
+        answer = Answer(self._context.tokenizer, prompt, self._params)
+        return Choice(index, prompt_index, answer, Stopwatch(self._context.metrics, started_s, len(prompt)))
+
+    def _name(self, choice: Choice) -> str:
+        return f"{self.id}-{choice.index}"
+
+    def _request(self, choice: Choice) -> SubmitRequest:
+        """The request of one answer. Without a seed, the engine core puts a key into the request's event."""
+        prompt = self.prompts[choice.prompt_index]
+        seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
+        usual = self._context.settings.sampling_defaults
+        return SubmitRequest(
+            name=self._name(choice),
+            prompt=pack_tokens(prompt),
+            sampling=to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens),
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+            has_seed=self._params.seed is not None,
+        )
+
+
+def _check_extensions(body: GenerationBody) -> None:
+    if body.priority is not None and not -PRIORITY_MAX <= body.priority <= PRIORITY_MAX:
+        raise InvalidRequest(
+            f"priority is {body.priority}: it must lie between {-PRIORITY_MAX} and {PRIORITY_MAX}.", "priority"
+        )
+    if body.cache_salt is not None and len(body.cache_salt) > CACHE_SALT_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"cache_salt has {len(body.cache_salt)} characters: at most {CACHE_SALT_CHARACTERS_MAX} are allowed.",
+            "cache_salt",
+        )

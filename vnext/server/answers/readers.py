@@ -1,0 +1,82 @@
+"""Readers: turn a call's answers into a stream of events or into one whole response, for both APIs.
+
+Pass each delta to the API's ChoiceRenderer and send the result. Views own the shapes; `streaming` owns the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from vnext.server.answers.generation import Choice
+from vnext.server.http.streaming import Events, TextFrame, frame_of
+from vnext.text.answer import Delta
+
+
+class ChoiceRenderer(Protocol):
+    """One choice in an API's shape."""
+
+    is_plain: bool
+    """Whether the renderer shows nothing but the text of a token in the middle of an answer."""
+
+    def push(self, delta: Delta) -> None:
+        """Take in a delta."""
+
+    def add(self, text: str) -> None:
+        """Take in a plain answer's text."""
+
+    def take(self) -> list[dict[str, Any]]:
+        """The choices that have not been shown yet, one per chunk."""
+
+    def text_choice(self, text: str) -> dict[str, Any]:
+        """A stream's choice with `text`, in the middle of a plain answer."""
+
+
+class Streamed:
+    """A generation.Reader that sends each delta as an event. `chunk_of` puts choices into a chunk."""
+
+    def __init__(
+        self,
+        events: Events,
+        renderers: Sequence[ChoiceRenderer],
+        chunk_of: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    ) -> None:
+        self._events, self._renderers, self._chunk_of = events, renderers, chunk_of
+        self._frames: dict[int, TextFrame] = {}
+        self.room = events.room
+
+    def delta(self, choice: Choice, delta: Delta) -> bool:
+        renderer = self._renderers[choice.index]
+        renderer.push(delta)
+        shown = renderer.take()
+        if not delta.finish and shown and renderer.is_plain and not choice.answer.is_scanned:
+            self._make_plain(choice, renderer)
+        return self._events.send(*(frame_of(self._chunk_of([each])) for each in shown)) if shown else True
+
+    def text(self, choice: Choice, text: str) -> bool:
+        return self._events.send(self._frames[choice.index].of(text)) if text else True
+
+    def _make_plain(self, choice: Choice, renderer: ChoiceRenderer) -> None:
+        if choice.index not in self._frames:
+            self._frames[choice.index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]))
+        choice.plain = True
+
+
+class Whole:
+    """A generation.Reader that keeps everything until the end."""
+
+    def __init__(self, choices: Sequence[Choice], renderers: Sequence[ChoiceRenderer]) -> None:
+        self._renderers = renderers
+        for choice, renderer in zip(choices, renderers):
+            choice.plain = renderer.is_plain and not choice.answer.is_scanned
+
+    def delta(self, choice: Choice, delta: Delta) -> bool:
+        self._renderers[choice.index].push(delta)
+        return True
+
+    def text(self, choice: Choice, text: str) -> bool:
+        self._renderers[choice.index].add(text)
+        return True
+
+    async def room(self) -> None:
+        """Return at once: there is always room."""

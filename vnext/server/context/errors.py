@@ -1,0 +1,155 @@
+"""Errors of the API server and their one format for clients: {"error": {message, type, param, code}}.
+
+Owns the table from domain errors to HTTP statuses. Raises nothing: views raise, and the middleware looks errors up here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vnext.runtime.client.output_stream import EngineDead, EngineStalled, Refused
+from vnext.sampling_params import InvalidRequest
+
+RETRY_AFTER_S = 1
+MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1_000, 200
+PATHS = "this server has /v1/chat/completions, /v1/completions, /v1/models, /health, /version and /metrics"
+
+
+class ModelUnknown(Exception):
+    """The request names a model that is not served here."""
+
+
+class KeyRejected(Exception):
+    """The request carries no API key, or a wrong one."""
+
+
+class Overloaded(Exception):
+    """As many answers as the settings allow are waiting or running."""
+
+
+class OriginRejected(Exception):
+    """A browser asks for a page of another site."""
+
+
+class ContentRefused(Exception):
+    """The body is not declared as JSON, or has an encoding that this server cannot decompress."""
+
+
+class BodyTooSlow(Exception):
+    """The body did not arrive in time."""
+
+
+class ClientGone(Exception):
+    """The client has left: the transport no longer sends or receives, whatever state it reports. Neither an error nor an
+    answer."""
+
+
+class LogHidden(Exception):
+    """This server does not show its log, or not to this client."""
+
+
+class LogGone(Exception):
+    """A part of the log that does not exist, or was deleted."""
+
+
+class Draining(Exception):
+    """The server is about to end and takes no new requests."""
+
+
+class Aborted(Exception):
+    """The engine core ended a request before its answer was complete."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error as clients see it: the HTTP status and the members of the error object."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """The error object. It shortens a client's own value, which may be long."""
+        param = self.param and _shown(self.param, PARAM_CHARACTERS_MAX)
+        message = _shown(self.message, MESSAGE_CHARACTERS_MAX)
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.json_response(self.body(), status=self.status, headers=headers, dumps=_dumps)
+
+
+FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
+    InvalidRequest: lambda error: Failure(400, error.message, param=error.param, code=error.code),
+    Refused: lambda error: Failure(400, error.message),
+    ModelUnknown: lambda error: Failure(404, str(error), param="model", code="model_not_found"),
+    KeyRejected: lambda error: Failure(401, str(error), "authentication_error", code="invalid_api_key"),
+    OriginRejected: lambda error: Failure(403, str(error), code="origin_rejected"),
+    ContentRefused: lambda error: Failure(415, str(error), code="unsupported_media_type"),
+    BodyTooSlow: lambda error: Failure(408, str(error), code="body_too_slow"),
+    Overloaded: lambda error: Failure(429, str(error), "rate_limit_error", code="overloaded"),
+    LogHidden: lambda error: Failure(403, str(error), code="log_hidden"),
+    LogGone: lambda error: Failure(410, str(error), code="log_gone"),
+    Draining: lambda error: Failure(503, str(error), "server_error", code="shutting_down"),
+    EngineDead: lambda error: Failure(503, str(error), "server_error", code="engine_dead"),
+    EngineStalled: lambda error: Failure(503, str(error), "server_error", code="engine_stalled"),
+    Aborted: lambda error: Failure(503, str(error), "server_error", code="aborted"),
+    web.HTTPException: lambda error: _of_http(error),
+}
+"""Exception type -> the Failure that clients see."""
+DOMAIN_ERRORS = tuple(FAILURES)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The Failure of one of DOMAIN_ERRORS; any other error is the server's fault, and clients see no details."""
+    for kind in type(error).__mro__:
+        if form := FAILURES.get(kind):
+            return form(error)
+    return Failure(500, "The server failed on this request; its log says how.", "server_error")
+
+
+def invalid_body(error: Exception) -> InvalidRequest:
+    """The client's view of an error of the JSON decoder, with the field's path."""
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return InvalidRequest(f"The body is no valid JSON: {reason}.")
+    message, _, place = str(error).partition(" - at ")
+    quoted = re.findall(r"`([^`]*)`", place)
+    path = quoted[-1].removeprefix("$").removeprefix(".") if quoted else ""
+    if "missing required field `" in message:
+        name = re.findall(r"`([^`]*)`", message)[0]
+        param = f"{path}.{name}" if path else name
+        return InvalidRequest(f"{param} is missing: it is required.", param)
+    where = f"{path} is wrong" if path else "The body is wrong"
+    return InvalidRequest(f"{where}: {message[:1].lower()}{message[1:]}.", path or None)
+
+
+def _of_http(error: web.HTTPException) -> Failure:
+    match error.status:
+        case 404:
+            return Failure(404, f"There is nothing at this path: {PATHS}.", code="not_found")
+        case 405:
+            return Failure(405, "This path does not take this method.", code="method_not_allowed")
+        case 413:
+            return Failure(413, "The body is too large: shorten it.", code="too_large")
+        case _:
+            return Failure(error.status, error.reason)
+
+
+def _shown(text: str, count_max: int) -> str:
+    """A long text without its middle, because the remedy is at its end. Bytes that are not text become question marks."""
+    text = text.encode(errors="replace").decode()  # a header's bytes arrive as lone surrogates
+    half = count_max // 2
+    return text if len(text) <= count_max else f"{text[:half]} ... {text[-half:]}"
+
+
+def _dumps(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

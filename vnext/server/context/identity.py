@@ -1,0 +1,56 @@
+"""Identity: the id of a request, and the fingerprint of the system that answers it.
+
+A request's id is the client's X-Request-Id, or is drawn here. Every response, the log lines about the request, the answer's
+id and the engine core's names of the answers contain it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import uuid
+
+import msgspec
+from aiohttp import web
+
+from vnext.runtime.messages import EngineReady
+from vnext.version import __version__
+
+REQUEST_ID_HEADER = "X-Request-Id"
+REQUEST_ID = web.RequestKey("request_id", str)
+IRRELEVANT = ("python", "threads")
+"""Entries of the engine's environment that no token depends on."""
+_IS_OWN = web.RequestKey("request_id_is_own", bool)
+_SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text
+
+
+def identify(request: web.Request, *given: str | None) -> None:
+    """Set the request's id: the header's, else the first sane one of `given`, else a fresh one."""
+    for each in (request.headers.get(REQUEST_ID_HEADER), *given):
+        if each and _SANE.fullmatch(each):
+            request[REQUEST_ID], request[_IS_OWN] = each, False
+            return
+    if REQUEST_ID not in request:
+        request[REQUEST_ID], request[_IS_OWN] = uuid.uuid4().hex, True
+
+
+def answer_id(request: web.Request, kind: str) -> str:
+    """An answer's own id, such as cmpl-ID. An id that the client chose gets random digits appended, because clients repeat
+    ids and the engine core needs unique names."""
+    unique = "" if request[_IS_OWN] else f"-{secrets.token_hex(4)}"
+    return f"{kind}-{request[REQUEST_ID]}{unique}"
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal handler that runs before a response's head is sent, even where aiohttp responds before any middleware."""
+    identify(request)
+    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+
+
+def system_fingerprint(ready: EngineReady) -> str:
+    """Equal for engines that give the same tokens for the same request and seed: one version, one model's weights in one
+    number type, the same kernels on the same kind of machine."""
+    relevant = sorted(pair for pair in ready.environment.items() if pair[0] not in IRRELEVANT)
+    reported = (__version__, ready.model_digest, ready.world_size, relevant)
+    return "fp_" + hashlib.blake2b(msgspec.json.encode(reported), digest_size=5).hexdigest()

@@ -1,0 +1,141 @@
+"""Metrics of the API server in Prometheus' text format: the engine core's latest figures, and times as clients see them.
+
+Owns a private registry (not the process's global one) and the names, all `vnext_*`. Where vLLM has the same metric, only the
+prefix differs from its `vllm:`, so that its dashboards need one replacement. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, takewhile
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vnext.runtime.messages import EngineStats
+from vnext.server.context.token_times import TokenTimes
+
+_FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
+_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+_REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+_GAUGES = {
+    "running": ("vnext_num_requests_running", "Requests in the batch."),
+    "waiting": ("vnext_num_requests_waiting", "Requests waiting to be admitted."),
+    "blocks_total": ("vnext_blocks_total", "Blocks of the key-value cache."),
+    "blocks_held": ("vnext_blocks_held", "Blocks that a running request holds."),
+    "blocks_kept": ("vnext_blocks_kept", "Blocks that nobody holds and whose content may be used again."),
+    "log_bytes": ("vnext_log_bytes", "Size of the engine's log."),
+    "step_silent_seconds": ("vnext_step_silent_seconds", "For how long the oldest step in flight has had no result."),
+}
+_COUNTERS = {
+    "steps": ("vnext_steps", "Steps executed."),
+    "arrived": ("vnext_requests_arrived", "Requests that arrived at the engine core."),
+    "finished": ("vnext_requests_finished", "Requests that ended by themselves."),
+    "aborted": ("vnext_requests_aborted", "Requests that were aborted."),
+    "preempted": ("vnext_num_preemptions", "Preemptions."),
+    "prompt_tokens": ("vnext_prompt_tokens", "Prompt tokens of arrived requests."),
+    "generated_tokens": ("vnext_generation_tokens", "Tokens sampled."),
+    "prefix_queried_tokens": ("vnext_prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hit_tokens": ("vnext_prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "ring_stalls": ("vnext_ring_stalls", "Times at which the ring to the ranks was full."),
+    "ring_stall_seconds": ("vnext_ring_stall_seconds", "Time for which it was."),
+    "step_seconds_sum": ("vnext_step_seconds", "Time spent in steps."),
+    "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
+    "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),
+    "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
+}
+
+
+class _EngineCollector(Collector):
+    """Reads the latest EngineStats at each scrape; before the first has come, reports only whether the engine lives."""
+
+    def __init__(
+        self, stats: Callable[[], EngineStats | None], alive: Callable[[], bool], stalled: Callable[[], bool]
+    ) -> None:
+        self._stats = stats
+        self._alive = alive
+        self._stalled = stalled
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("vnext_engine_up", "1 while the engine core lives.", value=float(self._alive()))
+        stalled = "1 while the engine core does not answer, or a step takes far longer than it should."
+        yield GaugeMetricFamily("vnext_engine_stalled", stalled, value=float(self._stalled()))
+        stats = self._stats()
+        if stats is None:
+            return
+        usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
+        yield GaugeMetricFamily("vnext_kv_cache_usage_perc", "Part of the blocks that requests hold; 1 is all.", value=usage)
+        for field, (name, help_) in _GAUGES.items():
+            yield GaugeMetricFamily(name, help_, value=getattr(stats, field))
+        for field, (name, help_) in _COUNTERS.items():
+            yield CounterMetricFamily(name, help_, value=getattr(stats, field))
+
+
+class ServerMetrics:
+    """Histograms and counters of one API process. Every sample has labels for the model and the engine; there is one of each.
+
+    `stats`: the engine core's latest; `alive` and `stalled`: its known health; `length_max`: tokens of the longest request.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        length_max: int,
+        stats: Callable[[], EngineStats | None],
+        alive: Callable[[], bool],
+        stalled: Callable[[], bool],
+    ) -> None:
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_EngineCollector(stats, alive, stalled))
+        self.token = TokenTimes(
+            "vnext_inter_token_latency_seconds", "Between two tokens of an answer; merged ones share their time.", _TOKEN_BUCKETS_S
+        )
+        self._registry.register(self.token)
+        seconds, lengths = self._histograms(_REQUEST_BUCKETS_S), self._histograms(_lengths_up_to(length_max))
+        self.first_token = self._histograms(_FIRST_TOKEN_BUCKETS_S)(
+            "vnext_time_to_first_token_seconds", "From the body's arrival to an answer's first token."
+        )
+        self.token_mean = self._histograms(_TOKEN_BUCKETS_S)(
+            "vnext_request_time_per_output_token_seconds", "Between two tokens, the mean of an answer."
+        )
+        self.request = seconds("vnext_e2e_request_latency_seconds", "From the body's arrival to an answer's end.")
+        self.queue = seconds("vnext_request_queue_time_seconds", "From a request's arrival at the engine core to its first step.")
+        self.prefill = seconds("vnext_request_prefill_time_seconds", "From a request's first step to its first token.")
+        self.decode = seconds("vnext_request_decode_time_seconds", "From an answer's first token to its last.")
+        self.inference = seconds("vnext_request_inference_time_seconds", "From a request's first step to its last token.")
+        self.prompt_length = lengths("vnext_request_prompt_tokens", "Tokens of a prompt.")
+        self.answer_length = lengths("vnext_request_generation_tokens", "Tokens of an answer.")
+        self.ended = Counter(
+            "vnext_request_success", "Answers that ended, by the reason.", ("finished_reason",), registry=self._registry
+        )
+        self._http = Counter(
+            "vnext_http_requests", "HTTP requests answered.", ("method", "route", "status"), registry=self._registry
+        )
+
+    def http_request(self, method: str, route: str, status: int) -> None:
+        """Count a request. `route` is a path of the server's table, so that a client cannot invent label values."""
+        self._http.labels(method if method in _KNOWN_METHODS else "other", route, str(status)).inc()
+
+    def text(self) -> bytes:
+        """The body of /metrics."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, with the labels added to each sample: figures counted per token are kept without labels."""
+        for family in self._registry.collect():
+            family.samples = [sample._replace(labels=self._labels | sample.labels) for sample in family.samples]
+            yield family
+
+    def _histograms(self, buckets: tuple[float, ...]) -> Callable[[str, str], Histogram]:
+        return partial(Histogram, buckets=buckets, registry=self._registry)
+
+
+def _lengths_up_to(length_max: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, ... and the bound itself."""
+    steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
+    return (*takewhile(lambda length: length < length_max, steps), length_max)

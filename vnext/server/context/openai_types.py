@@ -1,0 +1,129 @@
+"""OpenAI types: the request bodies of OpenAI's API as typed structs, strict about names and types.
+
+Owns the list of supported fields, some of them vLLM's; `fields` decides about all others. Answers nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import msgspec
+
+from vnext.sampling_params import InvalidRequest, SamplingParams
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+SHARED_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name != "logprobs")  # each API has its own logprobs
+SamplingFields = msgspec.defstruct(
+    "SamplingFields",
+    [(name, get_type_hints(SamplingParams)[name] | None, None) for name in SHARED_FIELDS],
+    frozen=True, kw_only=True, forbid_unknown_fields=True,
+)  # fmt: skip
+"""The sampling fields of a body: those of SamplingParams. None stands for a field's default."""
+
+
+class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that completions and chat share. None stands for a field's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions. `prompt` is one text, one token list, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """`arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`parameters` is a JSON schema for the model to read; answers are not checked against it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    function: Function
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+
+
+class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+
+
+def sampling_params(body: GenerationBody, **defaults: Any) -> SamplingParams:
+    """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
+    given = {name: value for name in SHARED_FIELDS if (value := getattr(body, name)) is not None}
+    return SamplingParams(**(defaults | given))
+
+
+def include_usage(body: GenerationBody) -> bool:
+    """Whether a stream ends with usage. Raises InvalidRequest for stream options without a stream."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequest("stream_options is only allowed when stream is true.", "stream_options")
+    return bool(body.stream_options.include_usage)
+
+
+def continuous_usage(body: GenerationBody) -> bool:
+    """Whether every chunk of a stream contains the usage so far."""
+    return include_usage(body) and bool(body.stream_options.continuous_usage_stats)

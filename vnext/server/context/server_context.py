@@ -1,0 +1,162 @@
+"""Server context: the objects that every view uses, built once per process and never changed afterwards.
+
+Owns the engine client, the tokenizer, the chat template, the request limiter and the metrics, and the operations on them
+that several views share. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from vnext.runtime.client.client import EngineClient
+from vnext.runtime.client.output_stream import EngineDead, EngineStalled
+from vnext.sampling_params import InvalidRequest, context_exceeded
+from vnext.server.context.admission import Quota, RequestLimiter
+from vnext.server.context.conversation import prompt_text, text_size
+from vnext.server.context.errors import ModelUnknown
+from vnext.server.context.identity import system_fingerprint
+from vnext.server.context.metrics import ServerMetrics
+from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.text_work import TextWork
+from vnext.server.settings import ServerSettings
+from vnext.state.config import request_length_max
+from vnext.text.template import ChatTemplate, TemplateSlow, read_template
+from vnext.text.tokenizer import Tokenizer, TooManyTokens
+
+RENDER_INLINE_S = 0.005
+RENDER_INLINE_CHARACTERS_MAX = 2**16
+TOKENS_READ_MIN = 4_096  # the error for a prompt that is a little too long states its exact number of tokens
+TOKENS_LISTED_MIN = 2**16
+
+
+class ServerContext:
+    """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `tool_form`: how
+    the model writes tool calls, None where it writes none."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
+    ) -> None:
+        config = client.ready.config
+        self.client = client
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.template = template
+        self.tool_form = None if template is None else template.tool_form
+        self.limiter = RequestLimiter(settings.live_requests_max, settings.request_answers_max, settings.client_answers_max)
+        size = settings.body_bytes_max
+        self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")
+        self.work = TextWork(settings.characters_max)
+        self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
+        self.model_length = request_length_max(config)
+        self.metrics = ServerMetrics(
+            self.model_names[0],
+            self.model_length,
+            stats=lambda: client.stats,
+            alive=lambda: client.death is None,
+            stalled=lambda: client.trouble is not None,
+        )
+        self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
+        self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
+        self.vocab_size = config.vocab_size or tokenizer.vocab_size
+        self.started_s = int(time.time())
+        self.fingerprint = system_fingerprint(client.ready)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. Raises ModelUnknown."""
+        if asked is not None and asked not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
+        return asked or self.model_names[0]
+
+    def check_engine(self) -> None:
+        """Raise EngineDead, or EngineStalled for an engine that does not answer at present: waiting requests keep waiting, but
+        no new ones queue."""
+        if self.client.death is not None:
+            raise EngineDead(self.client.death)
+        if self.client.trouble is not None:
+            raise EngineStalled(self.client.trouble)
+
+    async def encode(
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool,
+        client: str,
+        params: Sequence[str],
+        what: str = "prompt",
+        count_max: int = 0,
+    ) -> list[list[int]]:
+        """Token ids of each text. `params` are the names of the texts, `what` names them together. Raises InvalidRequest for a
+        text of more than `count_max` tokens (0: far more than a request may have), without tokenizing where the length alone
+        proves it, and Overloaded."""
+        count_max = count_max or self.prompt_tokens_max
+        for text, param in zip(texts, params):
+            self._check_length(text, param, what, count_max)
+        encode = partial(self._encode, add_special_tokens=add_special_tokens, what=what, count_max=count_max)
+        return await self.work.run(sum(map(len, texts)), client, lambda: list(map(encode, texts, params)))
+
+    async def decode(self, prompts: Sequence[list[int]], client: str, skip_special_tokens: bool = True) -> list[str]:
+        """The text of each. Raises Overloaded."""
+        work = partial(self.tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        return await self.work.run(2 * sum(map(len, prompts)), client, lambda: list(map(work, prompts)))
+
+    async def render(self, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> str:
+        """The conversation as the template renders it. Raises InvalidRequest, Overloaded."""
+        if len(body.messages) > self.model_length:
+            asked = f"there are {len(body.messages)} messages, each of at least one token"
+            raise context_exceeded(self.model_length, asked, "messages", "messages")
+        size = text_size(body)
+        if size <= RENDER_INLINE_CHARACTERS_MAX:
+            try:
+                return prompt_text(self.template, body, tools, RENDER_INLINE_S)
+            except TemplateSlow:
+                pass  # retry on the slow thread, where no other request waits
+        limit_s = self.settings.template_limit_s
+        try:
+            return await self.work.run_template(size, client, lambda: prompt_text(self.template, body, tools, limit_s))
+        except TemplateSlow as error:
+            sentence = f"The model's chat template computes for more than {limit_s:g} s with these messages: send fewer of them."
+            raise InvalidRequest(sentence, "messages") from error
+
+    def check_tokens(self, tokens: list[int], param: str, count_max: int) -> None:
+        """Raise InvalidRequest for more than `count_max` ids, or for one outside the vocabulary."""
+        if len(tokens) > count_max:
+            asked = f"there are {len(tokens)} tokens in {param}"
+            raise context_exceeded(self.model_length, asked, param, param)
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
+            place = next(place for place, token in enumerate(tokens) if not 0 <= token < self.vocab_size)
+            name = f"{param}[{place}]"
+            raise InvalidRequest(f"{name} is {tokens[place]}: token ids lie between 0 and {self.vocab_size - 1}.", name)
+
+    def _check_length(self, text: str, param: str, what: str, count_max: int) -> None:
+        longest = self.tokenizer.characters_per_token
+        if len(text) > longest * count_max:
+            asked = f"there are {len(text)} characters in the {what}, and a token stands for at most {longest}"
+            raise context_exceeded(self.model_length, asked, what, param)
+
+    def _encode(self, text: str, param: str, add_special_tokens: bool, what: str, count_max: int) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, add_special_tokens, count_max)
+        except TooManyTokens as error:
+            asked = f"there are {error.count} tokens or more in the {what}"
+            raise context_exceeded(self.model_length, asked, what, param) from error
+
+
+SERVER_CONTEXT = web.AppKey("edge", ServerContext)
+
+
+def client_of(request: web.Request) -> str:
+    """The client whose share a request takes: its address, or the network of an IPv6 address."""
+    address = request.remote or ""
+    return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address
+
+
+def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
+    """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable."""
+    source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)

@@ -1,0 +1,89 @@
+"""Text work: the threads that tokenize texts, decode tokens and render conversations beside the event loop.
+
+Owns the length up to which the loop does the work itself, the bound on characters in work or in the queue, and the return of
+free memory to the system. Long texts have separate threads, so that short ones never wait for them. Templates run in Python:
+one thread renders them and yields the interpreter to the loop every half millisecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from vnext.server.context.admission import Quota
+
+Result = TypeVar("Result")
+
+INLINE_CHARACTERS_MAX = 2_000  # more takes milliseconds, in which the loop could send no tokens
+QUICK_CHARACTERS_MAX = 2**16  # a tenth of a second
+TRIM_CHARACTERS_MIN = 2**18
+THREADS = 2  # of each kind that releases the interpreter
+SWITCH_INTERVAL_S = 0.0005  # how long the loop waits for a thread that runs Python code
+_NICE = 5  # the engine has priority; a higher value makes the loop wait too long while such a thread holds the interpreter
+
+
+class TextWork:
+    """Work on up to `characters_max` characters at once, half of them for one client."""
+
+    def __init__(self, characters_max: int) -> None:
+        # The library reads this environment variable. Without it, it starts threads on every core for a single text.
+        os.putenv("TOKENIZERS_PARALLELISM", "false")
+        self._quota = Quota(characters_max, characters_max // 2, "Texts of {} characters are being read")
+        self._quick = ThreadPoolExecutor(THREADS, "short texts")
+        self._long = ThreadPoolExecutor(THREADS, "long texts", _stand_back)
+        self._templates = ThreadPoolExecutor(1, "templates")  # more would only contend for the interpreter
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    @property
+    def characters(self) -> int:
+        """Characters in work or in the queue."""
+        return self._quota.amount
+
+    async def run(self, characters: int, client: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which reads `characters` characters; returns its result. Raises Overloaded and the errors of `work`."""
+        if characters <= INLINE_CHARACTERS_MAX:
+            return work()
+        return await self._run(self._quick if characters <= QUICK_CHARACTERS_MAX else self._long, characters, client, work)
+
+    async def run_template(self, characters: int, client: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which renders `characters` characters in Python. Raises Overloaded and the errors of `work`."""
+        return await self._run(self._templates, characters, client, work)
+
+    async def _run(
+        self, threads: ThreadPoolExecutor, characters: int, client: str, work: Callable[[], Result]
+    ) -> Result:
+        self._quota.take(characters, client)
+        loop, future = asyncio.get_running_loop(), threads.submit(work)
+        future.add_done_callback(lambda _: _in_loop(loop, lambda: self._quota.give(characters, client)))
+        try:
+            return await asyncio.wrap_future(future)  # a cancelled future does not begin
+        finally:
+            if characters >= TRIM_CHARACTERS_MIN and not future.cancelled():
+                self._quick.submit(_trim)
+
+    def close(self) -> None:
+        """Start no more work."""
+        for threads in (self._quick, self._long, self._templates):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(work)
+
+
+def _stand_back() -> None:
+    if sys.platform == "linux":  # on other systems a thread has no separate priority
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+def _trim() -> None:
+    """Return free memory to the system: glibc would keep it. Other C libraries return it themselves."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

@@ -1,0 +1,130 @@
+"""Bodies: reads, bounds and decodes request bodies, for all views.
+
+Owns the content type (declared JSON only: a web page of another site may send any other type without a preflight), the pace
+at which a body must come, the total bytes of the bodies held at once, and the number of values in one body. It counts the
+values while the body comes, decompressed and before decoding, because every other request waits while the decoder runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused, invalid_body
+from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.http.fields import without_unknown
+from vnext.server.http.unpacking import unpacked
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+PAUSE_S = 30.0  # without a byte
+BYTES_PER_S_MIN = 1_000  # on average, after the first PAUSE_S: less than a modem sends
+NUMBERS_MAX = 2**18  # 10 to 20 ns each in the decoder; a model's length where that is more
+STRINGS_MAX = 2**18  # 30 ns
+GROUPS_MAX = 2**15  # lists and objects, 300 ns
+_PIECE_BYTES = 2**16
+_UNKNOWN_FIELD = "Object contains unknown field"  # how the decoder's message begins
+
+
+async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], kind: type[Body]) -> Body:
+    """The request's body as `kind`. Raises InvalidRequest, ContentRefused, BodyTooSlow, Overloaded, HTTPException (413)."""
+    _check_content_type(request)
+    context = request.app[SERVER_CONTEXT]
+    size_max, client, size = context.settings.body_bytes_max, client_of(request), 0
+    if (request.content_length or 0) > size_max:
+        raise web.HTTPRequestEntityTooLarge(size_max, request.content_length)
+    data, values = bytearray(), Values(max(NUMBERS_MAX, context.model_length + 2**16))
+    try:
+        async for part in unpacked(_parts(request), request.headers.get("Content-Encoding", "")):
+            context.body_bytes.take(len(part), client)
+            size += len(part)
+            if size > size_max:
+                raise web.HTTPRequestEntityTooLarge(size_max, size)
+            data += part
+            await _count(values, part)
+        return await _decode(decoder, data, kind)
+    finally:
+        context.body_bytes.give(size, client)
+
+
+class Values:
+    """Counts the values of a JSON text part by part, skipping the contents of strings. Mutable."""
+
+    def __init__(self, numbers_max: int) -> None:
+        self._bounds = ((b",", numbers_max, "values"), (b"[", GROUPS_MAX, "lists"), (b"{", GROUPS_MAX, "objects"))
+        self._counts = [0] * len(self._bounds)
+        self._quotes = 0
+        self._escape = b""
+
+    def count(self, part: bytes) -> None:
+        """Take in the next part. Raises InvalidRequest."""
+        text = self._escape + part
+        odd = (len(text) - len(text.rstrip(b"\\"))) % 2
+        text, self._escape = text[: len(text) - odd], text[len(text) - odd :]
+        pieces = text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[self._quotes % 2 :: 2])
+        self._quotes += len(pieces) - 1
+        self._check(self._quotes // 2, STRINGS_MAX, "texts")
+        for place, (byte, bound, words) in enumerate(self._bounds):
+            self._counts[place] += outside.count(byte)
+            self._check(self._counts[place], bound, words)
+
+    @staticmethod
+    def _check(count: int, bound: int, words: str) -> None:
+        if count > bound:
+            raise InvalidRequest(f"The body has more than {bound} {words}: send several requests.")
+
+
+async def _count(values: Values, part: bytes) -> None:
+    """Count in pieces, yielding to other tasks between two pieces."""
+    for start in range(0, len(part), _PIECE_BYTES):
+        values.count(part[start : start + _PIECE_BYTES])
+        if start:
+            await asyncio.sleep(0)
+
+
+async def _parts(request: web.Request) -> AsyncIterator[bytes]:
+    """Yield the body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection."""
+    started_s, size = time.monotonic(), 0
+    try:
+        while not request.content.at_eof():
+            left_s = started_s + PAUSE_S + size / BYTES_PER_S_MIN - time.monotonic()
+            part = await asyncio.wait_for(request.content.readany(), min(PAUSE_S, max(left_s, 0)))
+            size += len(part)
+            yield part
+    except TimeoutError:
+        raise BodyTooSlow(
+            f"The body came too slowly: {size} bytes in {time.monotonic() - started_s:.0f} s, at least {BYTES_PER_S_MIN} in each "
+            f"second and one in {PAUSE_S:g} s are needed."
+        ) from None
+    except ConnectionError as error:
+        raise ClientGone from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
+
+
+def _check_content_type(request: web.Request) -> None:
+    kind = request.content_type if "Content-Type" in request.headers else ""
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        given = f"The body's Content-Type is {kind}" if kind else "The body has no Content-Type"
+        raise ContentRefused(f"{given}: send JSON with the header 'Content-Type: application/json' (curl -H, or curl --json).")
+
+
+async def _decode(decoder: msgspec.json.Decoder[Body], data: bytearray, kind: type[Body]) -> Body:
+    try:
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            if not str(error).startswith(_UNKNOWN_FIELD):
+                raise
+        if len(data) <= _PIECE_BYTES:
+            return decoder.decode(without_unknown(data, kind))
+        return decoder.decode(await asyncio.to_thread(without_unknown, data, kind))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_body(error) from error

@@ -1,0 +1,59 @@
+"""Cross-origin requests: the headers that let a page of an allowed origin read the server's answers (CORS, Fetch standard).
+
+`origins` decides which origins are allowed. All others get no headers, and their browser withholds the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from vnext.server.context.errors import OriginRejected
+from vnext.server.context.identity import REQUEST_ID_HEADER
+from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.http.origins import ANY, allows
+from vnext.server.settings import ServerSettings
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_AGE_S = 600
+METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
+
+
+@web.middleware
+async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer the preflight that a browser sends before a page's request. It has no key, so none is checked. Raises
+    OriginRejected."""
+    settings = request.app[SERVER_CONTEXT].settings
+    origin = request.headers.get("Origin")
+    if request.method != "OPTIONS" or not origin or "Access-Control-Request-Method" not in request.headers:
+        return await handler(request)
+    if not allows(origin, settings.allowed_origins):
+        raise OriginRejected(f"A web page of {origin[:200]} asks: start the server with --allowed-origins and that page's address.")
+    return web.Response(status=204, headers=_permissions(request, settings))
+
+
+def _permissions(request: web.Request, settings: ServerSettings) -> dict[str, str]:
+    methods = METHODS if ANY in settings.allowed_methods else ", ".join(settings.allowed_methods)
+    asked = request.headers.get("Access-Control-Request-Headers", "")
+    headers = asked if ANY in settings.allowed_headers else ", ".join(settings.allowed_headers)
+    granted = {"Access-Control-Allow-Methods": methods, "Access-Control-Max-Age": str(MAX_AGE_S)}
+    return granted | ({"Access-Control-Allow-Headers": headers} if headers else {})
+
+
+async def add_permission(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal handler that runs before a response's head is sent."""
+    settings = request.app[SERVER_CONTEXT].settings
+    origin = request.headers.get("Origin")
+    if not settings.allowed_origins:
+        return
+    anyone = ANY in settings.allowed_origins and not settings.allow_credentials
+    if not anyone:
+        response.headers.add("Vary", "Origin")  # a cache must not give one page's permission to another
+    if origin is None or not allows(origin, settings.allowed_origins):
+        return
+    response.headers["Access-Control-Allow-Origin"] = ANY if anyone else origin
+    response.headers["Access-Control-Expose-Headers"] = REQUEST_ID_HEADER
+    if settings.allow_credentials:
+        response.headers["Access-Control-Allow-Credentials"] = "true"

@@ -1,0 +1,84 @@
+"""Middleware: the layers around every view. Their order matters; the outermost comes first:
+
+    engage     marks the connection as busy while it has a request
+    observe    names the request, counts the answer and writes the access line; outside `translate`, to see error responses
+    translate  turns errors into error objects
+    answer_preflight (cross_origin.py)  before `authorise`, because a preflight carries no key
+    authorise  refuses /v1, tokens and the log without the key, or, where there is no key, to web pages of other sites; inside
+               `translate`, because it refuses by raising
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+
+from aiohttp import web
+
+from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, failure_of
+from vnext.server.context.identity import REQUEST_ID, identify
+from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.http.connections import Connections
+from vnext.server.http.cross_origin import Handler
+from vnext.server.http.origins import check_origin
+
+STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/log")
+
+CONNECTIONS = web.AppKey("connections", Connections)
+
+log = logging.getLogger("vnext.server")
+
+
+@web.middleware
+async def engage(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """See `connections`."""
+    with request.app[CONNECTIONS].busy(request.protocol):
+        return await handler(request)
+
+
+@web.middleware
+async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Name the request, count its answer by the route's path and write the access line."""
+    started_s = time.monotonic()
+    identify(request)
+    response = await handler(request)
+    resource = request.match_info.route.resource
+    route = "other" if resource is None else resource.canonical
+    request.app[SERVER_CONTEXT].metrics.http_request(request.method, route, response.status)
+    if log.isEnabledFor(logging.INFO):
+        elapsed_ms = (time.monotonic() - started_s) * 1e3
+        log.info("%s %s %d %.0f ms %s", request.method, request.path, response.status, elapsed_ms, request[REQUEST_ID])
+    return response
+
+
+@web.middleware
+async def translate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn the errors of all views into error responses."""
+    try:
+        return await handler(request)
+    except DOMAIN_ERRORS as error:
+        return failure_of(error).response()
+    except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
+        log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
+        return web.Response(status=STATUS_GONE)
+    except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
+        log.exception("a fault in %s %s (%s)", request.method, request.path, request[REQUEST_ID])
+        return failure_of(error).response()
+
+
+@web.middleware
+async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check the API key, in constant time so that it cannot be guessed byte by byte."""
+    settings = request.app[SERVER_CONTEXT].settings
+    if not request.path.startswith(GUARDED):
+        return await handler(request)
+    if not (key := settings.api_key):
+        check_origin(request, settings.allowed_origins)
+    else:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        fits = hmac.compare_digest(given.strip(" ").encode(errors="surrogateescape"), key.encode())
+        if not fits or scheme.lower() != "bearer":  # a scheme's case does not matter (RFC 9110, 11.1)
+            raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
+    return await handler(request)

@@ -1,0 +1,66 @@
+"""Load line: logs the engine's load every ten seconds, in vLLM's words. Logs nothing while the engine is idle.
+
+Owns the figures of one interval, computed from the engine core's counters. `/metrics` has more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from vnext.runtime.messages import EngineStats
+from vnext.server.context.server_context import SERVER_CONTEXT
+
+INTERVAL_S = 10.0
+COUNTERS = ("prompt_tokens", "generated_tokens", "prefix_queried_tokens", "prefix_hit_tokens")
+
+log = logging.getLogger("vnext.load")
+
+
+class Load:
+    """The counters when the last line was due, and the last hit rate. Mutable."""
+
+    def __init__(self) -> None:
+        self._before = dict.fromkeys(COUNTERS, 0)
+        self._hit_rate = 0.0
+
+    def line(self, stats: EngineStats, seconds: float) -> str | None:
+        """The line for the last `seconds`; None if nothing ran in that time and nothing runs now."""
+        now = {name: getattr(stats, name) for name in COUNTERS}
+        gained = {name: now[name] - self._before[name] for name in COUNTERS}
+        self._before = now
+        if not (stats.running or stats.waiting or any(gained.values())):
+            return None
+        if gained["prefix_queried_tokens"]:
+            self._hit_rate = gained["prefix_hit_tokens"] / gained["prefix_queried_tokens"]
+        return (
+            f"Engine 000: Avg prompt throughput: {gained['prompt_tokens'] / seconds:.1f} tokens/s, "
+            f"Avg generation throughput: {gained['generated_tokens'] / seconds:.1f} tokens/s, "
+            f"Running: {stats.running} reqs, Waiting: {stats.waiting} reqs, "
+            f"KV cache usage: {100 * stats.blocks_held / max(stats.blocks_total, 1):.1f}%, "
+            f"Prefix cache hit rate: {100 * self._hit_rate:.1f}%"
+        )
+
+
+async def report_load(app: web.Application) -> AsyncIterator[None]:
+    """For `cleanup_ctx`: reports while the app serves."""
+    if app[SERVER_CONTEXT].settings.disable_log_stats:
+        yield
+        return
+    reporting = asyncio.create_task(_report(lambda: app[SERVER_CONTEXT].client.stats))
+    yield
+    reporting.cancel()
+
+
+async def _report(latest: Callable[[], EngineStats | None]) -> None:
+    load, before_s = Load(), time.monotonic()
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        now_s = time.monotonic()
+        if (stats := latest()) is not None and (line := load.line(stats, now_s - before_s)):
+            log.info(line)
+        before_s = now_s

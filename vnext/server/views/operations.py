@@ -1,0 +1,51 @@
+"""Views for operation: the models, the server's health, its version and its metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
+from vnext.version import __version__
+
+
+async def list_models(request: web.Request) -> web.Response:
+    """GET /v1/models."""
+    context = request.app[SERVER_CONTEXT]
+    return web.json_response({"object": "list", "data": [_model(context, name) for name in context.model_names]})
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """GET /v1/models/{model}."""
+    context = request.app[SERVER_CONTEXT]
+    return web.json_response(_model(context, context.model_name(request.match_info["model"])))
+
+
+async def get_health(request: web.Request) -> web.Response:
+    """GET /health and its synonym /ping: 200 while the server accepts requests and the engine answers, else 503."""
+    context = request.app[SERVER_CONTEXT]
+    context.limiter.check_open()
+    context.check_engine()
+    return web.json_response({"status": "ok"})
+
+
+async def get_version(request: web.Request) -> web.Response:
+    """GET /version."""
+    return web.json_response({"version": __version__})
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    """GET /metrics."""
+    text = request.app[SERVER_CONTEXT].metrics.text()
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def _model(context: ServerContext, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.started_s,
+        "owned_by": "vnext",
+        "max_model_len": context.model_length,
+    }

@@ -1,0 +1,73 @@
+"""Welcome: GET / as plain text, and GET /docs with a summary of the API, for a browser.
+
+The paths come from routes.py. Both need no key and reveal nothing about the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from html import escape
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.example import curl_line
+from vnext.version import __version__
+
+
+class Route(NamedTuple):
+    """One path with its view. `what`: its line on the page, "" for a path that another line names. `body`: the struct of the
+    request's body."""
+
+    method: str
+    path: str
+    view: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    what: str = ""
+    body: type[msgspec.Struct] | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the body's fields."""
+        return self.body.__struct_fields__ if self.body else ()
+
+
+ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes")
+HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
+HOST_UNKNOWN = "127.0.0.1:8000"
+STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}td{padding:.2em 1em .2em 0;vertical-align:top}"
+
+
+async def get_welcome(request: web.Request) -> web.Response:
+    """GET /."""
+    shown = _shown(request)
+    width = max(len(each.path) for each in shown)
+    paths = "\n".join(f"{each.method:<4} {each.path:<{width}}  {each.what}" for each in shown)
+    text = f"vnext {__version__}: an LLM server that speaks OpenAI's API\n\n{paths}\n\n{_example(request)}\n"
+    return web.Response(text=text, headers=HEADERS)
+
+
+async def get_docs(request: web.Request) -> web.Response:
+    """GET /docs."""
+    rows = "".join(
+        f"<tr><td>{each.method}<td><code>{each.path}</code><td>{escape(each.what)}<td>{', '.join(each.fields)}"
+        for each in _shown(request)
+    )
+    text = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>vnext</title><style>{STYLE}</style><h1>vnext {__version__}</h1>"
+        "<p>An LLM server that speaks OpenAI's API: point any of its clients at this address with <code>/v1</code>."
+        f"<table><tr><th><th>path<th>what it does<th>fields{rows}</table><p>Try<pre>{escape(_example(request))}</pre>"
+        "<p>A field that is misspelt or asks for what this server has not gets status 400 and one sentence."
+    )
+    return web.Response(text=text, content_type="text/html", headers=HEADERS)
+
+
+def _shown(request: web.Request) -> list[Route]:
+    return [each for each in request.app[ROUTES] if each.what]
+
+
+def _example(request: web.Request) -> str:
+    context = request.app[SERVER_CONTEXT]
+    host = request.host if request.host.isascii() else HOST_UNKNOWN  # a name on the wire is ASCII
+    return curl_line(f"http://{host}", chat=context.template is not None, has_key=bool(context.settings.api_key))

@@ -1,0 +1,137 @@
+"""Admission: a waiting request becomes a row, with the blocks of its prefix that the cache already holds.
+
+`allocate` changes the pool only, and the scheduler calls it before it decides, so a trial and the admission itself are
+one function. Histories and tables are written only when the event is folded, never in a trial.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.state import pool as pools
+from vnext.state.config import SchedulerConfig
+from vnext.state.pool import Pool
+from vnext.state.state import Request, Waiting, blocks_for
+from vnext.state.store import columns, extents, fields
+from vnext.state.store.columns_numpy import group_hash
+from vnext.state.store.extents import Extents
+from vnext.state.windows import NULL, longest_hit
+
+TOKENS_SPARE = 256  # places beyond the known tokens that a new history gets before it moves to a larger extent
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """The pages of an admission in table order: `hits` are shared, then `new_pages`.
+
+    An entry of `hits` is NULL where a window does not need the page. The first `hit_tokens` tokens need no computation.
+    """
+
+    pool: Pool
+    hits: np.ndarray
+    new_pages: np.ndarray
+    hit_tokens: int
+    hashed_blocks: int
+
+
+def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.ndarray:
+    """The table of the request's leading tokens that the cache holds. At least one token remains to be computed."""
+    most = (waiting.known - 1) // config.block_size
+    if config.windows:
+        return longest_hit(config, pool, waiting.block_hashes[:most])
+    return pools.longest_prefix(pool, waiting.block_hashes, most)
+
+
+def hit_tokens_of(config: SchedulerConfig, hits: np.ndarray) -> int:
+    """The number of tokens that these hits save."""
+    return len(hits) // config.group_count * config.block_size
+
+
+def fits(config: SchedulerConfig, pool: Pool, hits: np.ndarray, tokens: int) -> bool:
+    """Whether the pool has enough free pages to compute `tokens` after these hits."""
+    need = new_page_count(config, hits, tokens)
+    revived = int((pool.status.at(shared(config, hits)) >= 0).sum()) if len(hits) else 0
+    return need + revived <= pool.free
+
+
+def new_page_count(config: SchedulerConfig, hits: np.ndarray, tokens: int) -> int:
+    """The number of new pages that `tokens` after these hits need."""
+    return blocks_for(hit_tokens_of(config, hits) + tokens, config.block_size) * config.group_count - len(hits)
+
+
+def shared(config: SchedulerConfig, hits: np.ndarray) -> np.ndarray:
+    """The hits without NULL entries."""
+    return hits[hits != NULL] if config.windows else hits
+
+
+def allocate(config: SchedulerConfig, pool: Pool, waiting: Waiting, hits: np.ndarray, tokens: int) -> Allocation:
+    """Hold the hits, take new pages, and enter the blocks that this step completes into the prefix index."""
+    hit_tokens, groups = hit_tokens_of(config, hits), config.group_count
+    pool = pools.hold(pool, shared(config, hits))
+    pool, new_pages = pools.take(pool, new_page_count(config, hits, tokens))
+    hashed_blocks = (hit_tokens + tokens) // config.block_size
+    if waiting.block_hashes:
+        keys = waiting.block_hashes[len(hits) // groups : hashed_blocks]
+        if groups > 1:
+            keys = tuple([group_hash(key, group) for key in keys for group in range(groups)])
+        pool = pools.insert_hashes(pool, list(zip(keys, new_pages.tolist())))
+    return Allocation(pool, hits, new_pages, hit_tokens, hashed_blocks)
+
+
+def new_row(
+    config: SchedulerConfig,
+    request: Request,
+    waiting: Waiting,
+    allocation: Allocation,
+    tokens: int,
+    tokens_at: int,
+    table_at: int,
+) -> np.ndarray:
+    """The admitted request's column of the matrix (int64[FIELD_COUNT])."""
+    sampling, computed = request.sampling, allocation.hit_tokens + tokens
+    row = np.zeros(fields.FIELD_COUNT, dtype=np.int64)
+    row[fields.ID], row[fields.KNOWN], row[fields.COMPUTED] = request.id, waiting.known, computed
+    row[fields.PLACEHOLDERS] = computed == waiting.known
+    row[fields.LIMIT] = request.prompt_length + sampling.max_tokens
+    row[fields.BLOCKS] = (len(allocation.hits) + len(allocation.new_pages)) // config.group_count
+    row[fields.HASHED_BLOCKS], row[fields.PROMPT] = allocation.hashed_blocks, request.prompt_length
+    row[fields.PREEMPTION_COUNT], row[fields.PRIORITY] = waiting.preemption_count, request.priority
+    row[fields.FLAGS] = fields.IGNORE_EOS * sampling.ignore_eos + fields.OWN_STOPS * bool(sampling.stop_token_ids)
+    row[fields.MIN_KNOWN] = request.prompt_length + sampling.min_tokens
+    row[fields.TABLE_HASH] = table_hash(np.concatenate((allocation.hits, allocation.new_pages)))
+    row[fields.CACHED] = allocation.hit_tokens if waiting.cached < 0 else waiting.cached
+    row[fields.TOKENS_AT], row[fields.TOKENS_SIZE] = tokens_at, tokens_size(request, waiting)
+    row[fields.TABLE_AT], row[fields.TABLE_SIZE] = table_at, table_size(config, request)
+    parent = (
+        waiting.block_hashes[allocation.hashed_blocks - 1]
+        if waiting.block_hashes and allocation.hashed_blocks
+        else request.root
+    )
+    row[fields.BLOCK_HASH_0 :] = np.frombuffer(parent, dtype=np.int64)
+    return row
+
+
+def table_hash(blocks: np.ndarray) -> int:
+    """The hash of a block table, as an int64 cell of the row stores its 64 bits."""
+    word = columns.impl.array_hash(blocks.astype(np.int64))
+    return word - 2**64 if word >= 2**63 else word
+
+
+def tokens_size(request: Request, waiting: Waiting) -> int:
+    """The size of the history's extent. It is not always the maximum, because the default `max_tokens` is large and most
+    answers are short.
+    """
+    return min(request.prompt_length + request.sampling.max_tokens, waiting.known + TOKENS_SPARE)
+
+
+def table_size(config: SchedulerConfig, request: Request) -> int:
+    return blocks_for(request.prompt_length + request.sampling.max_tokens, config.block_size) * config.group_count
+
+
+def write_history(tokens: Extents, waiting: Waiting, at: int) -> Extents:
+    return extents.write(tokens, slice(at, at + waiting.known), np.frombuffer(waiting.tokens, dtype="<i4"))
+
+
+def write_table(tables: Extents, allocation: Allocation, at: int) -> Extents:
+    blocks = np.concatenate((allocation.hits, allocation.new_pages))
+    return extents.write(tables, slice(at, at + len(blocks)), blocks)

@@ -1,0 +1,29 @@
+"""Block hashes: a block's hash is a digest of every token up to the end of the block.
+
+hash(block i) = blake2b-128(hash(block i - 1) || tokens of block i), starting from a root made of the cache salt. The
+digest is cryptographic because a client that could make two prompts collide could read another client's cache. Salts
+and blocks are hashed in different domains. Otherwise a salt that spells a hash and a block's tokens would be the root
+of another request's blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from vnext.state.store import columns
+from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
+
+SALT_LIKE_A_BLOCK = b"cache salt"
+"""Personalises the digest of a salt as long as a hash and a block's tokens; other lengths cannot be confused with a block."""
+
+
+def root_hash(cache_salt: str, block_size: int) -> bytes:
+    """The parent of a request's first block; requests with different salts share nothing."""
+    salt = cache_salt.encode()
+    person = SALT_LIKE_A_BLOCK if len(salt) == BLOCK_HASH_SIZE + 4 * block_size else b""
+    return hashlib.blake2b(salt, digest_size=BLOCK_HASH_SIZE, person=person).digest()
+
+
+def block_hashes(parent: bytes, tokens: bytes, block_size: int) -> tuple[bytes, ...]:
+    """The hashes of all full blocks of a token history (int32 bytes), first to last."""
+    return columns.impl.block_hashes(parent, tokens, block_size)

@@ -1,0 +1,46 @@
+"""Feasibility: a request that could never be served is refused at arrival, before it becomes an event.
+
+The reducer asserts the same function, so a log cannot hold such a request either.
+"""
+
+from __future__ import annotations
+
+from vnext.state.config import SchedulerConfig
+from vnext.state.events import RequestArrived
+from vnext.state.windows import pages_needed
+
+
+def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
+    """One sentence that says why this request can never be served, or None."""
+    prompt, wanted = len(arrival.prompt) // 4, arrival.sampling.max_tokens
+    if prompt == 0 or len(arrival.prompt) % 4:
+        return "the prompt is empty: send at least one token"
+    if wanted < 1:
+        return f"max_tokens is {wanted}: ask for at least 1"
+    if prompt + wanted > config.max_model_len:
+        return (
+            f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
+            f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
+        )
+    if pages_needed(config, prompt + wanted - 1) > config.page_count:
+        return _too_large(config, prompt, wanted)
+    if not config.chunked_prefill and prompt + wanted - 1 > config.max_num_batched_tokens:
+        return (
+            f"the request may reach {prompt + wanted} tokens, more than the {config.max_num_batched_tokens} of one step, and "
+            "chunked prefill is off: shorten it, raise --max-num-batched-tokens or switch chunked prefill on"
+        )
+    return None
+
+
+def _too_large(config: SchedulerConfig, prompt: int, wanted: int) -> str:
+    if not config.windows:
+        capacity = config.page_count * config.block_size
+        return (
+            f"the prompt has {prompt} tokens and max_tokens is {wanted}, more than the cache's {capacity}: "
+            "shorten the request or start the engine with a larger cache"
+        )
+    pages = pages_needed(config, prompt + wanted - 1)
+    return (
+        f"the prompt has {prompt} tokens and max_tokens is {wanted}, which may take {pages} blocks at once where the cache has "
+        f"{config.page_count}: shorten the request, lower --max-num-batched-tokens or start the engine with a larger cache"
+    )

@@ -1,0 +1,162 @@
+"""Fold StepCommitted: sampled tokens become known, full blocks are hashed, finished requests leave.
+
+Samples of a request that has since been preempted, aborted or finished are dropped. The state recognises them by the
+request's id and `preemption_count`, not by counting: it knows which steps are in flight and what each of them samples.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import xxhash
+
+from vnext.state.errors import IllegalEvent, require
+from vnext.state.events import StepCommitted, unpack_tokens
+from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, without_rows
+from vnext.state.lifecycle import Change
+from vnext.state.state import Counters, State
+from vnext.state.store import columns, extents, fields
+from vnext.state.store.rows import Rows, find_rows
+
+replace = msgspec.structs.replace
+
+
+class MatchedSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Which row takes which token: `rows` int64[n], `tokens` int32[n], `samples` int64[n] (indices of the step's samples).
+
+    `stopped` and `at_limit` (bool[n]) mark requests that end; `ended` counts them.
+    """
+
+    rows: np.ndarray
+    tokens: np.ndarray
+    samples: np.ndarray
+    stopped: np.ndarray
+    at_limit: np.ndarray
+    ended: int
+
+
+Effects = MatchedSamples | None
+"""The effects of an event beyond the state. A commit gives tokens to requests; `outputs` derives the clients' news from it."""
+
+
+def match_samples(state: State, event: StepCommitted) -> MatchedSamples:
+    """Match the oldest step's samples with the rows whose `preemption_count` has not changed since."""
+    if not state.in_flight:
+        raise IllegalEvent(f"step {event.step} committed with no step in flight")
+    if event.step != state.in_flight[0].step:
+        raise IllegalEvent(f"step {event.step} committed where step {state.in_flight[0].step} is due")
+    if len(event.tokens) % 4:
+        raise IllegalEvent(f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
+    sampled = unpack_tokens(event.tokens)
+    return _match_in_place(state, sampled) or _match_one_by_one(state, sampled)
+
+
+def _match_in_place(state: State, sampled: np.ndarray) -> MatchedSamples | None:
+    """The usual case: the step's requests are still the first rows. Returns None if they are not."""
+    scheduled, count = state.in_flight[0], len(sampled)
+    places, ends = np.empty((2, count), dtype=np.int64), np.empty((2, count), dtype=bool)
+    eos = np.array(state.config.eos_token_ids, dtype=np.int64)
+    found = columns.impl.match_samples(
+        state.rows.cells, scheduled.entries, scheduled.samples, sampled, eos, places, ends
+    )
+    if found is None:
+        return None
+    (rows, samples), (stopped, at_limit), (own_stops, ended) = places, ends, found
+    if own_stops:
+        stopped |= _own_stops(state, rows, sampled)
+        ended = int(np.count_nonzero(stopped | at_limit))
+    return MatchedSamples(rows=rows, tokens=sampled, samples=samples, stopped=stopped, at_limit=at_limit, ended=ended)
+
+
+def _match_one_by_one(state: State, sampled: np.ndarray) -> MatchedSamples:
+    """The general case: some requests have left, or have been preempted and admitted again."""
+    scheduled = state.in_flight[0]
+    asked, step = scheduled.samples.nonzero()[0], scheduled.step
+    require(len(sampled) == len(asked), f"step {step} sampled {len(sampled)} tokens where {len(asked)} were asked for")
+    require(len(sampled) == 0 or int(sampled.min()) >= 0, f"step {step} sampled a negative token id")
+    found = find_rows(state.rows, scheduled.ids[asked], scheduled.preemption_counts[asked])
+    alive = (found >= 0).nonzero()[0]
+    rows, tokens = found[alive], sampled[alive]
+    stopped = _ends(state, rows, tokens) | _own_stops(state, rows, tokens)
+    at_limit = state.rows.known[rows] + 1 >= state.rows.limit[rows]
+    ended = int(np.count_nonzero(stopped | at_limit))
+    return MatchedSamples(rows=rows, tokens=tokens, samples=alive, stopped=stopped, at_limit=at_limit, ended=ended)
+
+
+def _ends(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is one of the model's end tokens, not ignored and not before `min_tokens` (bool[n])."""
+    cells, ids = state.rows.cells, state.config.eos_token_ids
+    if not ids:
+        return np.zeros(len(rows), dtype=bool)
+    heeded = (cells[fields.FLAGS, rows] & fields.IGNORE_EOS) == 0
+    late = cells[fields.KNOWN, rows] + 1 > cells[fields.MIN_KNOWN, rows]
+    ends: np.ndarray = (tokens[:, None] == np.array(ids)).any(axis=1) & heeded & late  # np.isin costs ten times as much for few ids
+    return ends
+
+
+def _own_stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is one of its request's own stop tokens and not before `min_tokens` (bool[n])."""
+    cells = state.rows.cells
+    stops = np.zeros(len(rows), dtype=bool)
+    for place in (cells[fields.FLAGS, rows] & fields.OWN_STOPS).nonzero()[0].tolist():
+        row = rows[place]
+        request = state.requests[int(cells[fields.ID, row])]
+        late = cells[fields.KNOWN, row] + 1 > cells[fields.MIN_KNOWN, row]
+        stops[place] = late and int(tokens[place]) in request.sampling.stop_token_ids
+    return stops
+
+
+def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, MatchedSamples]:
+    """The state without the oldest step in flight, and the samples matched to rows. IllegalEvent if `event` is not its result."""
+    matched = match_samples(state, event)
+    done = np.sort(matched.rows[matched.stopped | matched.at_limit]) if matched.ended else NO_ROWS
+    state = _take_tokens(state, matched)
+    state = replace(
+        state,
+        pool=hash_full_blocks(state, done, given_back=True),
+        in_flight=state.in_flight[1:],
+        committed=state.committed + 1,
+        token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
+    )
+    return finish(state, done.tolist(), Change.FINISH) if len(done) else state, matched
+
+
+def _take_tokens(state: State, matched: MatchedSamples) -> State:
+    rows, tokens = state.rows, extents.own(state.tokens)
+    cells = np.empty_like(rows.cells)
+    if not columns.impl.take_tokens(rows.cells, cells, matched.rows, matched.tokens, tokens.arena.data):
+        return _take_tokens(_with_places(replace(state, tokens=tokens), matched), matched)
+    counters = state.counters
+    return replace(
+        state,
+        rows=Rows(cells),
+        tokens=tokens,
+        counters=replace(counters, generated_tokens=counters.generated_tokens + len(matched.rows)),
+    )
+
+
+def _with_places(state: State, matched: MatchedSamples) -> State:
+    """Move full histories to extents twice as large. This is rare (see allocate.TOKENS_SPARE)."""
+    rows = state.rows
+    sizes = rows.cells[fields.TOKENS_SIZE]
+    full = matched.rows[rows.known[matched.rows] >= sizes[matched.rows]]
+    return move_tokens(state, full, np.minimum(2 * sizes[full], rows.limit[full]))
+
+
+def finish(state: State, gone: list[int], change: Change) -> State:
+    """Remove these rows and forget their requests; their blocks are released last first."""
+    pool = state.pool
+    for row in gone:
+        pool = release_row(state, pool, row)
+    ids = state.rows.id[gone].tolist()
+    return replace(
+        state, pool=pool, rows=without_rows(state.rows, gone), requests=state.requests.without(ids),
+        counters=count_ended(state, len(gone), change),
+    )
+
+
+def count_ended(state: State, count: int, change: Change) -> Counters:
+    counters = state.counters
+    if change is Change.FINISH:
+        return replace(counters, finished=counters.finished + count)
+    return replace(counters, aborted=counters.aborted + count)

@@ -1,0 +1,271 @@
+"""Fold StepPlanned: preempt, advance, hash full blocks, admit, and record the step in flight.
+
+The order is part of the meaning. Running rows take their pages first, in order. Admitted requests follow, and one may
+share blocks that another request admitted before it completes in this same step, because a step writes all keys and
+values of a layer before any query reads them. Then the blocks that running rows complete enter the prefix index, and
+pages that no later step reads are given back last.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.state import pool as pools
+from vnext.state.allocate import (
+    allocate,
+    fits,
+    hit_tokens_of,
+    new_row,
+    prefix_hits,
+    table_size,
+    tokens_size,
+    write_history,
+    write_table,
+)
+from vnext.state.block_hash import block_hashes
+from vnext.state.errors import IllegalEvent, require
+from vnext.state.events import StepPlanned
+from vnext.state.expected import Work, expected_work, work_of
+from vnext.state.state import Counters, State, StepInFlight, Waiting
+from vnext.state.store import columns, extents, fields
+from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
+from vnext.state.waiting_queue import dequeue, enqueue
+from vnext.state.windows import give_back, row_blocks, window_bytes
+
+replace = msgspec.structs.replace
+NO_ROWS = np.empty(0, dtype=np.int64)
+ALL_SEEN = bytes(8)  # one group with full attention, as `columns.hash_full_blocks` takes windows
+
+
+def fold_step_planned(state: State, event: StepPlanned) -> State:
+    """The state in which the step runs. IllegalEvent, with nothing changed, if the plan breaks a bound."""
+    _require_due(state, event)
+    if event.preempted:
+        state = preempt(state, event.preempted)
+    work = planned_work(state, event.changed)
+    starts, tokens, total = state.rows.computed, work.tokens, work.tokens_sum
+    state = advance(state, work)
+    if event.admitted:
+        state, added_starts, added_tokens = _admit_all(state, event.admitted)
+        starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
+        total += int(added_tokens.sum())
+    if not 0 < total <= state.config.max_num_batched_tokens:
+        raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.max_num_batched_tokens} are allowed")
+    scheduled = _step_in_flight(state, starts, tokens, total)
+    pool = hash_full_blocks(state)
+    if state.config.windows:
+        pool = give_back(replace(state, pool=pool), starts)
+    return replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled))
+
+
+def _require_due(state: State, event: StepPlanned) -> None:
+    """Require that this step is the next, that the pipeline has room, and that no plan both admits and preempts."""
+    if event.step != state.planned:
+        raise IllegalEvent(f"step {event.step} planned where step {state.planned} is due")
+    if len(state.in_flight) >= state.config.pipeline_depth:
+        raise IllegalEvent(f"step {event.step} planned with {len(state.in_flight)} steps in flight already")
+    if event.preempted and event.admitted:
+        raise IllegalEvent("a plan that preempts may not admit")
+
+
+def _step_in_flight(state: State, starts: np.ndarray, tokens: np.ndarray, total: int) -> StepInFlight:
+    """The step in flight: one entry for each row that has tokens."""
+    rows = len(tokens)
+    entries, samples = np.empty((4, rows), dtype=np.int64), np.empty(rows, dtype=bool)
+    count = columns.impl.step_entries(state.rows.cells, starts, tokens, entries, samples)
+    if count < rows:
+        entries, samples = entries[:, :count].copy(), samples[:count]
+    return StepInFlight(state.planned, entries, samples, total)
+
+
+# ---- preemption --------------------------------------------------------------------------------------------------
+
+
+def preempt(state: State, preempted: tuple[int, ...]) -> State:
+    """Preempt the rows in the given order: release their blocks and return them to the queue."""
+    require(len(set(preempted)) == len(preempted), "a row preempted twice in one plan")
+    require(all(0 <= row < len(state.rows) for row in preempted), f"no such rows to preempt: {preempted}")
+    pool = state.pool
+    for row in preempted:
+        pool = release_row(state, pool, row)
+        state = enqueue(state, _back_in_queue(state, row))
+    counters = replace(state.counters, preempted=state.counters.preempted + len(preempted))
+    return replace(state, pool=pool, rows=without_rows(state.rows, preempted), counters=counters)
+
+
+def _back_in_queue(state: State, row: int) -> Waiting:
+    """The queue entry of a preempted row: its known tokens. Samples not yet committed are drawn again, with the same result."""
+    rows, config = state.rows, state.config
+    request = state.requests[int(rows.id[row])]
+    tokens = row_tokens(state, row).tobytes()
+    return Waiting(
+        id=request.id,
+        priority=request.priority,
+        tokens=tokens,
+        block_hashes=block_hashes(request.root, tokens, config.block_size) if config.prefix_caching else (),
+        preemption_count=int(rows.preemption_count[row]) + 1,
+        cached=int(rows.cells[fields.CACHED, row]),
+    )
+
+
+def release_row(state: State, pool: pools.Pool, row: int) -> pools.Pool:
+    """The pool without this row's holds. The last block is freed first, so the beginning of a prefix outlives its end."""
+    return pools.release(pool, row_blocks(state, row)[::-1])
+
+
+def row_tokens(state: State, row: int) -> np.ndarray:
+    """The known tokens of one row (int32[known], read-only)."""
+    return extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
+
+
+def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
+    keep = np.ones(len(rows), dtype=bool)
+    keep[list(gone)] = False
+    return kept_rows(rows, keep)
+
+
+# ---- running rows ------------------------------------------------------------------------------------------------
+
+
+def planned_work(state: State, changed: tuple[tuple[int, int], ...]) -> Work:
+    """The work of each row: the expected work with the plan's changes."""
+    work = expected_work(state.config, state.rows)
+    if not changed:
+        return work
+    wanted, tokens = wants(state.rows), work.tokens.copy()
+    for row, count in changed:
+        require(0 <= row < len(tokens), f"no such row: {row}")
+        require(0 <= count <= wanted[row], f"row {row} cannot take {count} tokens: it wants {wanted[row]}")
+        tokens[row] = count
+    return work_of(state.config, state.rows, tokens)
+
+
+def advance(state: State, work: Work) -> State:
+    """Every row computes its tokens and takes its pages, in row order."""
+    rows, pool, tables = state.rows, state.pool, state.tables
+    if len(rows) == 0:
+        return state
+    if work.pages_sum > pool.free:
+        raise IllegalEvent(f"a plan needs {work.pages_sum} blocks where {pool.free} are free")
+    cells = np.empty_like(rows.cells)
+    columns.impl.advance(rows.cells, cells, work.tokens, work.blocks)
+    if work.pages_sum:
+        pool, blocks = pools.take(pool, work.pages_sum)
+        tables = extents.own(tables)
+        groups = len(state.config.windows) or 1
+        columns.impl.write_tables(cells, work.blocks, blocks, tables.arena.data, groups)
+    return replace(state, rows=Rows(cells), pool=pool, tables=tables)
+
+
+def hash_full_blocks(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
+    """The pool with hashes for the blocks whose tokens are all known and computed.
+
+    `given_back`: whether the rows have already given back the pages outside their windows; a plan does so last. Writes
+    HASHED_BLOCKS and BLOCK_HASH of the rows, so the matrix must belong to this state alone. The last token of a row in
+    `ended` does not count: whether a step in flight computes it depends on the pipeline's depth, and the contents of the
+    prefix index must not.
+    """
+    config, cells = state.config, state.rows.cells
+    if not config.prefix_caching or cells.shape[1] == 0:
+        return state.pool
+    arenas = state.tokens.arena.data, state.tables.arena.data
+    windows = window_bytes(config.windows, given_back) if config.windows else ALL_SEEN
+    pairs = columns.impl.hash_full_blocks(cells, ended, *arenas, config.block_size, windows)
+    return pools.insert_hashes(state.pool, pairs) if pairs else state.pool
+
+
+# ---- admission ---------------------------------------------------------------------------------------------------
+
+
+def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[State, np.ndarray, np.ndarray]:
+    """Admit waiting requests in order; returns the state, their first computed positions and their tokens."""
+    places = [place for place, _ in admitted]
+    require(len(set(places)) == len(places), "a request admitted twice in one plan")
+    require(all(0 <= place < len(state.waiting) for place in places), f"no such places in the queue: {places}")
+    room = state.config.max_num_seqs - len(state.rows)
+    require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
+    entries = [state.waiting[place] for place in places]
+    state = _with_room(state, *_places_for(state, entries))
+    rows, starts = [], []
+    for entry, (_, tokens) in zip(entries, admitted):
+        state, row, start = admit(state, entry, tokens)
+        rows.append(row)
+        starts.append(start)
+    counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
+    state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows))
+    return state, np.array(starts, dtype=np.int64), counts
+
+
+def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:
+    """The number of places that the histories and the tables of these requests need."""
+    pairs = [(state.requests[entry.id], entry) for entry in entries]
+    histories = sum(tokens_size(request, entry) for request, entry in pairs)
+    return histories, sum(table_size(state.config, request) for request, _ in pairs)
+
+
+def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarray, int]:
+    """The state with a request's pages, history and table; the row it becomes; and the first position computed.
+
+    Changes neither the rows nor the queue.
+    """
+    config, request = state.config, state.requests[waiting.id]
+    hits = prefix_hits(config, state.pool, waiting)
+    start = hit_tokens_of(config, hits)
+    require(1 <= tokens <= waiting.known - start, f"request {waiting.id} cannot start with {tokens} tokens")
+    require(fits(config, state.pool, hits, tokens), f"no blocks for request {waiting.id}")
+    allocation = allocate(config, state.pool, waiting, hits, tokens)
+    histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
+    tables, table_at = extents.reserve(state.tables, table_size(config, request))
+    row = new_row(config, request, waiting, allocation, tokens, tokens_at, table_at)
+    return replace(
+        state,
+        pool=allocation.pool,
+        tokens=write_history(histories, waiting, tokens_at),
+        tables=write_table(tables, allocation, table_at),
+        counters=_counted(state, waiting, request.prompt_length, start),
+    ), row, start
+
+
+def _counted(state: State, waiting: Waiting, prompt_length: int, hit_tokens: int) -> Counters:
+    counters = state.counters
+    first = waiting.cached < 0
+    return replace(
+        counters,
+        prompt_tokens=counters.prompt_tokens + prompt_length * first,
+        prefix_queried_tokens=counters.prefix_queried_tokens + waiting.known * bool(state.config.prefix_caching),
+        prefix_hit_tokens=counters.prefix_hit_tokens + hit_tokens,
+    )
+
+
+def _with_room(state: State, tokens_places: int, table_places: int) -> State:
+    """The state with arenas that have at least this many places left."""
+    if state.tokens.used + tokens_places > state.tokens.capacity:
+        rows = state.rows
+        tokens, at = extents.compact(
+            state.tokens, rows.tokens_at, rows.known, rows.cells[fields.TOKENS_SIZE], tokens_places
+        )
+        state = replace(state, tokens=tokens, rows=_with_cells(rows, {fields.TOKENS_AT: at}))
+    if state.tables.used + table_places > state.tables.capacity:
+        rows = state.rows
+        counts, sizes = rows.blocks * state.config.group_count, rows.cells[fields.TABLE_SIZE]
+        tables, at = extents.compact(state.tables, rows.table_at, counts, sizes, table_places)
+        state = replace(state, tables=tables, rows=_with_cells(rows, {fields.TABLE_AT: at}))
+    return state
+
+
+def move_tokens(state: State, moving: np.ndarray, sizes: np.ndarray) -> State:
+    """Move the histories of the rows `moving` (int64[n]) to extents of the given `sizes` (int64[n]); the others stay."""
+    state = _with_room(state, int(sizes.sum()), 0)
+    rows = state.rows
+    tokens, at = extents.move(state.tokens, rows.tokens_at[moving], rows.known[moving], sizes)
+    cells = rows.cells.copy()
+    cells[fields.TOKENS_AT, moving], cells[fields.TOKENS_SIZE, moving] = at, sizes
+    return replace(state, tokens=tokens, rows=Rows(cells))
+
+
+def _with_cells(rows: Rows, fields: dict[int, np.ndarray]) -> Rows:
+    cells = rows.cells.copy()
+    for field, values in fields.items():
+        cells[field] = values
+    return Rows(cells)

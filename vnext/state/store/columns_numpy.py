@@ -1,0 +1,285 @@
+"""Columns in numpy: the arithmetic of one step over the rows, the plain form that defines each function.
+
+`_columns.c` is the compiled form; tests compare the two on every call of seeded runs. Functions fill their `out`
+arguments and only read the others. Cells are int64[FIELD_COUNT, R] as in rows.py.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+from vnext.state.store import fields
+
+BLOCK_HASH_SIZE = 16
+TURN_WORK_LINES = 6
+PLACE, VALUE, START, FIRST, SECOND = np.array(
+    (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB), dtype=np.uint64
+)
+RIGHT_30, RIGHT_27, RIGHT_31 = np.array((30, 27, 31), dtype=np.uint64)
+
+
+def group_hash(key: bytes, group: int) -> bytes:
+    """The hash of a block's page in one group of layers. In group 0 it is the block hash itself."""
+    return key[:-1] + bytes((key[-1] ^ group,)) if group else key
+
+
+def expected(cells: np.ndarray, out: np.ndarray, budget: int, threshold: int, size: int) -> tuple[int, int]:
+    """Fill `out` int64[2, R] with the new tokens of each row and the blocks it lacks for them; returns both sums.
+
+    A row gets what it wants, limited by the threshold (0: none) and by the remaining budget.
+    """
+    wants = np.minimum(cells[fields.KNOWN] + cells[fields.PLACEHOLDERS], cells[fields.LIMIT] - 1) - cells[fields.COMPUTED]
+    if threshold:
+        wants = np.minimum(wants, threshold)
+    ends = np.cumsum(wants)
+    out[0] = np.minimum(np.maximum(budget - (ends - wants), 0), wants)
+    return int(np.add.reduce(out[0])), needed(cells, out[0], out[1], size)
+
+
+def needed(cells: np.ndarray, tokens: np.ndarray, out_need: np.ndarray, size: int) -> int:
+    """Fill `out_need` (int64[R]) with the blocks that each row lacks to compute `tokens` more; returns their sum."""
+    lacks = -(-(cells[fields.COMPUTED] + tokens) // size) - cells[fields.BLOCKS]
+    np.maximum(lacks, 0, out=out_need)
+    return int(np.add.reduce(out_need))
+
+
+def advance(cells: np.ndarray, out_cells: np.ndarray, tokens: np.ndarray, need: np.ndarray) -> int:
+    """Fill `out_cells` with the matrix after a plan: tokens computed, placeholders owed, blocks held. Returns the
+    number of rows scheduled.
+    """
+    out_cells[:] = cells
+    out_cells[fields.COMPUTED] += tokens
+    caught_up = out_cells[fields.COMPUTED] == cells[fields.KNOWN] + cells[fields.PLACEHOLDERS]
+    out_cells[fields.PLACEHOLDERS] += (tokens > 0) & caught_up
+    out_cells[fields.BLOCKS] += need
+    return int(np.count_nonzero(tokens))
+
+
+def write_tables(cells: np.ndarray, need: np.ndarray, blocks: np.ndarray, arena: np.ndarray, groups: int) -> None:
+    """Append the new pages `blocks` to the tables, row by row, `groups` pages for each block, and update TABLE_HASH.
+
+    `cells` is the advanced matrix; `need` is the number of new blocks of each row.
+    """
+    need = need * groups
+    ends = np.cumsum(need)
+    firsts = cells[fields.BLOCKS] * groups - need
+    at = np.arange(len(blocks)) + np.repeat(firsts - (ends - need), need)
+    rows = np.repeat(np.arange(len(need)), need)
+    arena[cells[fields.TABLE_AT, rows] + at] = blocks
+    np.add.at(cells[fields.TABLE_HASH].view(np.uint64), rows, place_hash(at, blocks))
+
+
+def place_hash(places: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A hash of each pair of place and value (uint64[...]): the finaliser of SplitMix64 over both."""
+    x: np.ndarray = values.astype(np.uint64) * VALUE
+    x += places.astype(np.uint64) * PLACE + START
+    x ^= x >> RIGHT_30
+    x *= FIRST
+    x ^= x >> RIGHT_27
+    x *= SECOND
+    x ^= x >> RIGHT_31
+    return x
+
+
+def array_hash(values: np.ndarray) -> int:
+    """The sum of the place hashes of a whole array (int64[n]), modulo 2**64. It depends on the contents only, not on
+    the order of changes.
+    """
+    return int(np.add.reduce(place_hash(np.arange(len(values)), values)))
+
+
+def exchange(store: np.ndarray, places: np.ndarray, values: np.ndarray) -> int:
+    """Swap `values` with the contents of int64 `store` at int32 `places`. Returns the change of the store's hash."""
+    before = store[places]
+    new, old = place_hash(places, np.array((values, before)))
+    change = np.add.reduce(new - old)
+    store[places] = values
+    values[:] = before
+    return int(change)
+
+
+def oldest(queue: np.ndarray, status: np.ndarray, head: int, used: int, out_blocks: np.ndarray) -> int:
+    """Fill `out_blocks` with the oldest valid pages of the queue [head, used); returns the head behind them.
+
+    An entry is valid if the page's status is its place in the queue. Raises ValueError if there are too few.
+    """
+    window = queue[head:used]
+    valid = (status[window] == np.arange(head, used)).nonzero()[0][: len(out_blocks)]
+    if len(valid) < len(out_blocks):
+        raise ValueError(f"the queue holds {len(out_blocks) - len(valid)} blocks fewer than counted")
+    out_blocks[:] = window[valid]
+    return head + int(valid[-1]) + 1
+
+
+def released(status: np.ndarray, blocks: np.ndarray, at: int, out_status: np.ndarray, out_freed: np.ndarray) -> int:
+    """Remove one holder from each page: fill `out_status` (int64[n]) with the new status of `blocks`.
+
+    Freed pages take the places of the queue from `at` on, in order. Returns the number of freed pages, which are the
+    first entries of `out_freed` (int32[n]).
+    """
+    left = status[blocks] + 1
+    freed = (left == 0).nonzero()[0]
+    left[freed] = np.arange(at, at + len(freed))
+    out_status[:] = left
+    out_freed[: len(freed)] = blocks[freed]
+    return len(freed)
+
+
+def block_hashes(parent: bytes, tokens: bytes, size: int) -> tuple[bytes, ...]:
+    """The hashes of all full blocks of a history (int32 bytes), first to last."""
+    keys = []
+    for end in range(4 * size, len(tokens) + 1, 4 * size):
+        parent = blake2b(parent + tokens[end - 4 * size : end], digest_size=BLOCK_HASH_SIZE).digest()
+        keys.append(parent)
+    return tuple(keys)
+
+
+def hash_full_blocks(
+    cells: np.ndarray, ended: np.ndarray, tokens: np.ndarray, tables: np.ndarray, size: int, windows: bytes
+) -> list[tuple[bytes, int]]:
+    """Hash full blocks and return (hash, page) for each group, in rounds: the next block of every row first.
+
+    Writes HASHED_BLOCKS and BLOCK_HASH. The last token of rows in `ended` does not count. Pages that a group with a
+    window has given back get no hash. `windows`: int64 bytes, one window for each group, 0: none.
+    """
+    groups = len(windows) // 8
+    ready = cells[fields.KNOWN].copy()
+    ready[ended] -= 1
+    np.minimum(ready, cells[fields.COMPUTED], out=ready)
+    pairs: list[tuple[bytes, int]] = []
+    while len(rows := (ready >= (cells[fields.HASHED_BLOCKS] + 1) * size).nonzero()[0]):
+        for row in rows.tolist():
+            hashed_blocks, at, table = cells[[fields.HASHED_BLOCKS, fields.TOKENS_AT, fields.TABLE_AT], row].tolist()
+            words = tokens[at + hashed_blocks * size : at + (hashed_blocks + 1) * size].tobytes()
+            (key,) = block_hashes(cells[fields.BLOCK_HASH_0 :, row].tobytes(), words, size)
+            for group, window in enumerate(np.frombuffer(windows, dtype=np.int64).tolist()):
+                if window == 0 or hashed_blocks >= (int(cells[fields.COMPUTED, row]) - window + 1) // size:
+                    pairs.append((group_hash(key, group), int(tables[table + hashed_blocks * groups + group])))
+            cells[fields.HASHED_BLOCKS, row] += 1
+            cells[fields.BLOCK_HASH_0 :, row] = np.frombuffer(key, dtype=np.int64)
+    return pairs
+
+
+def step_entries(
+    cells: np.ndarray, starts: np.ndarray, tokens: np.ndarray, out: np.ndarray, out_samples: np.ndarray
+) -> int:
+    """Fill a step's entries, `out` int64[4, R] (ids, preemption counts, starts, counts) and `out_samples` bool[R];
+    returns the number of rows that have tokens.
+
+    A scheduled row with a placeholder samples in this step, because it has caught up with its known tokens.
+    """
+    scheduled = tokens.nonzero()[0]
+    count = len(scheduled)
+    lines = (cells[fields.ID], cells[fields.PREEMPTION_COUNT], starts, tokens)
+    for entries, line in zip(out, lines):
+        entries[:count] = line[scheduled]
+    out_samples[:count] = cells[fields.PLACEHOLDERS, scheduled] > 0
+    return count
+
+
+def lawful(cells: np.ndarray, size: int) -> bool:
+    """Whether all rows satisfy S2 and M4 of laws.py, which checks each part separately and has the messages."""
+    known, computed, blocks = cells[fields.KNOWN], cells[fields.COMPUTED], cells[fields.BLOCKS]
+    wrong = computed > known + cells[fields.PLACEHOLDERS]
+    wrong |= cells[fields.HASHED_BLOCKS] * size > np.minimum(computed, known)
+    wrong |= known >= cells[fields.LIMIT]
+    wrong |= blocks != -(-computed // size)
+    return not wrong.any()
+
+
+def bounds(entries: np.ndarray, samples: np.ndarray) -> tuple[int, int, int, int]:
+    """Of a step's entries (int64[4, n]): sum, minimum (0 if empty) and maximum of the token counts; number of rows that sample."""
+    counts = entries[3]
+    smallest = int(counts.min()) if len(counts) else 0
+    return int(counts.sum()), smallest, int(counts.max(initial=0)), int(np.count_nonzero(samples))
+
+
+def match_samples(
+    cells: np.ndarray,
+    entries: np.ndarray,
+    samples: np.ndarray,
+    sampled: np.ndarray,
+    eos: np.ndarray,
+    out_places: np.ndarray,
+    out_ends: np.ndarray,
+) -> tuple[bool, int] | None:
+    """Match a step's samples with its rows, if its requests are still the first rows.
+
+    Fills `out_places` int64[2, n] with rows and places, and `out_ends` bool[2, n] with whether a row stopped or is at
+    its limit. Returns whether a row has stop tokens of its own (not checked here) and the number of rows that end.
+    Returns None if requests have left or the tokens do not fit the step; the caller then matches them one by one.
+    """
+    asked = len(samples)
+    if asked > cells.shape[1]:
+        return None
+    same = (cells[fields.ID, :asked] == entries[0]).all() and (cells[fields.PREEMPTION_COUNT, :asked] == entries[1]).all()
+    rows = samples.nonzero()[0]
+    if not same or len(sampled) != len(rows) or (sampled < 0).any():
+        return None
+    known, flags = cells[fields.KNOWN, rows] + 1, cells[fields.FLAGS, rows]
+    out_places[:] = rows, np.arange(len(rows))
+    stops = (sampled[:, None] == eos).any(axis=1) & ((flags & fields.IGNORE_EOS) == 0)
+    out_ends[:] = stops & (known > cells[fields.MIN_KNOWN, rows]), known >= cells[fields.LIMIT, rows]
+    return bool((flags & fields.OWN_STOPS).any()), int(np.count_nonzero(out_ends[0] | out_ends[1]))
+
+
+def take_tokens(
+    cells: np.ndarray, out_cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray, arena: np.ndarray
+) -> bool:
+    """Fill `out_cells` with the matrix after a commit and write the tokens behind the histories. Returns False and
+    writes nothing if a history is full.
+    """
+    known = cells[fields.KNOWN, rows]
+    if (known >= cells[fields.TOKENS_SIZE, rows]).any():
+        return False
+    out_cells[:] = cells
+    out_cells[fields.KNOWN, rows] += 1
+    out_cells[fields.PLACEHOLDERS, rows] -= 1
+    arena[cells[fields.TOKENS_AT, rows] + known] = tokens
+    return True
+
+
+def turn(
+    step: tuple[np.ndarray, ...], stores: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], numbers: tuple[int, ...]
+) -> tuple[int, int, int, int, list[tuple[bytes, int]], list[tuple[bytes, int]]] | None:
+    """A steady turn: a commit after which all rows of the step continue, then the expected plan.
+
+    Runs the functions above in order, hashes the full blocks of both events and checks laws S1, S2 and M4. `step`:
+    cells, entries, samples, the tokens sampled, the model's end tokens. `stores`: histories, tables, the pool's queue
+    and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of the plan, rows that take a token (the first
+    of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`: budget, threshold, size, free pages, the
+    queue's head and places used, whether blocks are hashed, whether prompts are computed whole. Returns the plan's
+    entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the turn is
+    not steady; anything written by then is at places that no state may read.
+    """
+    (cells, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
+    out_cells, out_entries, out_asks, out_work, out_blocks = out
+    budget, threshold, size, free, head, used, caches, whole_prompts = numbers
+    count, given = cells.shape[1], len(sampled)
+    places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
+    if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
+        return None
+    if not take_tokens(cells, middle, places[0], sampled, histories):
+        return None
+    out_work[0, :given] = places[0]
+    committed = _names(middle, histories, tables, size, caches)
+    total, lacks = expected(middle, out_work[1:3], budget, threshold, size)
+    tokens, need = out_work[1:3]
+    if not lawful(middle, size) or not total or lacks > min(free, count):
+        return None
+    head = oldest(queue, status, head, used, out_blocks[:lacks]) if lacks else head
+    advance(middle, out_cells, tokens, need)
+    write_tables(out_cells, need, out_blocks[:lacks], tables, 1)
+    made = step_entries(out_cells, middle[fields.COMPUTED], tokens, out_entries, out_asks)
+    planned = _names(out_cells, histories, tables, size, caches)
+    computed, smallest, largest, asking = bounds(out_entries[:, :made], out_asks[:made])
+    holds = computed == total <= budget and smallest >= 1 and (not threshold or largest <= threshold)
+    holds = holds and (not whole_prompts or asking == made) and lawful(out_cells, size)
+    return (made, total, lacks, head, committed, planned) if holds else None
+
+
+def _names(cells: np.ndarray, histories: np.ndarray, tables: np.ndarray, size: int, caches: int) -> list[tuple[bytes, int]]:
+    """`hash_full_blocks` for one group without a window, where no request ends; an empty list if blocks are not hashed."""
+    return hash_full_blocks(cells, np.empty(0, np.int64), histories, tables, size, bytes(8)) if caches else []

@@ -1,0 +1,41 @@
+"""Fields: the data that a state keeps of each running request, one line of the rows' matrix (rows.py) for each field.
+
+Owns their order and names. `columns.h` has the same list; a test compares them.
+"""
+
+from __future__ import annotations
+
+# Decisions depend on these fields, and the digest reads them. TABLE_HASH is a hash of the block table (array_hash).
+(
+    ID,
+    KNOWN,
+    COMPUTED,
+    PLACEHOLDERS,
+    LIMIT,
+    BLOCKS,
+    HASHED_BLOCKS,
+    PROMPT,
+    PREEMPTION_COUNT,
+    PRIORITY,
+    FLAGS,
+    MIN_KNOWN,
+    CACHED,
+    TABLE_HASH,
+) = range(14)
+STRUCTURE_FIELD_COUNT = 14
+# Storage locations and block hashes. They differ in a redacted log.
+TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, BLOCK_HASH_0, BLOCK_HASH_1 = range(14, 20)
+FIELD_COUNT = 20
+
+IGNORE_EOS = 1
+OWN_STOPS = 2
+
+FIELD_NAMES = (
+    "id known computed placeholders limit blocks hashed_blocks prompt preemption_count priority flags min_known cached table_hash "
+    "tokens_at tokens_size table_at table_size block_hash_0 block_hash_1"
+).split()
+STORED_FIELD_NAMES = (
+    "id known computed pending limit blocks sealed prompt epoch priority flags min_known cached table_sum "
+    "tokens_at tokens_size table_at table_size chain_0 chain_1"
+).split()
+"""The names of the fields in logs and JSON answers, unchanged since the first version."""

@@ -1,0 +1,140 @@
+"""Rows: the running requests in running order, as the columns of one int64 matrix.
+
+Owns the operations on the matrix (fields.py lists its lines). With one matrix, a step copies one array, a finish
+compresses one array and a digest reads one array. The matrix of a state is never written again.
+
+Token positions of a request are half-open ranges, counted from its first prompt token:
+    [0, computed)                   in the cache, or planned to be before the next step runs
+    [computed, known)               token ids are known, but not yet computed
+    [known, known + placeholders)   sampled by steps in flight; only the ranks know these yet
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from vnext.state.store.fields import (
+    BLOCK_HASH_0,
+    BLOCKS,
+    COMPUTED,
+    FIELD_COUNT,
+    HASHED_BLOCKS,
+    ID,
+    KNOWN,
+    LIMIT,
+    PLACEHOLDERS,
+    PREEMPTION_COUNT,
+    PROMPT,
+    TABLE_AT,
+    TABLE_HASH,
+    TOKENS_AT,
+)
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """`cells` is int64[FIELD_COUNT, R]. Each property is one field over all rows: a view, not to be written."""
+
+    cells: np.ndarray
+
+    def __len__(self) -> int:
+        return self.cells.shape[1]
+
+    @property
+    def id(self) -> np.ndarray:
+        return self.cells[ID]
+
+    @property
+    def known(self) -> np.ndarray:
+        """Tokens whose ids are part of the state."""
+        return self.cells[KNOWN]
+
+    @property
+    def computed(self) -> np.ndarray:
+        """Tokens that are in the cache once all planned steps have run."""
+        return self.cells[COMPUTED]
+
+    @property
+    def placeholders(self) -> np.ndarray:
+        """Tokens that steps in flight will have sampled."""
+        return self.cells[PLACEHOLDERS]
+
+    @property
+    def limit(self) -> np.ndarray:
+        """The number of known tokens at which the request ends."""
+        return self.cells[LIMIT]
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return self.cells[BLOCKS]
+
+    @property
+    def hashed_blocks(self) -> np.ndarray:
+        """The number of leading blocks that are full and hashed."""
+        return self.cells[HASHED_BLOCKS]
+
+    @property
+    def prompt(self) -> np.ndarray:
+        return self.cells[PROMPT]
+
+    @property
+    def preemption_count(self) -> np.ndarray:
+        """The number of times this request was preempted. Results of steps planned before its last preemption are dropped."""
+        return self.cells[PREEMPTION_COUNT]
+
+    @property
+    def table_hash(self) -> np.ndarray:
+        """The hash of the block table that digests read: the bits of a 64-bit sum."""
+        return self.cells[TABLE_HASH]
+
+    @property
+    def tokens_at(self) -> np.ndarray:
+        return self.cells[TOKENS_AT]
+
+    @property
+    def table_at(self) -> np.ndarray:
+        return self.cells[TABLE_AT]
+
+    def block_hash(self, row: int) -> bytes:
+        """The hash of the last hashed block of one row (16 bytes)."""
+        return self.cells[BLOCK_HASH_0:, row].tobytes()
+
+
+def no_rows() -> Rows:
+    return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64))
+
+
+def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
+    """The rows for which `keep` (bool[R]) is true. The matrix stays contiguous, as the kernels of columns.py require."""
+    return Rows(np.compress(keep, rows.cells, axis=1))
+
+
+def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
+    """The rows followed by these columns (int64[FIELD_COUNT] each). The matrix stays contiguous."""
+    cells = np.empty((FIELD_COUNT, len(rows) + len(added)), dtype=np.int64)
+    cells[:, : len(rows)] = rows.cells
+    cells[:, len(rows) :] = np.array(added).T
+    return Rows(cells)
+
+
+def find_rows(rows: Rows, ids: np.ndarray, preemptions: np.ndarray) -> np.ndarray:
+    """The row of each request with this preemption count, -1 if it has left (int64[n])."""
+    count = len(ids)
+    if (
+        count <= len(rows)
+        and np.array_equal(rows.id[:count], ids)
+        and np.array_equal(rows.preemption_count[:count], preemptions)
+    ):
+        return np.arange(count)
+    places = {
+        (id_, preemptions): row
+        for row, (id_, preemptions) in enumerate(zip(rows.id.tolist(), rows.preemption_count.tolist()))
+    }
+    return np.array([places.get(pair, -1) for pair in zip(ids.tolist(), preemptions.tolist())], dtype=np.int64)
+
+
+def wants(rows: Rows) -> np.ndarray:
+    """The number of tokens that each row could compute now. The token at its limit is never computed, because nothing is
+    sampled after it.
+    """
+    return np.minimum(rows.known + rows.placeholders, rows.limit - 1) - rows.computed

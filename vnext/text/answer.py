@@ -1,0 +1,104 @@
+"""Answer: turns one request's outputs into text, obeys its stop strings and counts its tokens.
+
+Owns the pipeline: token -> text -> stop strings -> text to emit. Takes tokens one by one, so that the result does not depend
+on how outputs were merged in transit; tokens after a stop string are not part of the answer. The API server and the library
+share it; it sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from vnext.runtime.messages import RequestOutput, TokenLogprobs
+from vnext.sampling_params import SamplingParams
+from vnext.state.events import unpack_tokens
+from vnext.text.stops import StopScanner
+from vnext.text.tokenizer import Tokenizer
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """The change that one output made. `finish` is "" while the answer goes on, else "stop", "length" or "abort".
+
+    `tokens` are those whose text is part of the answer, `offsets` the number of characters before each of them (a character
+    of several tokens counts from the last token on), `logprobs` one entry for each, if requested. `token_ids` are all tokens of
+    the output, a stop token included; `token_count` counts the whole answer so far. `stop_reason` is the stop string or the
+    token of `stop_token_ids` that ended the answer; the model's own end tokens set none.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    token_ids: tuple[int, ...]
+    token_count: int
+    finish: str
+    stop_reason: str | int | None = None
+
+
+class Answer:
+    """The text of one request that continues the tokens `prompt`."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
+        self._stops = StopScanner(params.stop_strings(), params.include_stop_str_in_output)
+        self._show_stop_token = params.include_stop_str_in_output
+        self._stop_token_ids = params.stop_token_ids
+        self._min_tokens = params.min_tokens
+        self._length = 0
+        self.token_count = 0
+        self.cached_token_count = 0
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the text is searched for stop strings."""
+        return self._stops.is_needed
+
+    def plain_text(self, token: int) -> str:
+        """Take in one token of an answer that is not scanned and goes on; returns its text. `push` without the delta."""
+        self.token_count += 1
+        text = self._detokenizer.push(token)
+        self._length += len(text)
+        return text
+
+    def push(self, output: RequestOutput) -> Delta:
+        """Take in an output. If the delta finishes and the output does not, a stop string was found: abort the request."""
+        self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
+        tokens = unpack_tokens(output.tokens).tolist()
+        hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
+        shown = tokens[:-1] if hidden else tokens
+        texts, offsets = [], []
+        for token in shown:
+            if self._stops.found is None:
+                offsets.append(self._length)
+                texts.append(self._take(token))
+        if self._stops.found is None:
+            self.token_count += hidden
+            texts.append(self._end() if output.finish else "")
+        found = self._stops.found
+        taken = tokens if self._stops.found is None else shown[: len(offsets)]
+        return Delta(
+            text="".join(texts),
+            tokens=tuple(shown[: len(offsets)]),
+            offsets=tuple(offsets),
+            logprobs=output.logprobs[: len(offsets)],
+            token_ids=tuple(taken),
+            token_count=self.token_count,
+            finish=output.finish if found is None else "stop",
+            stop_reason=self._stop_token(output) if found is None else found,
+        )
+
+    def _take(self, token: int) -> str:
+        self.token_count += 1
+        text = self._detokenizer.push(token)
+        self._length += len(text)
+        if self.token_count <= self._min_tokens:
+            return text
+        return self._stops.push(text)
+
+    def _end(self) -> str:
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+
+    def _stop_token(self, output: RequestOutput) -> int | None:
+        return output.stop_token if output.stop_token in self._stop_token_ids else None

@@ -1,0 +1,181 @@
+"""Detokenizers: turn tokens into text as they come, without half characters, and in the end exactly as a whole decoding.
+
+Own the text that one answer still holds back. Emitted text never changes later: all pieces, joined with the result of
+`finish`, equal `decode(context + tokens)` without `decode(context)`. A byte-level text holds back an unfinished UTF-8
+character (at most three bytes). A text of pieces holds back a run of byte tokens until it ends, because one invalid byte
+turns the whole run into replacement marks. The one exception: a run longer than BYTE_RUN_MAX emits its complete characters.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from vnext.text.decoders import ByteLevel, Pieces
+
+BYTE_RUN_MAX = 64
+CONTEXT_TOKEN_COUNT = 8  # a UTF-8 character of at most four bytes never begins further back
+
+REPLACEMENT = "\ufffd"
+
+Spell = Callable[[int], str | None]  # a token as the vocabulary spells it; None: unknown, or to be skipped
+
+
+class Detokenizer(Protocol):
+    """One answer's text, in pieces."""
+
+    def push(self, token: int) -> str:
+        """Text that is certain now that this token has come; may be empty."""
+
+    def finish(self) -> str:
+        """The rest of the text; the answer ends here."""
+
+
+class ByteTokens(dict[int, tuple[bytes, str | None]]):
+    """Token -> its bytes, and its text where these are whole characters. Filled as tokens come; bounded by the vocabulary."""
+
+    def __init__(self, byte_level: ByteLevel, spell: Spell) -> None:
+        self._byte_level, self._spell = byte_level, spell
+
+    def __missing__(self, token: int) -> tuple[bytes, str | None]:
+        spelt = self._spell(token)
+        data = b"" if spelt is None else self._byte_level.token_bytes(spelt)
+        try:
+            found = data, data.decode()
+        except UnicodeDecodeError:
+            found = data, None
+        self[token] = found
+        return found
+
+
+class ByteLevelDetokenizer:
+    """Feeds each token's bytes to an incremental UTF-8 decoder; a token of whole characters bypasses it."""
+
+    def __init__(self, tokens: ByteTokens, context: Sequence[int] = ()) -> None:
+        self._tokens = tokens
+        self._decoder = _utf8_decoder()
+        self._is_open = False
+        for token in context[-CONTEXT_TOKEN_COUNT:]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        data, text = self._tokens[token]
+        if text is not None and not self._is_open:
+            return text
+        text = self._decoder.decode(data)
+        self._is_open = self._decoder.getstate()[0] != b""
+        return text
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class PieceTokens(dict[int, str | int | None]):
+    """Token -> its piece of text, its byte, or None for nothing. Filled as tokens come."""
+
+    def __init__(self, pieces: Pieces, spell: Spell) -> None:
+        self.pieces = pieces
+        self._spell = spell
+
+    def __missing__(self, token: int) -> str | int | None:
+        found: str | int | None = self._spell(token)
+        if found is not None:
+            byte = self.pieces.byte(found)
+            found = self.pieces.piece(found) if byte is None else byte
+        self[token] = found
+        return found
+
+
+class PieceDetokenizer:
+    """Pieces of text and runs of byte tokens."""
+
+    def __init__(self, tokens: PieceTokens, context: Sequence[int] = ()) -> None:
+        self._tokens = tokens
+        self._pieces = pieces = tokens.pieces
+        self._run = bytearray()
+        self._start = ""
+        self._at_start = pieces.strip_count > 0 or pieces.first_token_drops != ""
+        self._read_context(context)
+
+    def push(self, token: int) -> str:
+        found = self._tokens[token]
+        if found is None:
+            return ""
+        if isinstance(found, str):
+            return self._end_run() + self._from_start(found)
+        self._run.append(found)
+        return self._shorten_run() if len(self._run) > BYTE_RUN_MAX else ""
+
+    def finish(self) -> str:
+        return self._end_run()
+
+    def _read_context(self, context: Sequence[int]) -> None:
+        for found in map(self._tokens.__getitem__, context):
+            if not self._at_start:
+                break  # after a token or two
+            if found is not None:
+                self._from_start(found if isinstance(found, str) else chr(found))
+        for found in map(self._tokens.__getitem__, context[-CONTEXT_TOKEN_COUNT:]):
+            if found is not None:
+                self._run = bytearray() if isinstance(found, str) else self._run + bytes([found])
+        self._run = _unfinished(self._run)
+
+    def _from_start(self, text: str) -> str:
+        """The text without the part that is stripped at the start of the whole text."""
+        if not self._at_start:
+            return text
+        if self._pieces.first_token_drops:
+            self._at_start = False
+            return text.replace(self._pieces.first_token_drops, "")
+        self._start += text
+        kept = self._pieces.strip_start(self._start)
+        self._at_start = not kept and len(self._start) < self._pieces.strip_count
+        return kept
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        run, self._run = self._run, bytearray()
+        try:
+            return self._from_start(run.decode())
+        except UnicodeDecodeError:
+            return self._from_start(REPLACEMENT * len(run))
+
+    def _shorten_run(self) -> str:
+        rest = _unfinished(self._run)
+        complete, self._run = self._run[: len(self._run) - len(rest)], rest
+        return self._from_start(complete.decode(errors="replace"))
+
+
+class WholeDetokenizer:
+    """The simple implementation, for any decoder: it decodes everything again with each token, at quadratic cost."""
+
+    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._tokens = list(context)
+        self._given = decode(self._tokens)
+
+    def push(self, token: int) -> str:
+        self._tokens.append(token)
+        return self._give(self._decode(self._tokens).rstrip(REPLACEMENT))
+
+    def finish(self) -> str:
+        return self._give(self._decode(self._tokens))
+
+    def _give(self, text: str) -> str:
+        if not text.startswith(self._given):
+            return ""
+        given, self._given = self._given, text
+        return text[len(given) :]
+
+
+def _unfinished(run: bytearray) -> bytearray:
+    """The bytes at the end that begin a UTF-8 character without completing it; at most three."""
+    decoder = _utf8_decoder()
+    decoder.decode(bytes(run))
+    return bytearray(decoder.getstate()[0])
+
+
+def _utf8_decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("replace")

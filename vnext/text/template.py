@@ -1,0 +1,143 @@
+"""Chat template: renders messages into one text, in the format on which the model was trained.
+
+Owns the sandboxed environment in which a checkpoint's Jinja source runs, with the helpers that such sources expect, and the
+limit on its computing time: every loop iteration and every macro call checks the clock. If a template refuses the messages or
+fails on them, the error is the client's and contains the template's message.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vnext.sampling_params import InvalidRequest
+from vnext.text.tool_calls import form_of
+
+RENDER_LIMIT_S = 2.0
+# The errors that an expression can raise.
+_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+_TICK = "vnext_tick"
+_TICKS_PER_LOOK = 16
+
+
+class TemplateSlow(Exception):
+    """The template exceeded its time limit."""
+
+
+class TemplateUnreadable(Exception):
+    """The template cannot be read or is not valid Jinja: one sentence with the path or the line."""
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `tool_form`: how it makes the
+    model write tool calls, None where none can be read."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _compiled(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
+        self._special_tokens = dict(special_tokens)
+        self.tool_form = form_of(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        limit_s: float = RENDER_LIMIT_S,
+    ) -> str:
+        """The prompt's text. Raises InvalidRequest with the template's error message, and TemplateSlow after `limit_s` of this
+        thread's computing time."""
+        given = self._special_tokens | {"tools": None, "documents": None} | dict(variables)
+        try:
+            return self._template.render(
+                given, messages=messages, add_generation_prompt=add_generation_prompt, **{_TICK: _ticker(limit_s)}
+            )
+        except (jinja2.TemplateError, *_DATA_ERRORS) as error:
+            raise InvalidRequest(f"The model's chat template rejects these messages: {error}.", "messages") from error
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}`, which marks answers for training, renders as its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def read_template(path: str) -> str:
+    """The source in a user's file. Raises TemplateUnreadable."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateUnreadable(f"The chat template {path} cannot be read: {error}.") from error
+
+
+def _compiled(source: str) -> jinja2.Template:
+    """Compile with a check of the clock in every loop and macro: nothing else in a template can take long."""
+    environment = _environment()
+    tree = environment.parse(source)
+    for loop in tree.find_all(nodes.For):
+        if loop.test is not None:  # the test also runs for the elements that it leaves out
+            loop.test = nodes.And(_tick(), loop.test)
+    for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        block.body.insert(0, nodes.ExprStmt(_tick()))
+    tree.set_environment(environment)
+    return environment.template_class.from_code(environment, environment.compile(tree), environment.make_globals(None))
+
+
+def _tick() -> nodes.Call:
+    return nodes.Call(nodes.Name(_TICK, "load", lineno=0), [], [], None, None, lineno=0)
+
+
+def _ticker(limit_s: float) -> Callable[[], bool]:
+    """A function that raises TemplateSlow once this thread has computed for `limit_s`. It returns True, so that it can be the
+    test of a loop that leaves nothing out."""
+    end_s, count = time.thread_time() + limit_s, 0
+
+    def tick() -> bool:
+        nonlocal count
+        count += 1
+        if count % _TICKS_PER_LOOK == 0 and time.thread_time() > end_s:
+            raise TemplateSlow(f"{limit_s:g} s")
+        return True
+
+    return tick
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON without Jinja's HTML escapes, which no model was trained on."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
