@@ -26,7 +26,7 @@ CUDA_SOURCES = "vnext.kernels.cuda.sources"
 
 CORE = ["msgspec>=0.20", "numpy>=2.0", "xxhash>=3.5"]
 RUNTIME = ["torch>=2.11", "pyzmq>=26", "safetensors>=0.5", "huggingface_hub>=1.0", "tqdm>=4.66"]
-EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "prometheus_client>=0.21", "pyyaml>=6", "rich>=13", "tokenizers>=0.22"]
+EDGE = ["aiohttp>=3.11", "jinja2>=3.1", "llguidance>=1.7", "prometheus_client>=0.21", "pyyaml>=6", "rich>=13", "tokenizers>=0.22"]
 CUDA = [
     "cupy-cuda13x>=14",
     "numba-cuda>=0.30",
@@ -42,7 +42,9 @@ CUDA_TEST = [
     "nvidia-cuda-crt==13.0.88",
 ]
 DEV = [
+    "anthropic>=0.80",
     "hypothesis>=6.100",
+    "jsonschema>=4.23",
     "mypy>=2.4",
     "numba>=0.61",  # its simulator runs the CUDA index kernels in tests
     "openai>=2.0",

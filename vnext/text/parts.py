@@ -1,0 +1,45 @@
+"""Parts: what an answer's text consists of, in the order in which the model writes it.
+
+A dialect's parser turns text into parts; each API renders them in its own shape. The parts of a text do not depend on how
+the text is cut into pieces, except that neighbouring parts of one kind may arrive joined.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Words(msgspec.Struct, frozen=True):
+    """A piece of the answer itself."""
+
+    text: str
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """A piece of what the model thinks before it answers."""
+
+    text: str
+
+
+class CallBegun(msgspec.Struct, frozen=True):
+    """The model calls a tool. `index` counts the answer's calls from 0; `id` is the model's own, "" where it writes none."""
+
+    index: int
+    name: str
+    id: str = ""
+
+
+class CallArguments(msgspec.Struct, frozen=True):
+    """A piece of a call's arguments. The pieces of a call join to the text of one JSON object."""
+
+    index: int
+    text: str
+
+
+class CallEnded(msgspec.Struct, frozen=True):
+    """The arguments of a call are complete."""
+
+    index: int
+
+
+Part = Words | Reasoning | CallBegun | CallArguments | CallEnded
