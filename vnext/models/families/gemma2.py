@@ -15,6 +15,7 @@ from vnext.models.config.json_keys import number, positive, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.decoder import run_layers
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.layers import (
     Attention,
@@ -146,11 +147,7 @@ def forward(
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
     residual = embed(params.embedding, batch.token_ids, parallel) * params.embedding_scale
-    normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, config.rms_norm_eps)
-    next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
-    for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
-        normed, residual = run_layer(layer, cache, normed, residual, next_norm, step)
-    return normed.index_select(0, batch.sample_at), kv
+    return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv
 
 
 def run_layer(

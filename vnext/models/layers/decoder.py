@@ -6,7 +6,8 @@ the cache is threaded through and donated: it is updated in place and the return
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -69,11 +70,18 @@ def forward(
         found = fused.run(params.stack, residual, params.norm, kv, batch, steps[0])
         if found is not None:
             return found, kv
-    normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, config.rms_norm_eps)
+    return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv
+
+
+def run_layers(
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor]], params: Any, kv: KvCache, residual: torch.Tensor, steps: Sequence[Step]
+) -> torch.Tensor:
+    """All layers in turn on [T, hidden], each by `run` (as `run_layer`); returns the last one's output, normed."""
+    normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, steps[0].config.rms_norm_eps)
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
-        normed, residual = run_layer(layer, cache, normed, residual, next_norm, step)
-    return normed.index_select(0, batch.sample_at), kv
+        normed, residual = run(layer, cache, normed, residual, next_norm, step)
+    return normed
 
 
 def run_layer(
