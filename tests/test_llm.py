@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from engine_here import engines_here
 
-from vnext import LLM, SamplingParams
+from vnext import LLM, BeamSearchParams, SamplingParams
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
 from vnext.text.template import ChatTemplate
@@ -101,6 +101,22 @@ def test_no_logprobs_unless_asked(llm: LLM) -> None:
     (answer,) = llm.generate("What is", GREEDY, use_tqdm=False)
     assert answer.outputs[0].logprobs is None
     assert answer.outputs[0].cumulative_logprob is None
+
+
+def test_beam_search_finds_likelier_answers(llm: LLM) -> None:
+    """One beam is the greedy answer; each answer has the log-probabilities that the engine reports for its tokens."""
+    greedy = llm.generate(PROMPTS, msgspec.structs.replace(GREEDY, logprobs=0), use_tqdm=False)
+    one = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True))
+    assert [found.outputs[0].token_ids for found in one] == [found.outputs[0].token_ids for found in greedy]
+    several = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=6, max_tokens=8, ignore_eos=True))
+    gains = [found.outputs[0].cumulative_logprob - plain.outputs[0].cumulative_logprob for found, plain in zip(several, greedy)]
+    assert min(gains) >= 0 and max(gains) > 0
+    for found in several:
+        sums = [output.cumulative_logprob for output in found.outputs]
+        assert sums == sorted(sums, reverse=True) and len({tuple(output.token_ids) for output in found.outputs}) == 6
+        for output in found.outputs:
+            scored = [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs)]
+            assert sum(scored) == pytest.approx(output.cumulative_logprob)
 
 
 def test_chat_is_generate_on_the_template(llm: LLM) -> None:

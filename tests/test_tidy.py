@@ -43,7 +43,7 @@ ARROWS = {
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
     "models/families": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
-    "text": {"state/events", "runtime/messages", "sampling_params"},
+    "text": {"state/events", "state/params", "runtime/messages", "sampling_params"},
     "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
@@ -113,7 +113,7 @@ LATE_IMPORTS = {
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
     # an order of starting
-    "vnext/llm.py": (7, "the engine starts while texts and client are imported"),
+    "vnext/llm.py": (8, "the engine starts while texts and client are imported"),
     "vnext/serve.py": (1, "the engine starts meanwhile"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),

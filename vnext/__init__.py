@@ -12,12 +12,13 @@ from vnext.version import __version__
 
 if TYPE_CHECKING:
     from vnext.llm import LLM, Completion, Generated, Logprob
-    from vnext.sampling_params import SamplingParams
+    from vnext.sampling_params import BeamSearchParams, SamplingParams
 
-__all__ = ["LLM", "Completion", "Generated", "Logprob", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "Completion", "Generated", "Logprob", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "vnext.llm",
+    "BeamSearchParams": "vnext.sampling_params",
     "Completion": "vnext.llm",
     "Generated": "vnext.llm",
     "Logprob": "vnext.llm",

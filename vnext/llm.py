@@ -21,7 +21,15 @@ import msgspec
 from vnext.generation_config import sampling_defaults
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import RunningEngine, StartingEngine, find_model, start_engine
-from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
+from vnext.sampling_params import (
+    BeamSearchParams,
+    InvalidRequest,
+    SamplingParams,
+    answer_seed,
+    to_sampling,
+    validate,
+    validate_beams,
+)
 from vnext.state.config import request_length_max
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
@@ -49,7 +57,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     string or the token of `stop_token_ids` that ended it, None where the model ended it.
 
     `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
-    `cumulative_logprob` is the sum over the sampled tokens. Both are None unless `SamplingParams.logprobs` was set.
+    `cumulative_logprob` is the sum over the sampled tokens, the one that ended the answer included. Both are None unless
+    `SamplingParams.logprobs` was set.
     """
 
     index: int
@@ -147,6 +156,27 @@ class LLM:
                 token_count = delta.token_count
                 yield delta.text
         return token_count
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[Generated]:
+        """The `params.beam_width` likeliest answers to each prompt, the likeliest first, by the rule of vnext/text/beams.py.
+        Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.beams import BeamSearch
+
+        validate_beams(params)
+        sampling = SamplingParams(
+            n=params.beam_width, max_tokens=params.max_tokens, logprobs=0, ignore_eos=params.ignore_eos,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )  # fmt: skip
+        tasks = self._tasks(_as_prompts(prompts), sampling)
+        ends = () if params.ignore_eos else self._client.ready.config.eos_token_ids
+        searches = [BeamSearch(task.requests[0].name, task.tokens, params, ends) for task in tasks]
+        while requests := {each.name: (each, search) for search in searches for each in search.requests()}:
+            for output in self._client.run([request for request, _ in requests.values()], whole=True):
+                requests[output.name][1].push(output)
+        for task, search in zip(tasks, searches):
+            for slot, output in zip(task.slots, search.best(params.beam_width)):
+                slot.push(slot.answer.push(output))
+        return [task.generated(self.tokenizer) for task in tasks]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
@@ -272,7 +302,7 @@ class _Slot:
             finish_reason=self._deltas[-1].finish,
             stop_reason=self._deltas[-1].stop_reason,
             logprobs=[_named(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
-            cumulative_logprob=sum(entry.logprob for entry in logprobs) if asked else None,
+            cumulative_logprob=self.answer.cumulative_logprob if asked else None,
         )
 
 

@@ -18,6 +18,8 @@ LOGIT_BIAS_MAX, LOGIT_BIAS_COUNT_MAX = 100.0, 1024
 STOP_COUNT_MAX, STOP_CHARACTERS_MAX = 16, 1024
 STOP_TOKEN_COUNT_MAX = 128
 SEED_MIN = -(2**63)
+BEAM_WIDTH_MAX = LOGPROBS_MAX // 2  # a beam needs twice as many candidates, see vnext/text/beams.py
+LENGTH_PENALTY_MAX = 10.0
 
 _WORD = 2**64
 
@@ -60,6 +62,18 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the likeliest answers to one prompt are searched (vnext/text/beams.py). `beam_width` answers are kept at each step;
+    a `length_penalty` above 1 favours long ones. `temperature` is vLLM's and changes nothing: nothing is drawn."""
+
+    beam_width: int
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+
 IN_CHECKPOINT = tuple(name for name, each in PARAMETERS.items() if each.in_checkpoint)
 
 
@@ -87,6 +101,13 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     _check_lengths(params)
     _check_tokens(params, vocab_size)
     _check_stops(params)
+
+
+def validate_beams(params: BeamSearchParams) -> None:
+    """Raise InvalidRequest for the first field out of range."""
+    _check_range("beam_width", params.beam_width, 1, BEAM_WIDTH_MAX)
+    _check_range("max_tokens", params.max_tokens, 1, math.inf, "be at least 1")
+    _check_range("length_penalty", params.length_penalty, -LENGTH_PENALTY_MAX, LENGTH_PENALTY_MAX)
 
 
 def to_sampling(

@@ -93,7 +93,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True}, "logprobs"),
     ({"echo": True, "logprobs": 1}, "echo"),
     ({"suffix": "end"}, "suffix"),
-    ({"best_of": 3}, "best_of"),
+    ({"best_of": 0}, "best_of"),
     ({"messages": [USER]}, "messages"),
 ]
 

@@ -48,6 +48,7 @@ class Answer:
         self._min_tokens = params.min_tokens
         self._length = 0
         self.token_count = 0
+        self.cumulative_logprob = 0.0
         self.cached_token_count = 0
 
     @property
@@ -78,6 +79,7 @@ class Answer:
             texts.append(self._end() if output.finish else "")
         found = self._stops.found
         taken = tokens if self._stops.found is None else shown[: len(offsets)]
+        self.cumulative_logprob += sum(each.logprob for each in output.logprobs[: len(taken)])
         return Delta(
             text="".join(texts),
             tokens=tuple(shown[: len(offsets)]),

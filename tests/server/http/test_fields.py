@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 from edge_server import EdgeServer
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.http import fields
@@ -120,6 +123,36 @@ def test_a_wrong_type_behind_an_unknown_field_is_said(server: EdgeServer) -> Non
     for wrong in ({"messages": "x"}, {"messages": {"role": 5}}):
         status, answer, _ = server.post("/v1/chat/completions", {"zzz": 1} | wrong)
         assert status == 400 and answer["error"]["param"] == "messages"
+
+
+VLLM = """
+use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
+skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens allowed_token_ids prompt_logprobs bad_words
+add_special_tokens response_format structured_outputs priority request_id return_tokens_as_token_ids return_token_ids cache_salt
+kv_transfer_params vllm_xargs repetition_detection prompt_embeds logits_processors best_of guided_json guided_regex guided_choice
+guided_grammar
+""".split()
+VLLM_CHAT = """
+echo add_generation_prompt continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
+thinking_token_budget reasoning_effort
+""".split()
+"""The extra parameters that vLLM documents, of both APIs and of chat alone."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "documented"),
+    [
+        (CompletionBody, [*completion_create_params.CompletionCreateParamsStreaming.__annotations__, *VLLM]),
+        (CompletionBody, completion_create_params.CompletionCreateParamsBase.__annotations__),
+        (ChatBody, [*chat_create_params.CompletionCreateParamsStreaming.__annotations__, *VLLM, *VLLM_CHAT]),
+        (ChatBody, chat_create_params.CompletionCreateParamsBase.__annotations__),
+    ],
+)
+def test_every_documented_field_works_or_is_known(kind: type[msgspec.Struct], documented: Iterable[str]) -> None:
+    """It is a member of its struct, refused by name, or known to change nothing; no field is all of that by accident."""
+    unknown = {name for name in documented if name not in {*kind.__struct_fields__, *REFUSED, *fields.IGNORED}}
+    assert unknown == set()
+    assert not fields.IGNORED & {*REFUSED, *kind.__struct_fields__}
 
 
 def test_the_table_names_nothing_that_every_body_has() -> None:

@@ -88,7 +88,7 @@ class Generation:
         self.id = call_id
         self.created_s = int(time.time())
         self.model = context.model_name(body.model)
-        self.prompts = prompts
+        self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
         self._params = params
         self._priority = body.priority or 0
@@ -109,6 +109,17 @@ class Generation:
             for choice in self.choices:
                 if not choice.finished:
                     choice.stopwatch.end("abort")
+
+    def best(self, count: int) -> list[Choice]:
+        """The `count` likeliest answers to each prompt, the likeliest first; in their own order where there are no more."""
+        if count == self._params.n:
+            return self.choices
+        groups = [self.choices[start : start + self._params.n] for start in range(0, len(self.choices), self._params.n)]
+        return [
+            choice
+            for group in groups
+            for choice in sorted(group, key=lambda choice: -choice.answer.cumulative_logprob)[:count]
+        ]
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far. A prompt counts once, however many answers it gets."""
@@ -180,6 +191,18 @@ class Generation:
             cache_salt=self._cache_salt,
             has_seed=self._params.seed is not None,
         )
+
+
+def truncated(prompt: list[int], asked: int | None, params: SamplingParams, model_length: int) -> list[int]:
+    """The last `asked` tokens of a prompt; -1 asks for as many as leave room for the answer. Raises InvalidRequest."""
+    if asked is None:
+        return prompt
+    if asked != -1 and not 1 <= asked <= model_length:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {asked}: it must lie between 1 and the model's length of {model_length}, or be -1.",
+            "truncate_prompt_tokens",
+        )
+    return prompt[-(asked if asked > 0 else max(1, model_length - (params.max_tokens or 1))) :]
 
 
 def _check_extensions(body: GenerationBody) -> None:

@@ -36,6 +36,11 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
-from vnext.sampling_params import InvalidRequest, context_exceeded
+from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
@@ -122,6 +122,11 @@ class ServerContext:
         except TemplateSlow as error:
             sentence = f"The model's chat template computes for more than {limit_s:g} s with these messages: send fewer of them."
             raise InvalidRequest(sentence, "messages") from error
+
+    def end_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ends = () if params.ignore_eos else self.client.ready.config.eos_token_ids
+        return frozenset((*ends, *params.stop_token_ids))
 
     def check_tokens(self, tokens: list[int], param: str, count_max: int) -> None:
         """Raise InvalidRequest for more than `count_max` ids, or for one outside the vocabulary."""

@@ -29,8 +29,8 @@ _CONTINUE = "send continue_final_message beside the messages"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
-        "use_beam_search best_of bad_words allowed_token_ids logits_processors prompt_logprobs prompt_embeds "
-        "truncate_prompt_tokens return_tokens_as_token_ids thinking_token_budget repetition_detection vllm_xargs "
+        "best_of bad_words allowed_token_ids logits_processors prompt_logprobs prompt_embeds "
+        "thinking_token_budget repetition_detection vllm_xargs "
         "lora_request lora_path response_format structured_outputs guided_json guided_regex guided_choice "
         "guided_grammar regex ebnf grammar json_schema suffix echo top_logprobs add_special_tokens functions "
         "function_call audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
@@ -42,7 +42,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("extra_body", "options", "parameters", "sampling_params"), _ITSELF)
     | dict.fromkeys(("messages", "tools", "tool_choice"), _AS_CHAT)
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
-    | dict.fromkeys(("messages[].function_call", "messages[].audio"), _LEAVE)
+    | dict.fromkeys(("messages[].function_call", "messages[].audio", "moderation"), _LEAVE)
     | dict.fromkeys(("messages[].prefix", "messages[].partial"), _CONTINUE)
     | {
         "prompt": "send it to /v1/completions",
@@ -56,6 +56,12 @@ REFUSED: Mapping[str, str] = MappingProxyType(
 )
 """Field that would change an answer, here or on the server it is meant for -> the remedy. A name in one API's struct applies
 to the other APIs only: `echo` is refused in a chat."""
+IGNORED = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention "
+    "prediction verbosity spaces_between_special_tokens media_io_kwargs mm_processor_kwargs kv_transfer_params".split()
+)
+"""Documented fields of OpenAI's and vLLM's APIs that change no answer here. The prefix cache finds shared beginnings itself, so
+`prompt_cache_key` says nothing that it needs."""
 HARMLESS: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1, "num_beams": 1, "typical_p": 1, "repeat_penalty": 1, "mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0,
@@ -122,7 +128,7 @@ class _Judge:
             raise InvalidRequest(f"{param} is not supported by this server: {remedy}.", param)
         if (kind, name) in self._passed:
             return
-        if meant := _meant(name, kind.__struct_fields__):
+        if name not in IGNORED and (meant := _meant(name, kind.__struct_fields__)):
             raise InvalidRequest(f"{param} is not a field of this request. Did you mean {meant}?", param)
         self._passed.add((kind, name))
         if len(self._passed) > UNKNOWN_MAX:

@@ -13,8 +13,9 @@ import msgspec
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import chat_logprobs
+from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.readers import Streamed, Whole
 from vnext.server.answers.tools import ToolCalls
 from vnext.server.context.conversation import shown_tools
@@ -57,6 +58,7 @@ class _ChoiceRenderer:
     ) -> None:
         self._context = context
         self._count = params.logprobs
+        self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
         self._calls = calls
         self.index = choice.index
         self._with_ids = bool(body.return_token_ids)
@@ -72,7 +74,7 @@ class _ChoiceRenderer:
         """Take in a delta."""
         self._ids += delta.token_ids
         if self._count is not None:
-            self.logprobs += chat_logprobs(self._context.tokenizer, delta, self._count)
+            self.logprobs += chat_logprobs(self._context.tokenizer, self._spell, delta, self._count)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
         if self._calls is None:
             self.texts.append(delta.text)
@@ -159,7 +161,7 @@ def _start(
 ) -> Generation:
     """Check the body and make its generation. Errors name this API's fields."""
     try:
-        return Generation(context, call_id=call_id, body=body, prompts=[prompt], params=params, started_s=started_s)
+        return generation_of(context, call_id=call_id, body=body, prompts=[prompt], params=params, started_s=started_s)
     except InvalidRequest as error:
         names = {"prompt": "messages", "logprobs": "top_logprobs"}
         if body.max_completion_tokens is not None:

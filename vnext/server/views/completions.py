@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
+from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import completion_logprobs
+from vnext.server.answers.logprobs import completion_logprobs, speller
 from vnext.server.answers.readers import Streamed, Whole
 from vnext.server.context.identity import answer_id, identify
 from vnext.server.context.openai_types import CompletionBody, continuous_usage, include_usage, sampling_params
@@ -42,17 +43,19 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     include_usage(body)
     prompts = _prompts(body)
     client = client_of(request)
-    with context.limiter.enter(len(prompts) * max(params.n, 1), client):
+    sampled = _sampled(body, params)
+    with context.limiter.enter(len(prompts) * max(sampled.n, 1), client):
         tokens = await _tokens(context, prompts, body, client)
-        generation = Generation(context, call_id=call_id, body=body, prompts=tokens, params=params, started_s=started_s)
-        texts = await _echoed(context, prompts, client) if body.echo else None
+        generation = generation_of(context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s)
+        echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
+        texts = await _echoed(context, echoed, client) if body.echo else None
         renderers = [
-            _ChoiceRenderer(context, choice, params, texts, body, tokens[choice.prompt_index])
+            _ChoiceRenderer(context, choice, params, texts, body, generation.prompts[choice.prompt_index])
             for choice in generation.choices
         ]
         if body.stream:
             return await respond(request, partial(_stream, generation, renderers, body))
-        return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers)))
+        return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, params.n)))
 
 
 class _ChoiceRenderer:
@@ -67,7 +70,7 @@ class _ChoiceRenderer:
         body: CompletionBody,
         prompt: list[int],
     ) -> None:
-        self._context = context
+        self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
         self._choice = choice
         self._logprobs = params.logprobs
         self._with_ids = bool(body.return_token_ids)
@@ -84,7 +87,7 @@ class _ChoiceRenderer:
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
         if self._logprobs is not None:
-            more = completion_logprobs(self._context.tokenizer, delta, self._logprobs, self._prefix_length)
+            more = completion_logprobs(self._spell, delta, self._logprobs, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
         self._ids += delta.token_ids
         self.texts.append(delta.text)
@@ -114,9 +117,11 @@ class _ChoiceRenderer:
         }
 
 
-async def _complete(generation: Generation, renderers: list[_ChoiceRenderer]) -> dict[str, Any]:
+async def _complete(generation: Generation, renderers: list[_ChoiceRenderer], count: int) -> dict[str, Any]:
+    """The `count` best answers to each prompt."""
     await generation.answer(Whole(generation.choices, renderers))
-    choices = [renderer.take()[0] for renderer in renderers]
+    shown = enumerate(generation.best(count))
+    choices = [renderers[choice.index].take()[0] | {"index": index} for index, choice in shown]
     return generation.envelope(KIND, choices) | {"usage": generation.usage()}
 
 
@@ -128,12 +133,22 @@ async def _stream(generation: Generation, renderers: list[_ChoiceRenderer], body
 
 
 def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest(f"best_of is {body.best_of}: only the value of n is supported, leave it out.", "best_of")
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo cannot be combined with logprobs: prompts are not scored, leave one out.", "echo")
     given = {} if body.logprobs is None else {"logprobs": body.logprobs}
     return sampling_params(body, **context.settings.sampling_defaults.sampling(), **given)
+
+
+def _sampled(body: CompletionBody, params: SamplingParams) -> SamplingParams:
+    """The parameters that sample `best_of` answers, of which the likeliest n are shown. Raises InvalidRequest."""
+    if body.best_of in (None, params.n):
+        return params
+    if not params.n <= body.best_of <= CHOICES_MAX:
+        bounds = f"it must lie between n, which is {params.n}, and {CHOICES_MAX}"
+        raise InvalidRequest(f"best_of is {body.best_of}: {bounds}.", "best_of")
+    if body.stream or body.use_beam_search:
+        raise InvalidRequest("best_of chooses among whole answers: leave out stream and use_beam_search.", "best_of")
+    return msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:
@@ -151,13 +166,14 @@ def _prompts(body: CompletionBody) -> list[Prompt]:
 
 async def _tokens(context: ServerContext, prompts: list[Prompt], body: CompletionBody, client: str) -> list[list[int]]:
     """Token ids of each prompt, none of which may be empty."""
+    count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
     params = ["prompt"] if len(prompts) == 1 else [f"prompt[{place}]" for place in range(len(prompts))]
     if isinstance(prompts[0], str):
-        tokens = await context.encode(prompts, body.add_special_tokens is not False, client, params)
+        tokens = await context.encode(prompts, body.add_special_tokens is not False, client, params, count_max=count_max)
     else:
         tokens = prompts
         for prompt, param in zip(prompts, params):
-            context.check_tokens(prompt, param, context.prompt_tokens_max)
+            context.check_tokens(prompt, param, count_max)
             await asyncio.sleep(0)  # let other tasks run
     if [] in tokens:
         param = params[tokens.index([])]

@@ -1,0 +1,85 @@
+"""Beam search against a search of everything: a toy model of three tokens, whose next token depends on the last one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
+from vnext.sampling_params import BeamSearchParams
+from vnext.state.events import unpack_tokens
+from vnext.text.beams import BeamSearch
+
+END, VOCABULARY = 2, 3
+PROMPT = [0, 1, 1]
+NEXT = {0: (0.5, 0.3, 0.2), 1: (0.15, 0.45, 0.4), 2: (0.5, 0.25, 0.25)}
+"""Last token -> probabilities of the next one."""
+
+
+def answer(request: SubmitRequest) -> RequestOutput:
+    """What an engine reports for one token of a beam."""
+    assert request.sampling.max_tokens == 1 and request.sampling.ignore_eos
+    last = unpack_tokens(request.prompt).tolist()[-1]
+    ranked = sorted(((token, math.log(p)) for token, p in enumerate(NEXT[last])), key=lambda pair: -pair[1])
+    top = tuple(ranked[: request.sampling.logprobs])
+    found = TokenLogprobs(logprob=top[0][1], rank=0, top=top)
+    return RequestOutput(name=request.name, tokens=b"\0\0\0\0", finish="length", logprobs=(found,), cached_tokens=2)
+
+
+def run(params: BeamSearchParams, ends: tuple[int, ...] = (END,)) -> tuple[list[RequestOutput], int]:
+    """The best answers, and how many steps they took."""
+    search, steps = BeamSearch("name", PROMPT, params, ends), 0
+    while requests := search.requests():
+        steps += 1
+        for request in reversed(requests):
+            search.push(answer(request))
+    return search.best(params.beam_width), steps
+
+
+def all_answers(length_max: int) -> list[tuple[int, ...]]:
+    """Every answer that ends, or has the largest length without having ended."""
+    whole = [found for length in range(1, length_max + 1) for found in itertools.product(range(VOCABULARY), repeat=length)]
+    return [found for found in whole if END not in found[:-1] and (found[-1] == END or len(found) == length_max)]
+
+
+def score(found: tuple[int, ...], penalty: float) -> float:
+    chain = [PROMPT[-1], *found]
+    total = sum(math.log(NEXT[one][other]) for one, other in itertools.pairwise(chain))
+    return total / (len(PROMPT) + len(found) - (found[-1] == END)) ** penalty
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_wide_search_finds_the_best_answers_of_all(penalty: float, length: int) -> None:
+    params = BeamSearchParams(beam_width=2**length, max_tokens=length, length_penalty=penalty)
+    best = sorted(all_answers(length), key=lambda found: score(found, penalty), reverse=True)[: 2**length]
+    found = [tuple(unpack_tokens(output.tokens).tolist()) for output in run(params)[0]]
+    assert [score(each, penalty) for each in found[: len(best)]] == pytest.approx([score(each, penalty) for each in best])
+
+
+def test_an_answer_is_reported_as_an_engine_would() -> None:
+    [output, *_], _ = run(BeamSearchParams(beam_width=2, max_tokens=4, length_penalty=0.0))
+    tokens = unpack_tokens(output.tokens).tolist()
+    assert (tokens, output.finish, output.stop_token, output.cached_tokens) == ([END], "stop", END, 2)
+    assert [each.logprob for each in output.logprobs] == [pytest.approx(math.log(0.4))] and output.logprobs[0].rank == 1
+
+
+def test_without_ends_every_answer_has_the_full_length() -> None:
+    outputs, steps = run(BeamSearchParams(beam_width=2, max_tokens=4), ends=())
+    assert steps == 4 and {output.finish for output in outputs} == {"length"}
+    assert all(len(output.tokens) == 16 and output.stop_token == -1 for output in outputs)
+
+
+def test_a_search_ends_as_soon_as_nothing_can_change() -> None:
+    """And a long bound changes no answer."""
+    short, steps = run(BeamSearchParams(beam_width=2, max_tokens=20, length_penalty=0.0))
+    assert steps < 20 and short == run(BeamSearchParams(beam_width=2, max_tokens=200, length_penalty=0.0))[0]
+
+
+def test_an_aborted_request_ends_the_search() -> None:
+    search = BeamSearch("name", PROMPT, BeamSearchParams(beam_width=1, max_tokens=3), (END,))
+    [request] = search.requests()
+    search.push(RequestOutput(name=request.name, tokens=b"", finish="abort"))
+    assert search.requests() == [] and [output.finish for output in search.best(1)] == ["abort"]

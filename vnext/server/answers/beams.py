@@ -1,0 +1,77 @@
+"""Beam search for the APIs: a Generation whose answers are known only at its end.
+
+Owns the translation of a body's fields and the sending of the search's requests; vnext/text/beams.py searches. A stream gets
+each answer as one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from vnext.sampling_params import BeamSearchParams, InvalidRequest, SamplingParams, validate_beams
+from vnext.server.answers.generation import Generation, Reader
+from vnext.server.context.openai_types import GenerationBody
+from vnext.text.beams import BeamSearch
+
+HEEDED = {
+    "n", "max_tokens", "temperature", "seed", "ignore_eos", "stop_token_ids", "logprobs", "include_stop_str_in_output",
+    "skip_special_tokens",
+}  # fmt: skip
+"""Sampling parameters with a meaning in a beam search; temperature and seed change nothing, for it draws nothing."""
+
+
+def generation_of(*args: Any, body: GenerationBody, **fields: Any) -> Generation:
+    """The generation that a body asks for; arguments as for Generation. Raises InvalidRequest."""
+    if body.use_beam_search:
+        return BeamGeneration(*args, body=body, **fields)
+    for name in ("beam_width", "length_penalty"):
+        if getattr(body, name) not in (None, 1):
+            raise InvalidRequest(f"{name} is only allowed when use_beam_search is true.", name)
+    return Generation(*args, body=body, **fields)
+
+
+class BeamGeneration(Generation):
+    """The n best of `beam_width` beams (n of them unless the body says how many) for each prompt."""
+
+    def __init__(self, *args: Any, body: GenerationBody, params: SamplingParams, **fields: Any) -> None:
+        _check_heeded(body)
+        super().__init__(*args, body=body, params=params, **fields)
+        width = params.n if body.beam_width is None else body.beam_width
+        if width < params.n:
+            raise InvalidRequest(f"beam_width is {width}: it must be at least n, which is {params.n}.", "beam_width")
+        self._searches = []
+        for choice, request in zip(self.choices[:: params.n], self._requests[:: params.n]):
+            search = BeamSearchParams(
+                beam_width=width,
+                max_tokens=request.sampling.max_tokens,
+                length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+            )
+            validate_beams(search)
+            ends = self._context.end_tokens(params)
+            prompt = self.prompts[choice.prompt_index]
+            self._searches.append(BeamSearch(request.name, prompt, search, ends, self._priority, self._cache_salt))
+
+    async def answer(self, reader: Reader) -> None:
+        """As Generation.answer; the reader gets each answer as one delta."""
+        try:
+            while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
+                async with self._context.client.submit_all([request for request, _ in requests.values()]) as stream:
+                    async for output in stream:
+                        requests[output.name][1].push(output)
+            found = [output for search in self._searches for output in search.best(self._params.n)]
+            for choice, output in zip(self.choices, found, strict=True):
+                if not reader.delta(choice, self.push(choice, output)):
+                    await reader.room()
+        finally:
+            for choice in self.choices:
+                if not choice.finished:
+                    choice.stopwatch.end("abort")
+
+
+def _check_heeded(body: GenerationBody) -> None:
+    for name, default in msgspec.structs.asdict(SamplingParams()).items():
+        value = getattr(body, name, None)
+        if name not in HEEDED and value is not None and value != default:
+            raise InvalidRequest(f"use_beam_search cannot be combined with {name}: leave one out.", name)
