@@ -9,13 +9,25 @@ from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
 from vnext.server.views.log_view import list_segments, read_segment
-from vnext.server.views.operations import get_health, get_metrics, get_model, get_version, list_models
+from vnext.server.views.openapi import get_openapi
+from vnext.server.views.operations import (
+    get_health,
+    get_load,
+    get_metrics,
+    get_model,
+    get_server_info,
+    get_version,
+    list_models,
+)
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from vnext.server.views.welcome import Route, get_docs, get_welcome
+from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_welcome
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", create_chat_completion, "continues a conversation, whole or as a stream", ChatBody),
-    Route("POST", "/v1/completions", create_completion, "continues a text, or several", CompletionBody),
+    Route(
+        "POST", "/v1/chat/completions", create_chat_completion, "continues a conversation, whole or as a stream", ChatBody,
+        (JSON, EVENTS),
+    ),
+    Route("POST", "/v1/completions", create_completion, "continues a text, or several", CompletionBody, (JSON, EVENTS)),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
     Route("POST", "/tokenize", tokenize, "the tokens of a text or a conversation", TokenizeBody),
@@ -23,10 +35,13 @@ ROUTES = (
     Route("GET", "/health", get_health, "200 while requests are served, else 503; also /ping"),
     Route("GET", "/ping", get_health),
     Route("POST", "/ping", get_health),
-    Route("GET", "/metrics", get_metrics, "figures in Prometheus' form"),
+    Route("GET", "/metrics", get_metrics, "figures in Prometheus' form", answers=(TEXT,)),
+    Route("GET", "/load", get_load, "how many answers wait or run"),
     Route("GET", "/version", get_version, "the version"),
+    Route("GET", "/server_info", get_server_info, "version, settings of the engine and its environment"),
     Route("GET", "/log", list_segments, "the log as it grows, with --show-log: vnext-replay ui --live reads it"),
-    Route("GET", r"/log/{segment:\d{1,9}}", read_segment),
-    Route("GET", "/", get_welcome),
-    Route("GET", "/docs", get_docs, "this list with the fields of bodies"),
+    Route("GET", r"/log/{segment:\d{1,9}}", read_segment, answers=(BYTES,)),
+    Route("GET", "/", get_welcome, answers=(TEXT,)),
+    Route("GET", "/docs", get_docs, "this list with the fields of bodies", answers=(HTML,)),
+    Route("GET", "/openapi.json", get_openapi, "these paths and bodies as an OpenAPI document"),
 )

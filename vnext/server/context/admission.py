@@ -67,6 +67,11 @@ class RequestLimiter:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def live_count(self) -> int:
+        """Answers that wait or run."""
+        return self._quota.amount
+
     @contextmanager
     def enter(self, count: int, client: str = "") -> Iterator[None]:
         """Reserve `count` answers. Raises Draining, Overloaded, InvalidRequest (over the bound of one request)."""

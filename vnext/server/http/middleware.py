@@ -24,7 +24,7 @@ from vnext.server.http.cross_origin import Handler
 from vnext.server.http.origins import check_origin
 
 STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
-GUARDED = ("/v1", "/tokenize", "/detokenize", "/log")
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/log", "/server_info")
 
 CONNECTIONS = web.AppKey("connections", Connections)
 

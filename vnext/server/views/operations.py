@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
@@ -35,6 +36,27 @@ async def get_version(request: web.Request) -> web.Response:
     return web.json_response({"version": __version__})
 
 
+async def get_load(request: web.Request) -> web.Response:
+    """GET /load: how many answers wait or run, as in vLLM."""
+    return web.json_response({"server_load": request.app[SERVER_CONTEXT].limiter.live_count})
+
+
+async def get_server_info(request: web.Request) -> web.Response:
+    """GET /server_info: what a report of a problem should name."""
+    context = request.app[SERVER_CONTEXT]
+    ready = context.client.ready
+    info = {
+        "version": __version__,
+        "system_fingerprint": context.fingerprint,
+        "models": context.model_names,
+        "max_model_len": context.model_length,
+        "world_size": ready.world_size,
+        "scheduler": msgspec.structs.asdict(ready.config),
+        "environment": ready.environment,
+    }
+    return web.json_response(body=msgspec.json.encode(info))
+
+
 async def get_metrics(request: web.Request) -> web.Response:
     """GET /metrics."""
     text = request.app[SERVER_CONTEXT].metrics.text()
@@ -47,5 +69,7 @@ def _model(context: ServerContext, name: str) -> dict[str, Any]:
         "object": "model",
         "created": context.started_s,
         "owned_by": "vnext",
+        "root": context.settings.model_path or name,
+        "parent": None,
         "max_model_len": context.model_length,
     }

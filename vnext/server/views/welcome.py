@@ -16,16 +16,19 @@ from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.example import curl_line
 from vnext.version import __version__
 
+JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html", "text/event-stream", "application/octet-stream"
+
 
 class Route(NamedTuple):
     """One path with its view. `what`: its line on the page, "" for a path that another line names. `body`: the struct of the
-    request's body."""
+    request's body; `answers`: the content types of an answer."""
 
     method: str
     path: str
     view: Callable[[web.Request], Awaitable[web.StreamResponse]]
     what: str = ""
     body: type[msgspec.Struct] | None = None
+    answers: tuple[str, ...] = (JSON,)
 
     @property
     def fields(self) -> tuple[str, ...]:
