@@ -18,7 +18,7 @@ from vnext.log import codec, log_bytes, log_plain, skimming
 from vnext.log.codec import Frame, LogEnd, RankDigest, SegmentStart
 from vnext.log.reading import Skim, read, read_frames
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 
 FORMS = [form for form in (log_plain, log_bytes._log) if form is not None]
 SKIMS = [skimming.skim, *(form.skim for form in FORMS[1:])]
@@ -194,6 +194,15 @@ def test_a_frame_of_everything_plain_is_skimmed():
     assert (batches, prompts, times) == ([20], [3], [2**40])
     assert both(codec.encode_frame(77, body), 0, 6)[0].frames == 0, "an event number that is not due"
     assert both(codec.encode_frame(77, codec.encode_body(7, EVENTS, RANKS, 1, 2)), 0, 7)[0].frames == 0, "frames are missing"
+
+
+def test_a_frame_with_a_constraint_is_read_in_full():
+    constrained = msgspec.structs.replace(SAMPLING, constraint=Constraint(grammar="g", reasoning_end=(5,)))
+    events = (msgspec.structs.replace(EVENTS[0], sampling=constrained),)
+    header, frame = codec.open_segment(HEADER)[0], codec.encode_frame(77, codec.encode_body(1, events, RANKS, 0, 2))
+    assert both(frame, 0, 1)[0].frames == 0
+    *_, item, end = read([header + frame], skim=True)
+    assert item.events == events and end.kind == "complete"
 
 
 def places(value: object, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
 from vnext.state.outputs import outputs
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
 
 KEY = bytes(range(16))
@@ -137,3 +137,8 @@ def test_the_tails_of_ended_requests_are_forgotten():
         for event, before in zip(events, befores, strict=True):
             redactor.redact(before, event)
     assert len(redactor._open_blocks) < 100
+
+
+def test_a_constraint_is_not_in_a_redacted_log() -> None:
+    constrained = Sampling(seed=1, max_tokens=1, constraint=Constraint(grammar="the client's words"))
+    assert redact_sampling(constrained, 256).constraint is None

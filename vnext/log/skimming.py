@@ -165,11 +165,13 @@ def _is_arrival(event: _Body, width: int) -> bool:
 
 
 def _is_sampling(value: object) -> bool:
-    """The fields of the first logs, and numbers that were added to Sampling later."""
-    if not _is_list(value) or len(value) < FIRST_LOGGED_COUNT:
+    """The fields of the first logs, top_n_sigma and no constraint."""
+    if not _is_list(value) or not FIRST_LOGGED_COUNT <= len(value) <= FIRST_LOGGED_COUNT + 2:
         return False
     seed, max_tokens, temperature, top_k, *floats, biases, logprobs, min_tokens, stops, ignore_eos = value[:FIRST_LOGGED_COUNT]
-    floats += value[FIRST_LOGGED_COUNT:]
+    floats += value[FIRST_LOGGED_COUNT : FIRST_LOGGED_COUNT + 1]
+    if value[FIRST_LOGGED_COUNT + 1 :] not in ([], [None]):
+        return False
     return (
         all(map(_is_uint, (seed, max_tokens, min_tokens))) and type(top_k) is int and type(logprobs) is int
         and all(map(_is_float, (temperature, *floats))) and _is_list(biases) and all(map(_is_bias, biases))

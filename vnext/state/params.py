@@ -58,6 +58,19 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """From llama.cpp: drops tokens whose logit is more than this many standard deviations below the largest logit."""
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What an answer may consist of. Every rank folds it over the request's tokens; the scheduler never reads it.
+
+    `grammar` is the text of a serialised llguidance grammar, "" for none. `reasoning_end` are the tokens that end the
+    model's reasoning; the grammar begins after them, or at once where there are none. After `reasoning_max` tokens of
+    reasoning, `reasoning_end` is the only continuation; -1 sets no limit.
+    """
+
+    grammar: str = ""
+    reasoning_end: tuple[int, ...] = ()
+    reasoning_max: int = -1
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How one request is sampled and when it ends. Logs store the fields in this order, so new fields go at the end.
 
@@ -81,6 +94,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     top_n_sigma: float = 0.0
+    constraint: Constraint | None = None
 
 
 FIRST_LOGGED_COUNT = 14
