@@ -32,10 +32,10 @@ def model(folder: Path, said: dict[str, Any] | str) -> Path:
 
 def test_what_is_taken_from_the_file(tmp_path: Path) -> None:
     path = model(tmp_path, SAID | {"num_beams": 4, "min_p": None, "transformers_version": "5"})
-    assert sampling_defaults(path, "auto") == TAKEN
-    assert sampling_defaults(path, "none") == SamplingDefaults()
+    assert sampling_defaults(path) == TAKEN
+    assert sampling_defaults(path, False) == SamplingDefaults()
     (path / "generation_config.json").unlink()
-    assert sampling_defaults(path, "auto") == SamplingDefaults()
+    assert sampling_defaults(path) == SamplingDefaults()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_broken_file_is_one_sentence(said: dict[str, Any] | str, words: str, t
     path = model(tmp_path, said)
     with pytest.raises(StartFailed, match=words):
         LLM(path, executor="inproc", log="off")
-    assert sampling_defaults(path, "none") == SamplingDefaults()
+    assert sampling_defaults(path, False) == SamplingDefaults()
 
 
 def logged(log_dir: str) -> list[tuple[float, int, float, int]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from vnext.models.config.json_keys import read_optional_json
 from vnext.models.errors import ModelError
 from vnext.runtime.processes.launch import StartRefused
-from vnext.runtime.settings import GenerationConfig
 from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams, validate
 
 FILE_NAME = "generation_config.json"
@@ -20,9 +19,9 @@ FIELDS = {name: name for name in IN_CHECKPOINT} | {"max_new_tokens": "max_tokens
 """The file's names and those of SamplingParams."""
 
 
-def sampling_defaults(folder: Path, choice: GenerationConfig) -> SamplingDefaults:
-    """The defaults in the file in `folder`; empty where there is no file or `choice` is "none". Raises StartRefused."""
-    if choice == "none":
+def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
+    """The defaults in the file in `folder`; empty where there is no file or it is not to be read. Raises StartRefused."""
+    if not is_read:
         return SamplingDefaults()
     try:
         said = read_optional_json(folder / FILE_NAME)

@@ -21,6 +21,7 @@ import msgspec
 from vnext.generation_config import sampling_defaults
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import RunningEngine, StartingEngine, find_model, start_engine
+from vnext.runtime.settings import reads_generation_config
 from vnext.sampling_params import (
     BeamSearchParams,
     InvalidRequest,
@@ -89,7 +90,7 @@ class LLM:
     def __init__(self, model: str = "", **settings: Any) -> None:
         self._settings = engine_settings(model=model, **settings)
         model_path = find_model(self._settings)
-        self._defaults = sampling_defaults(model_path, self._settings.generation_config)
+        self._defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
         starting = start_engine(self._settings, model_path)
         from vnext.runtime.client.client_sync import SyncEngineClient
 

@@ -11,6 +11,7 @@ import importlib
 import os
 import select
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -26,11 +27,12 @@ from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
 from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
-from vnext.runtime.settings import EngineSettings
+from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.server.address import AddressUnusable, bind
 from vnext.server.console import write_line
 from vnext.server.example import curl_line
 from vnext.server.settings import ServerSettings
+from vnext.server.tls import TlsUnusable, tls_context, unverified_context
 from vnext.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
 
@@ -66,8 +68,9 @@ def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]
     Raises StartFailed, ChildDied or KeyboardInterrupt, and then leaves no process behind.
     """
     port = _usable_port(command.server)
+    _check_certificate(command.server)
     model_path = find_model(command.engine)
-    defaults = sampling_defaults(model_path, command.engine.generation_config)
+    defaults = sampling_defaults(model_path, reads_generation_config(command.engine))
     starting = start_engine(command.engine, model_path)
     edge = None
     try:
@@ -96,7 +99,7 @@ def usual_names(model: str, folder: Path) -> tuple[str, ...]:
     """The names by which requests may call `model`, found in `folder`: for a folder its name and `model` itself, for a hub id
     `model` alone."""
     name = os.path.basename(os.path.abspath(folder))
-    if not model or Path(model).expanduser() == folder:
+    if not model or Path(model).expanduser().is_dir():
         return (name, model) if model not in ("", name) else (name,)
     return (model,)  # its folder in the hub's cache has an internal name
 
@@ -250,20 +253,33 @@ def _usable_port(settings: ServerSettings) -> int:
         raise StartRefused(str(error)) from error
 
 
+def _check_certificate(settings: ServerSettings) -> None:
+    """Raise StartRefused for files that are no certificate and key, before a model loads."""
+    try:
+        tls_context(settings)
+    except TlsUnusable as error:
+        raise StartRefused(str(error)) from error
+
+
 def _url(settings: ServerSettings) -> str:
     host = EVERYWHERE.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}{settings.root_path}"
 
 
 def _is_healthy(settings: ServerSettings) -> bool:
     import http.client  # already imported, while the child processes started
 
-    connection = http.client.HTTPConnection(
-        EVERYWHERE.get(settings.host, settings.host), settings.port, timeout=HEALTH_TIMEOUT_S
-    )
+    address = EVERYWHERE.get(settings.host, settings.host), settings.port
+    if settings.ssl_certfile:  # whose it is does not matter here: the server is this program's own
+        connection = http.client.HTTPSConnection(*address, timeout=HEALTH_TIMEOUT_S, context=unverified_context())
+    else:
+        connection = http.client.HTTPConnection(*address, timeout=HEALTH_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
+    except ssl.SSLError:  # it asks for a certificate, so it listens, which it does only once the engine is ready
+        return True
     except (OSError, http.client.HTTPException):
         return False
     finally:

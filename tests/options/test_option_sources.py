@@ -139,7 +139,6 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
         ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
         ("--enable-lora", "there is no option --enable-lora: adapters are not supported; merge this one into the weights."),
-        ("--override-generation-config {}", "write it into the model folder's generation_config.json"),
         ("--generation-config folder", "; another file's values go into the model folder's generation_config.json."),
         ("--port", "--port needs a value after it"),
         ("--served-model-name", "--served-model-name needs a value after it"),

@@ -36,11 +36,12 @@ def test_every_option_reaches_its_field() -> None:
         "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 "
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
         "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info "
-        "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats".split(),
+        "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats --log-stats-interval 5 --root-path llm --ssl-certfile c --ssl-keyfile k "
+        "--ssl-ca-certs a --ssl-cert-reqs 1 --revision v1 --tokenizer other --hf-overrides {\"a\":1} --override-generation-config {}".split(),
         {},
     )
     assert command.engine == EngineSettings(
-        model="folder", dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
+        model="folder", revision="v1", tokenizer="other", hf_overrides='{"a": 1}', dtype="bfloat16", quantization="int8", deterministic=False, seed=7, max_model_len=512, max_num_seqs=8,
         max_num_batched_tokens=64,
         long_prefill_token_threshold=32, block_size=8, num_blocks_override=99, kv_cache_memory=512 * 2**20,
         enable_prefix_caching=False, async_scheduling=False, scheduling_policy="priority", tensor_parallel_size=2,
@@ -51,7 +52,8 @@ def test_every_option_reaches_its_field() -> None:
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
         chat_template_path="t.jinja", show_log=True, log_level="info", allowed_origins=("http://a", "http://b"),
-        allowed_methods=("POST",), allowed_headers=("x-a", "x-b"), allow_credentials=True, disable_log_stats=True,
+        allowed_methods=("POST",), allowed_headers=("x-a", "x-b"), allow_credentials=True, disable_log_stats=True, log_stats_interval_s=5.0,
+        root_path="/llm", ssl_certfile="c", ssl_keyfile="k", ssl_ca_certs="a", ssl_cert_reqs=1,
     )  # fmt: skip
 
 

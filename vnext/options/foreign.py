@@ -52,7 +52,7 @@ def _refused(reason: str, remedy: str, *names: str, takes: int | str = 1) -> Ite
 
 TOOLS = "the server reads tool calls in the format that the model's chat template teaches"
 ONE_MACHINE = "the ranks of one engine share its layers on one machine"
-PROXY = "the server speaks plain HTTP"
+PROXY = "the server listens on a port"
 NO_MEDIA = "images and audio are not supported"
 NO_GRAMMAR = "structured output is not supported"
 FIGURES = "/metrics and --log-level provide what there is to see"
@@ -79,6 +79,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_switches(NO_MEDIA, "--disable-mm-preprocessor-cache", "--skip-mm-profiling", "--disable-chunked-mm-input",
                        "--interleave-mm-strings"),
             *_switches("every answer has its X-Request-Id", "--enable-request-id-headers"),
+            *_switches("/load always counts", "--enable-server-load-tracking"),
             *_switches("steps overlap as --async-scheduling says", "--disable-async-output-proc", "--multi-step-stream-outputs"),
             *_switches(NO_GRAMMAR, "--guided-decoding-disable-fallback", "--guided-decoding-disable-any-whitespace",
                        "--guided-decoding-disable-additional-properties"),
@@ -135,20 +136,19 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_refused(THOUGHTS, "cut it off there", "--enable-reasoning", takes=0),
             *_refused("the log level controls request lines", "see --log-level info", "--enable-log-requests", takes=0),
             *_refused("the log keeps texts on request", "see --log full", "--enable-log-outputs", takes=0),
-            *_refused("a request asks for it", "send return_token_ids", "--return-tokens-as-token-ids", takes=0),
+            *_refused("a request asks for it", "send return_tokens_as_token_ids", "--return-tokens-as-token-ids", takes=0),
             *_refused("a request asks for it", "send stream_options.include_usage", "--enable-force-include-usage", takes=0),
             *_refused("requests cannot bring a chat template", "see --chat-template", "--trust-request-chat-template", takes=0),
             *_refused("the server reads and writes text", "see /tokenize and /detokenize", "--skip-tokenizer-init",
                       "--tokens-only", "--enable-prompt-embeds", "--enable-tokenizer-info-endpoint", takes=0),
             *_refused("the client calls tools", "leave it out", "--tool-server"),
-            *_refused("", "write it into the model folder's generation_config.json", "--override-generation-config"),
-            *_refused("the tokenizer is the model folder's own", "put its files there", "--tokenizer"),
-            *_refused("a repository is read at its head", "give the folder of the revision that you mean",
-                      "--revision", "--code-revision", "--tokenizer-revision"),
+            *_values("main", "vnext never runs a checkpoint's code", "leave it out", "--code-revision"),
+            *_values("main", "a tokenizer is read at its repository's head", "give --tokenizer the folder of the revision",
+                     "--tokenizer-revision"),
             *_refused("the hub's cache is used", "set HF_HOME to move it", "--download-dir"),
             *_refused("the hub's own login is used", "set HF_TOKEN", "--hf-token"),
-            *_refused("config.json describes the model", "write it there", "--hf-overrides", "--hf-config-path",
-                      "--rope-scaling", "--rope-theta"),
+            *_refused("config.json describes the model", "see --hf-overrides", "--hf-config-path", "--rope-scaling",
+                      "--rope-theta"),
             *_refused("speculative decoding is not supported", "leave it out", "--speculative-config", "--speculative-model",
                       "--num-speculative-tokens", "--num-lookahead-slots"),
             *_refused(NO_GRAMMAR, "leave it out", "--structured-outputs-config"),
@@ -157,9 +157,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_refused("adapters are not supported", "merge this one into the weights", "--lora-modules", "--max-loras",
                       "--max-lora-rank", "--lora-dtype", "--max-cpu-loras", "--default-mm-loras",
                       "--lora-extra-vocab-size", takes="*"),
-            *_refused(PROXY, "terminate TLS in a proxy in front of it", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs",
-                      "--ssl-cert-reqs"),
-            *_refused(PROXY, "change paths in a proxy in front of it", "--root-path"),
             *_refused(PROXY, "let a proxy in front of it listen there", "--uds"),
             *_refused("the server runs no third-party code", "leave it out", "--middleware", "--logits-processors",
                       "--tool-parser-plugin", "--worker-cls", "--worker-extension-cls", "--io-processor-plugin",
@@ -185,7 +182,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       "--collect-detailed-traces"),
             *_refused("graphs and --compile are chosen one by one", "see --compile, --graph-sizes and --enforce-eager",
                       "--compilation-config", "-O", "--optimization-level", "--compile-sizes"),
-            *_refused("/metrics has the load", "leave it out", "--enable-server-load-tracking", takes=0),
             *_refused("attention reads what the model's windows say", "leave it out", "--disable-sliding-window", takes=0),
             # SGLang and llama.cpp
             *_refused("", "see --max-model-len", "-c", "--ctx-size", "--context-length"),

@@ -42,6 +42,8 @@ BOUNDS = {
     "digest_interval": (1, COUNT_MAX),
     "threads": (1, 2**12),
     "port": (0, 2**16 - 1),
+    "ssl_cert_reqs": (0, 2),
+    "log_stats_interval_s": (0.1, 86_400),
     "drain_s": (0, 86_400),
     "body_bytes_max": (2**10, 2**31),
     "live_requests_max": (1, 2**20),

@@ -23,6 +23,8 @@ COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20
 """As in vLLM: 4k is 4,000 and 4K is 4,096."""
 SIZES = ("kv_cache_memory", "log_max_bytes", "ipc_bytes_max", "body_bytes_max")
 """Fields in bytes, which accept a unit."""
+OBJECTS = ("hf_overrides", "override_generation_config")
+"""Fields that hold a JSON object as text."""
 SYNONYMS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"},
@@ -37,6 +39,12 @@ YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 def plain_value(name: str, value: Any, hint: Any, default: Any) -> Any:
     """`value` as the field `name` of type `hint` holds it. Raises SettingsError for a text that is no size or no number."""
+    if name == "root_path" and isinstance(value, str):
+        if not re.fullmatch(r"/?([\w.~-]+(/[\w.~-]+)*)?/?", value):
+            raise SettingsError(f"root_path is {value!r}: write a path such as /llm.")
+        return f"/{value.strip('/')}".rstrip("/")
+    if name in OBJECTS:
+        return _object_text(name, value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__ == "torch":  # recognises a torch.dtype without importing torch
@@ -57,6 +65,18 @@ def plain_value(name: str, value: Any, hint: Any, default: Any) -> Any:
     if name in SIZES:
         return size_bytes(value)
     return _number(value, kinds)
+
+
+def _object_text(name: str, value: Any) -> str:
+    """A JSON object's text, from that text or from a dictionary; "" for an empty one. Raises SettingsError."""
+    try:
+        found = json.loads(value or "{}") if isinstance(value, str) else value
+        text = json.dumps(found, sort_keys=True) if found else ""
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SettingsError(f"""{name} is {str(value)[:80]!r}: write a JSON object, as '{{"key": 1}}'.""")
+    return text
 
 
 def size_bytes(text: str) -> int:

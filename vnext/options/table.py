@@ -20,7 +20,11 @@ from vnext.server.settings import ServerSettings
 
 PREFIX = "VNEXT_"
 ENGINE_HELP = {
+    "revision": "branch, tag or commit of a model on the hub (default: its head)",
+    "tokenizer": "a folder or hub id whose tokenizer replaces the model's own",
+    "hf_overrides": """JSON object whose members replace those of config.json, such as '{"rope_theta": 1e6}'""",
     "generation_config": "auto takes default sampling and end tokens from the model's generation_config.json; vllm means none",
+    "override_generation_config": "JSON object whose members replace those of generation_config.json",
     "device": "where the model runs; auto is a GPU if one works, else the CPU",
     "dtype": "data type of weights and cache; auto uses the checkpoint's, but on a CPU bfloat16 for float16",
     "quantization": "int8 rounds weights as they are loaded, with one scale per output: half the memory to hold and to read",
@@ -77,8 +81,14 @@ SERVER_HELP = {
     "connections_max": "maximum open connections; one address may have three quarters of them",
     "keepalive_timeout_s": "seconds after which an idle connection is closed",
     "drain_s": "seconds for running requests to finish when the server stops",
+    "root_path": "a prefix, such as /llm, behind which all paths exist too, for a proxy that keeps it",
+    "ssl_certfile": "PEM file of the server's certificate; the server then speaks HTTPS",
+    "ssl_keyfile": "PEM file of its key (default: in --ssl-certfile)",
+    "ssl_ca_certs": "PEM file of the authorities whose certificates clients may show",
+    "ssl_cert_reqs": "whether clients must show a certificate: 0 no, 1 optional, 2 required",
     "log_level": "lowest level of log lines; info adds one line for each HTTP request",
-    "disable_log_stats": "do not print a line every 10 s under load about requests, tokens per second and the cache",
+    "disable_log_stats": "do not print a line every few seconds under load about requests, tokens per second and the cache",
+    "log_stats_interval_s": "seconds between two lines about the load",
 }
 FLAGS = {
     "model": ("--model", "-m"),
@@ -97,6 +107,7 @@ FLAGS = {
     "drain_s": ("--drain-timeout", "--shutdown-timeout"),
     "log_level": ("--log-level", "--uvicorn-log-level"),
     "log_max_age_s": ("--log-max-age",),
+    "log_stats_interval_s": ("--log-stats-interval",),
     "step_timeout_s": ("--step-timeout",),
     "log_durable": ("--log-durable", "--durable"),
     "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),

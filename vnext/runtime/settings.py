@@ -32,6 +32,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `quantization` "int8" rounds the weights while loading and computes in bfloat16. `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `generation_config` "none" ignores the checkpoint's generation_config.json.
+    `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
+    `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
+    generation_config.json ("" for none).
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
     `compile` compiles the captured forwards with torch.compile; `attention` selects our kernels or FlashInfer's.
@@ -42,7 +45,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     model: str = ""
+    revision: str = ""
+    tokenizer: str = ""
+    hf_overrides: str = ""
     generation_config: GenerationConfig = "auto"
+    override_generation_config: str = ""
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
@@ -79,6 +86,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     check_laws: bool = False
     step_timeout_s: float = 300.0
     ipc_bytes_max: int = 2 * 2**20
+
+
+def reads_generation_config(settings: EngineSettings) -> bool:
+    """Whether generation_config.json counts: the checkpoint's own, or what `override_generation_config` puts in its place."""
+    return settings.generation_config == "auto" or bool(settings.override_generation_config)
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):

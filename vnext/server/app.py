@@ -40,7 +40,8 @@ def make_app(
     app[READERS] = Readers()
     app.cleanup_ctx.append(report_load)
     app[welcome.ROUTES] = ROUTES
-    app.add_routes([getattr(web, route.method.lower())(route.path, route.view) for route in ROUTES])
+    for prefix in dict.fromkeys(("", settings.root_path)):
+        app.add_routes([getattr(web, route.method.lower())(prefix + route.path, route.view) for route in ROUTES])
     return app
 
 

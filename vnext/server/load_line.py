@@ -1,4 +1,4 @@
-"""Load line: logs the engine's load every ten seconds, in vLLM's words. Logs nothing while the engine is idle.
+"""Load line: logs the engine's load every few seconds, in vLLM's words. Logs nothing while the engine is idle.
 
 Owns the figures of one interval, computed from the engine core's counters. `/metrics` has more of them.
 """
@@ -15,7 +15,6 @@ from aiohttp import web
 from vnext.runtime.messages import EngineStats
 from vnext.server.context.server_context import SERVER_CONTEXT
 
-INTERVAL_S = 10.0
 COUNTERS = ("prompt_tokens", "generated_tokens", "prefix_queried_tokens", "prefix_hit_tokens")
 
 log = logging.getLogger("vnext.load")
@@ -48,18 +47,19 @@ class Load:
 
 async def report_load(app: web.Application) -> AsyncIterator[None]:
     """For `cleanup_ctx`: reports while the app serves."""
-    if app[SERVER_CONTEXT].settings.disable_log_stats:
+    settings = app[SERVER_CONTEXT].settings
+    if settings.disable_log_stats:
         yield
         return
-    reporting = asyncio.create_task(_report(lambda: app[SERVER_CONTEXT].client.stats))
+    reporting = asyncio.create_task(_report(lambda: app[SERVER_CONTEXT].client.stats, settings.log_stats_interval_s))
     yield
     reporting.cancel()
 
 
-async def _report(latest: Callable[[], EngineStats | None]) -> None:
+async def _report(latest: Callable[[], EngineStats | None], interval_s: float) -> None:
     load, before_s = Load(), time.monotonic()
     while True:
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(interval_s)
         now_s = time.monotonic()
         if (stats := latest()) is not None and (line := load.line(stats, now_s - before_s)):
             log.info(line)

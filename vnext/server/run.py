@@ -26,6 +26,7 @@ from vnext.server.console import write_line
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
+from vnext.server.tls import tls_context
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer
@@ -81,13 +82,13 @@ async def _serve_until_signal(
 ) -> None:
     runner = make_runner(app)
     await runner.setup()
-    site = web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE)
+    site = web.SockSite(runner, listener, backlog=_ACCEPTED_AT_ONCE, ssl_context=tls_context(settings))
     stop = _stop_on_sigterm(client)
     try:
         await _listen(site, settings)
         listener.listen(_BACKLOG)  # connections that may wait, independent of how many asyncio accepts at once
         host, port = listener.getsockname()[:2]
-        write_line(f"vnext: serving {', '.join(app[SERVER_CONTEXT].model_names)} on {_url(host, port)}")
+        write_line(f"vnext: serving {', '.join(app[SERVER_CONTEXT].model_names)} on {_url(host, port, settings)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
@@ -135,5 +136,6 @@ async def _listen(site: web.SockSite, settings: ServerSettings) -> None:
         raise unusable(error, settings.host, settings.port) from error
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, settings: ServerSettings) -> str:
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"

@@ -34,7 +34,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets
     to become ready (None: no limit, for callers that watch it otherwise). `sampling_defaults` are the model's, for requests
     that leave a parameter unset. With `show_log`, viewers may read the log in the folder `log_dir`. Access lines are logged at
-    the level "info" and below; a load line comes every ten seconds unless `disable_log_stats` is set or the level is "error".
+    the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
+    "error".
+
+    All paths also exist behind `root_path`, for a proxy that keeps a prefix. With `ssl_certfile` (and `ssl_keyfile`, if the key
+    is in a file of its own) the server speaks HTTPS; `ssl_ca_certs` and `ssl_cert_reqs` (0 none, 1 optional, 2 required, as in
+    Python's ssl module) ask clients for certificates.
     """
 
     host: str = "127.0.0.1"
@@ -63,5 +68,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
+    root_path: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ssl_ca_certs: str = ""
+    ssl_cert_reqs: int = 0
     log_level: LogLevel = "warning"
     disable_log_stats: bool = False
+    log_stats_interval_s: float = 10.0

@@ -183,11 +183,9 @@ def test_the_load_line_says_what_happened_since_the_last() -> None:
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_the_load_line_comes_while_the_server_works(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, disabled: bool
-) -> None:
-    monkeypatch.setattr(load_line, "INTERVAL_S", 0.05)
-    with caplog.at_level("INFO", "vnext.load"), EdgeServer(disable_log_stats=disabled) as server:
+def test_the_load_line_comes_while_the_server_works(caplog: pytest.LogCaptureFixture, disabled: bool) -> None:
+    settings = {"disable_log_stats": disabled, "log_stats_interval_s": 0.05}
+    with caplog.at_level("INFO", "vnext.load"), EdgeServer(**settings) as server:
         server.in_loop(asyncio.sleep(0.2))
         assert caplog.text == ""
         server.openai().completions.create(model="toy", prompt="say:abc")

@@ -13,14 +13,17 @@ WANTED_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja")
 UNWANTED_FILES = ("*/*", "consolidated*")
 
 
-def resolve(model: str) -> Path:
+def resolve(model: str, revision: str = "") -> Path:
     """The folder of a model: `model` itself when it is a folder, else a hub id, downloaded with a progress bar.
 
-    A hub id already in the cache is used when the hub cannot be reached. Raises ModelError.
+    A hub id already in the cache is used when the hub cannot be reached. `revision`: a branch, tag or commit on the hub, "" for
+    its head. Raises ModelError.
     """
     try:
         local = Path(model).expanduser()
         if model and local.is_dir():
+            if revision:
+                raise ModelError(f"{model!r} is a folder, which has no revision {revision!r}; leave --revision out")
             return local
         is_file = local.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # a folder that may not be looked into, ~nobody, a zero byte
@@ -29,15 +32,18 @@ def resolve(model: str) -> Path:
         raise ModelError(f"{model!r} is a file; give the folder that holds config.json and the safetensors files")
     if not model or model[0] in "./~" or model[-1] == "/" or model.count("/") > 1:
         raise ModelError(f"there is no folder {model!r}; give an existing folder or a hub id such as owner/name")
-    return download(model)
+    return download(model, revision)
 
 
-def download(model: str) -> Path:
+def download(model: str, revision: str = "") -> Path:
     """The cached snapshot of a hub id; downloads the missing files. Raises ModelError."""
     from huggingface_hub import errors, snapshot_download  # a good part of a second, and no folder needs it
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(WANTED_FILES), ignore_patterns=list(UNWANTED_FILES)))
+        patterns = {"allow_patterns": list(WANTED_FILES), "ignore_patterns": list(UNWANTED_FILES)}
+        return Path(snapshot_download(model, revision=revision or None, **patterns))
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"model {model!r} has no revision {revision!r} on the hub; name a branch, a tag or a commit") from error
     except errors.HFValidationError as error:
         raise ModelError(f"{model!r} is neither a folder nor a valid hub id such as owner/name") from error
     except errors.GatedRepoError as error:

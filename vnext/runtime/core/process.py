@@ -36,7 +36,14 @@ from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.record.recorder import LogLost, Recorder
 from vnext.runtime.record.segments import Bounds, LogUnwritable
 from vnext.runtime.ring.ring import RingClosed
-from vnext.runtime.settings import CoreSettings, EngineSettings, GpuSettings, RankSettings, SettingsError
+from vnext.runtime.settings import (
+    CoreSettings,
+    EngineSettings,
+    GpuSettings,
+    RankSettings,
+    SettingsError,
+    reads_generation_config,
+)
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
 
@@ -150,7 +157,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             threads=threads,
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
-            generation_config=engine.generation_config,
+            generation_config="auto" if reads_generation_config(engine) else "none",
             gpu=gpu_settings(engine),
         )
 

@@ -8,6 +8,7 @@ been started, so the start does not wait for them.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from vnext import compiled
 from vnext.models.config.folder import require_checkpoint
 from vnext.models.errors import ModelError
 from vnext.models.loading.hub import resolve
+from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
@@ -27,6 +29,7 @@ from vnext.runtime.settings import CoreSettings, EngineSettings
 if TYPE_CHECKING:
     from vnext.runtime.messages import EngineReady
 
+OVERLAYS = Path("~/.local/state/vnext/checkpoints")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
 POLL_MS = 100
 STOP_GRACE_S = 10.0
@@ -130,16 +133,25 @@ def find_model(settings: EngineSettings) -> Path:
     Raises StartRefused for a folder without a model, before any process is started for it.
     """
     try:
-        folder = model_folder(settings.model)
+        folder = overlay(model_folder(settings.model, settings.revision), overrides_of(settings), OVERLAYS.expanduser())
         require_checkpoint(folder)
     except ModelError as error:
         raise StartRefused(str(error)) from error
     return folder
 
 
-def model_folder(model: str) -> Path:
+def model_folder(model: str, revision: str = "") -> Path:
     """The folder of the model that a user names, "" for the demo model. Raises ModelError."""
-    return resolve(model) if model else DEMO_MODEL
+    return resolve(model, revision) if model else DEMO_MODEL
+
+
+def overrides_of(settings: EngineSettings) -> Overrides:
+    """What the settings replace in a checkpoint. Raises ModelError."""
+    config, generation = (json.loads(text or "{}") for text in (settings.hf_overrides, settings.override_generation_config))
+    tokenizer = resolve(settings.tokenizer) if settings.tokenizer else None
+    if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
+        raise ModelError(f"{tokenizer} has no tokenizer.json; give --tokenizer a folder or a hub id that has one")
+    return Overrides(config, generation, settings.generation_config == "auto", tokenizer)
 
 
 def log_directory(settings: EngineSettings) -> Path:

@@ -66,13 +66,14 @@ class Aborted(Exception):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error as clients see it: the HTTP status and the members of the error object."""
+    """An error as clients see it: the HTTP status and the members of the error object. `allowed`: the path's methods."""
 
     status: int
     message: str
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
+    allowed: tuple[str, ...] = ()
 
     def body(self) -> dict[str, Any]:
         """The error object. It shortens a client's own value, which may be long."""
@@ -82,6 +83,8 @@ class Failure(msgspec.Struct, frozen=True):
 
     def response(self) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        if self.allowed:
+            headers["Allow"] = ", ".join(self.allowed)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return web.json_response(self.body(), status=self.status, headers=headers, dumps=_dumps)
@@ -137,7 +140,8 @@ def _of_http(error: web.HTTPException) -> Failure:
         case 404:
             return Failure(404, f"There is nothing at this path: {PATHS}.", code="not_found")
         case 405:
-            return Failure(405, "This path does not take this method.", code="method_not_allowed")
+            allowed = tuple(sorted(getattr(error, "allowed_methods", ())))
+            return Failure(405, "This path does not take this method.", code="method_not_allowed", allowed=allowed)
         case 413:
             return Failure(413, "The body is too large: shorten it.", code="too_large")
         case _:

@@ -72,7 +72,7 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Check the API key, in constant time so that it cannot be guessed byte by byte."""
     settings = request.app[SERVER_CONTEXT].settings
-    if not request.path.startswith(GUARDED):
+    if not request.path.removeprefix(settings.root_path).startswith(GUARDED) and not request.path.startswith(GUARDED):
         return await handler(request)
     if not (key := settings.api_key):
         check_origin(request, settings.allowed_origins)

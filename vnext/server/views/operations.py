@@ -69,7 +69,7 @@ def _model(context: ServerContext, name: str) -> dict[str, Any]:
         "object": "model",
         "created": context.started_s,
         "owned_by": "vnext",
-        "root": context.settings.model_path or name,
+        "root": name,
         "parent": None,
         "max_model_len": context.model_length,
     }

@@ -1,0 +1,107 @@
+"""Overlays: a checkpoint's folder with members of its JSON files or its tokenizer replaced; the checkpoint itself stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vnext import LLM, SamplingParams
+from vnext.generation_config import sampling_defaults
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.loading.overlay import Overrides, merged, overlay
+from vnext.options.settings_check import engine_settings
+from vnext.runtime.processes import launch
+from vnext.runtime.processes.launch import DEMO_MODEL, StartRefused, find_model
+from vnext.runtime.settings import SettingsError, reads_generation_config
+from vnext.text.tokenizer import Tokenizer
+
+NOTHING = Overrides({}, {})
+
+
+@pytest.fixture(autouse=True)
+def overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(launch, "OVERLAYS", tmp_path / "overlays")
+    return tmp_path / "overlays"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_nothing_replaced_is_the_folder_itself(overlays: Path) -> None:
+    assert overlay(DEMO_MODEL, NOTHING, overlays) == DEMO_MODEL and not overlays.exists()
+
+
+def test_members_are_replaced_and_everything_else_stays(overlays: Path) -> None:
+    before = files(DEMO_MODEL)
+    found = overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.25}, {"temperature": 0.125}), overlays)
+    assert found.name == DEMO_MODEL.name and found.parent.parent == overlays
+    shown = files(found)
+    assert json.loads(shown.pop("config.json")) == json.loads(before["config.json"]) | {"rms_norm_eps": 0.25}
+    assert json.loads(shown.pop("generation_config.json"))["temperature"] == 0.125
+    assert shown == {name: data for name, data in before.items() if name not in ("config.json", "generation_config.json")}
+    assert files(DEMO_MODEL) == before and load_config(found).rms_norm_eps == 0.25
+    assert overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.25}, {"temperature": 0.125}), overlays) == found
+    assert overlay(DEMO_MODEL, Overrides({"rms_norm_eps": 0.5}, {}), overlays) != found
+    assert {path.name for path in overlays.iterdir()} == {found.parent.name, *(path.name for path in overlays.iterdir())}
+
+
+def test_objects_are_merged_member_by_member() -> None:
+    base = {"a": 1, "rope": {"kind": "x", "factor": 2}, "list": [1]}
+    assert merged(base, {"rope": {"factor": 4}, "list": [2]}) == {"a": 1, "rope": {"kind": "x", "factor": 4}, "list": [2]}
+
+
+def test_without_the_checkpoint_s_own_defaults_the_given_ones_stand_alone() -> None:
+    given = engine_settings(generation_config="vllm", override_generation_config='{"top_k": 7}')
+    assert reads_generation_config(given)
+    defaults = sampling_defaults(find_model(given), reads_generation_config(given))
+    assert defaults.sampling() == {"top_k": 7}
+    assert not reads_generation_config(engine_settings(generation_config="vllm"))
+
+
+def test_another_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    data = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "weights.txt").write_text("not a tokenizer's file")
+    found = find_model(engine_settings(tokenizer=str(folder)))
+    assert (found / "tokenizer.json").resolve() == folder / "tokenizer.json"
+    assert Tokenizer.load(found).chat_template is None, "the model's own template belongs to its own tokenizer"
+    assert not (found / "weights.txt").exists() and (found / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hf_overrides": {"architectures": ["NoSuchModel"]}}, "NoSuchModel"),
+        ({"hf_overrides": {"hidden_size": 0}}, None), ({"tokenizer": "/nowhere"}, "there is no folder"),
+        ({"model": str(DEMO_MODEL), "revision": "main"}, "is a folder, which has no revision 'main'; leave --revision out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_starts(settings: dict, words: str | None) -> None:
+    with pytest.raises((StartRefused, ModelError)) as error:
+        load_config(find_model(engine_settings(**settings)))
+    assert words is None or words in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["{", "[1]", "5", "null", {"a": {1}}])
+def test_overrides_are_a_json_object(wrong: object) -> None:
+    with pytest.raises(SettingsError, match="write a JSON object"):
+        engine_settings(hf_overrides=wrong)
+
+
+def test_an_engine_computes_with_what_is_replaced(tmp_path: Path) -> None:
+    """A list of end tokens that holds every token ends each answer at once."""
+    vocabulary = load_config(DEMO_MODEL).vocab_size
+    ends = {"eos_token_id": list(range(vocabulary)), "temperature": 0.0}
+    with LLM(executor="inproc", threads=1, log_dir=tmp_path, override_generation_config=ends) as llm:
+        assert llm.get_default_sampling_params().temperature == 0.0
+        params = msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=4)
+        [answer] = llm.generate("The", params, use_tqdm=False)
+        assert (answer.outputs[0].finish_reason, answer.outputs[0].text) == ("stop", "")
+        assert isinstance(params, SamplingParams)

@@ -1,0 +1,91 @@
+"""Overlay: a checkpoint's folder with some of its files replaced, as a folder of its own made of links.
+
+Owns what --hf-overrides, --override-generation-config and --tokenizer mean: everything that reads a checkpoint reads the
+overlay's folder, and nothing else knows of these options. A folder's name is the hash of what it holds, so that equal
+overrides share one, and a log that names it can be executed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vnext.models.config.folder import CONFIG_NAME
+from vnext.models.config.json_keys import read_json, read_optional_json
+from vnext.models.errors import ModelError
+
+GENERATION_NAME = "generation_config.json"
+TOKENIZER_NAMES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "vocab.json", "merges.txt",
+)  # fmt: skip
+
+
+class Overrides(NamedTuple):
+    """What replaces a checkpoint's own: members of config.json and of generation_config.json, and the folder of a tokenizer.
+    Without `keeps_generation` the members of generation_config.json stand alone."""
+
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    keeps_generation: bool = True
+    tokenizer: Path | None = None
+
+
+def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
+    """The folder in `parent` that shows the checkpoint `folder` with `overrides`; `folder` itself where there are none.
+    Raises ModelError."""
+    if not (overrides.config or overrides.generation or overrides.tokenizer):
+        return folder
+    folder = folder.resolve()
+    texts = _texts(folder, overrides)
+    links = {path.name: path.resolve() for path in folder.iterdir() if path.is_file() and path.name not in texts}
+    if overrides.tokenizer is not None:
+        theirs = {path.name: path.resolve() for path in overrides.tokenizer.iterdir() if path.name in TOKENIZER_NAMES}
+        links = {name: path for name, path in links.items() if name not in TOKENIZER_NAMES} | theirs
+    said = json.dumps([texts, sorted((name, str(path)) for name, path in links.items())], sort_keys=True)
+    found = parent / hashlib.blake2b(said.encode(), digest_size=8).hexdigest() / folder.name
+    if not found.is_dir():
+        try:
+            _make(found, texts, links)
+        except OSError as error:
+            raise ModelError(f"the folder {found} for overrides cannot be made ({error}); make room for it") from error
+    return found
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the members of `over`, objects member by member."""
+    both = (key for key in base.keys() & over.keys() if isinstance(base[key], dict) and isinstance(over[key], dict))
+    return base | over | {key: merged(base[key], over[key]) for key in both}
+
+
+def _texts(folder: Path, overrides: Overrides) -> dict[str, str]:
+    """The files that are written anew."""
+    found = {}
+    if overrides.config:
+        found[CONFIG_NAME] = merged(read_json(folder / CONFIG_NAME), overrides.config)
+    if overrides.generation:
+        base = read_optional_json(folder / GENERATION_NAME) if overrides.keeps_generation else {}
+        found[GENERATION_NAME] = merged(base, overrides.generation)
+    return {name: json.dumps(value, indent=2) for name, value in found.items()}
+
+
+def _make(found: Path, texts: dict[str, str], links: dict[str, Path]) -> None:
+    """Make the folder under a name of its own first: another start may be making the same one."""
+    draft = found.parent.with_name(f"{found.parent.name}.{secrets.token_hex(4)}")
+    inner = draft / found.name
+    inner.mkdir(parents=True)
+    for name, text in texts.items():
+        (inner / name).write_text(text, encoding="utf-8")
+    for name, path in links.items():
+        (inner / name).symlink_to(path)
+    try:
+        os.rename(draft, found.parent)
+    except OSError:
+        shutil.rmtree(draft)
+        if not found.is_dir():
+            raise

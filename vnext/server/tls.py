@@ -1,0 +1,40 @@
+"""TLS: the certificate that the server shows, and those that it asks of clients. Imports nothing slow."""
+
+from __future__ import annotations
+
+import ssl
+
+from vnext.server.settings import ServerSettings
+
+
+class TlsUnusable(Exception):
+    """The files of the settings are no certificate and key: one sentence with the remedy."""
+
+
+def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    """The context of a server that speaks HTTPS, None without a certificate. Raises TlsUnusable."""
+    if not settings.ssl_certfile:
+        if settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs:
+            raise TlsUnusable("the server has no certificate for HTTPS: give it one with --ssl-certfile")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile or None, password=_no_password)
+        if settings.ssl_ca_certs:
+            context.load_verify_locations(settings.ssl_ca_certs)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        files = ", ".join(filter(None, (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)))
+        raise TlsUnusable(f"{files} cannot be read as certificate and key ({error}): give PEM files that match") from error
+    context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
+    return context
+
+
+def unverified_context() -> ssl.SSLContext:
+    """The context of a client that takes any certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password, and nobody is there to type it")
