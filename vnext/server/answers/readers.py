@@ -16,8 +16,9 @@ from vnext.text.answer import Delta
 class ChoiceRenderer(Protocol):
     """One choice in an API's shape."""
 
-    is_plain: bool
-    """Whether the renderer shows nothing but the text of a token in the middle of an answer."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether, from now on, the renderer shows nothing but the text of a token in the middle of an answer."""
 
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
@@ -71,7 +72,9 @@ class Whole:
             choice.plain = renderer.is_plain and not choice.answer.is_scanned
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
-        self._renderers[choice.index].push(delta)
+        renderer = self._renderers[choice.index]
+        renderer.push(delta)
+        choice.plain = renderer.is_plain and not delta.finish and not choice.answer.is_scanned
         return True
 
     def text(self, choice: Choice, text: str) -> bool:

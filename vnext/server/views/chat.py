@@ -1,30 +1,30 @@
 """POST /v1/chat/completions: continues a conversation.
 
-Owns the translation of the body and the shapes of the answers; `generation` does the work in between.
+Owns the shapes of the answers in this API; `chat_request` and `generation` do the work.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.server.answers.beams import generation_of
+from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import chat_logprobs, speller
+from vnext.server.answers.parts import joined
 from vnext.server.answers.readers import Streamed, Whole
-from vnext.server.answers.tools import ToolCalls
-from vnext.server.context.conversation import shown_tools
 from vnext.server.context.identity import answer_id, identify
-from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, sampling_params
+from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
 from vnext.text.answer import Delta
+from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 _DECODER = msgspec.json.Decoder(ChatBody)
 
@@ -35,16 +35,12 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _DECODER, ChatBody)
     started_s = time.monotonic()
     identify(request, body.request_id)
-    tools = shown_tools(body, context.tool_form)
-    params = _params(body, context, tools is not None and context.tool_form == "tagged")
+    chat = ChatRequest(context, body)
     include_usage(body)
-    with context.limiter.enter(max(params.n, 1), client_of(request)):
-        prompt = await prompt_tokens(context, body, tools, client_of(request))
-        generation = _start(context, answer_id(request, "chatcmpl"), body, prompt, params, started_s)
-        renderers = [
-            _ChoiceRenderer(context, choice, params, _calls(context, body, tools), body)
-            for choice in generation.choices
-        ]
+    client = client_of(request)
+    with context.limiter.enter(chat.answer_count, client):
+        generation = await chat.start(answer_id(request, "chatcmpl"), client, started_s)
+        renderers = [_ChoiceRenderer(context, choice, chat, body) for choice in generation.choices]
         if body.stream:
             return await respond(request, partial(_stream, generation, renderers, body))
         return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, body)))
@@ -53,66 +49,63 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 class _ChoiceRenderer:
     """Renders one choice in this API's shape."""
 
-    def __init__(
-        self, context: ServerContext, choice: Choice, params: SamplingParams, calls: ToolCalls | None, body: ChatBody
-    ) -> None:
-        self._context = context
-        self._count = params.logprobs
+    def __init__(self, context: ServerContext, choice: Choice, chat: ChatRequest, body: ChatBody) -> None:
+        self._tokenizer = context.tokenizer
+        self._count = chat.params.logprobs
         self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
-        self._calls = calls
+        self._chat = chat
+        self._answer = chat.parts()
         self.index = choice.index
         self._with_ids = bool(body.return_token_ids)
         self._ids: list[int] = []
-        self.is_plain = params.logprobs is None and calls is None and not self._with_ids and not continuous_usage(body)
+        self._is_plain = self._count is None and not self._with_ids and not continuous_usage(body)
         self.started = False
-        self.texts: list[str] = []
+        self._parts: list[Part] = []
         self.logprobs: list[dict[str, Any]] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """As ChoiceRenderer says; it may become true in the middle of an answer."""
+        return self._is_plain and self._answer.is_plain
 
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
         self._ids += delta.token_ids
         if self._count is not None:
-            self.logprobs += chat_logprobs(self._context.tokenizer, self._spell, delta, self._count)
-        self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
-        if self._calls is None:
-            self.texts.append(delta.text)
-            return
-        self.texts.append(self._calls.push(delta.text, bool(delta.finish)))
-        if self.finish == "stop" and self._calls.count:
-            self.finish = "tool_calls"
+            self.logprobs += chat_logprobs(self._tokenizer, self._spell, delta, self._count)
+        self._parts += self._answer.push(delta)
+        self.finish = self._chat.finish_reason(self._answer, delta.finish) or None
+        self.stop_reason = delta.stop_reason
 
     def add(self, text: str) -> None:
         """Take in a plain answer's text."""
-        self.texts.append(text)
+        self._parts.append(Words(text))
 
     def choice(self) -> dict[str, Any]:
         """The whole answer."""
-        message = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
-        if calls := self._calls.take() if self._calls else []:
-            message |= {"content": message["content"] or None, "tool_calls": calls}
-        return self._choice("message", message, self._take_logprobs())
+        return self._choice("message", _message_of(self._parts), self._take_logprobs())
 
     def take(self) -> list[dict[str, Any]]:
         """The choices that a stream has not shown yet, one per chunk; the very first names the role."""
-        first = [] if self.started else [self._first_choice()]
+        shown = [] if self.started else [self._passing({"role": "assistant", "content": ""})]
         self.started = True
-        text, logprobs = "".join(self.texts), self._take_logprobs()
-        self.texts = []
-        delta: dict[str, Any] = {"content": text} if text else {}
-        if calls := self._calls.take_numbered() if self._calls else []:
-            delta["tool_calls"] = calls
-        if not delta and not self.finish and not (logprobs and logprobs["content"]):
-            return first
-        return [*first, self._choice("delta", delta, logprobs)]
+        parts, self._parts = self._parts, []
+        deltas = [_delta_of(part) for part in joined(parts) if not isinstance(part, CallEnded)]
+        shown += [self._passing(delta) for delta in deltas[:-1]]
+        logprobs = self._take_logprobs()
+        if deltas or self.finish or (logprobs and logprobs["content"]):
+            shown.append(self._choice("delta", deltas[-1] if deltas else {}, logprobs))
+        return shown
 
     def text_choice(self, text: str) -> dict[str, Any]:
         """A stream's choice with `text`, in the middle of a plain answer."""
         return self._plain_choice("delta", {"content": text}, None)
 
-    def _first_choice(self) -> dict[str, Any]:
-        return self._plain_choice("delta", {"role": "assistant", "content": ""}, None) | {"finish_reason": None}
+    def _passing(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """A choice before the last of those that are shown together."""
+        return self._plain_choice("delta", delta, None) | {"finish_reason": None}
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         taken, self.logprobs = self.logprobs, []
@@ -156,57 +149,39 @@ def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, A
     return generation.envelope("chat.completion.chunk", choices)
 
 
-def _start(
-    context: ServerContext, call_id: str, body: ChatBody, prompt: list[int], params: SamplingParams, started_s: float
-) -> Generation:
-    """Check the body and make its generation. Errors name this API's fields."""
-    try:
-        return generation_of(context, call_id=call_id, body=body, prompts=[prompt], params=params, started_s=started_s)
-    except InvalidRequest as error:
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
-        if body.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        name = names.get(error.param or "", error.param)
-        message = error.message.replace("the prompt", "the messages").replace(f"{error.param} is ", f"{name} is ")
-        raise InvalidRequest(message, name, error.code) from error
+def _message_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """A whole answer's message."""
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, CallBegun):
+            calls[part.index] = _call_of(part)
+        elif isinstance(part, CallArguments):
+            calls[part.index]["function"]["arguments"] += part.text
+    content = "".join(part.text for part in parts if isinstance(part, Words))
+    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    message = {"role": "assistant", "content": content or None if calls or thought else content, "refusal": None}
+    if thought:
+        message |= _reasoning_of(thought)
+    return message | ({"tool_calls": [*calls.values()]} if calls else {})
 
 
-def _calls(context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None) -> ToolCalls | None:
-    """One answer's calls; None where the model has no tools."""
-    form = context.tool_form
-    return None if tools is None or form is None else ToolCalls(form, one=body.parallel_tool_calls is False)
+def _delta_of(part: Words | Reasoning | CallBegun | CallArguments) -> dict[str, Any]:
+    """A stream's delta. A call begins with its id and name; then come pieces of its arguments."""
+    match part:
+        case Words():
+            return {"content": part.text}
+        case Reasoning():
+            return _reasoning_of(part.text)
+        case CallBegun():
+            return {"tool_calls": [{"index": part.index, **_call_of(part)}]}
+        case CallArguments():
+            return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> SamplingParams:
-    """The body's parameters. `marked_calls`: special tokens stay in the text, because some models mark calls with them."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest(
-            f"response_format is {body.response_format.type!r}: only 'text' is supported, leave it out.",
-            "response_format",
-        )
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, max_tokens=None, **context.settings.sampling_defaults.sampling())
-    wanted = params.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    skip = params.skip_special_tokens and not marked_calls
-    return msgspec.structs.replace(params, logprobs=logprobs, max_tokens=wanted, skip_special_tokens=skip)
+def _call_of(begun: CallBegun) -> dict[str, Any]:
+    return {"id": begun.id, "type": "function", "function": {"name": begun.name, "arguments": ""}}
 
 
-async def prompt_tokens(
-    context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str
-) -> list[int]:
-    """The conversation as tokens. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
-    context.model_name(body.model)
-    if context.template is None:
-        raise InvalidRequest(
-            "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
-            "messages",
-        )
-    text = await context.render(body, tools, client)
-    [tokens] = await context.encode([text], False, client, ["messages"], "messages")
-    if not tokens:
-        raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
-    return tokens
+def _reasoning_of(text: str) -> dict[str, str]:
+    """Under vLLM's name and under DeepSeek's."""
+    return {"reasoning": text, "reasoning_content": text}

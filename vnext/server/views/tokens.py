@@ -12,11 +12,11 @@ import msgspec
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.answers.chat_request import prompt_tokens
 from vnext.server.context.conversation import shown_tools
 from vnext.server.context.openai_types import ChatBody, ChatMessage, Tool
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
-from vnext.server.views.chat import prompt_tokens
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
