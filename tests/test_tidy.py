@@ -64,14 +64,15 @@ ARROWS = {
     "runtime/client": {"runtime/*", "state/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
-        "server/views", "server/http", "server/context", "runtime/*", "runtime/client", "runtime/processes", "text",
+        "server/batches", "server/views", "server/http", "server/context", "runtime/*", "runtime/client", "runtime/processes", "text",
         "sampling_params", "exits",
     },
     "server/context": {"server/*", "runtime/*", "runtime/client", "text", "state/config", "sampling_params", "version"},
     "server/http": {"server/*", "server/context", "sampling_params"},
+    "server/batches": {"server/context", "sampling_params"},
     "server/answers": {"server/context", "server/http", "runtime/*", "text", "state/events", "sampling_params"},
     "server/views": {
-        "server/*", "server/answers", "server/http", "server/context", "text", "log", "sampling_params", "version",
+        "server/*", "server/batches", "server/answers", "server/http", "server/context", "text", "log", "sampling_params", "version",
     },
     "options": {"runtime/settings", "server/*", "sched/policies", "version"},
     "replay": {"replay/cli"},

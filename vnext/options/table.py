@@ -81,6 +81,7 @@ SERVER_HELP = {
     "connections_max": "maximum open connections; one address may have three quarters of them",
     "keepalive_timeout_s": "seconds after which an idle connection is closed",
     "drain_s": "seconds for running requests to finish when the server stops",
+    "batch_dir": "folder for /v1/files and /v1/batches (default: neither is served)",
     "root_path": "a prefix, such as /llm, behind which all paths exist too, for a proxy that keeps it",
     "ssl_certfile": "PEM file of the server's certificate; the server then speaks HTTPS",
     "ssl_keyfile": "PEM file of its key (default: in --ssl-certfile)",

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from vnext.runtime.client.client import EngineClient
+from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.connections import Connections, Runner
@@ -36,6 +37,8 @@ def make_app(
     app.on_response_prepare.extend((add_request_id, add_permission))
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[CONNECTIONS] = Connections(settings)
+    if settings.batch_dir:
+        app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)
     app[READERS] = Readers()
     app.cleanup_ctx.append(report_load)
@@ -47,7 +50,7 @@ def make_app(
 
 def make_runner(app: web.Application) -> web.AppRunner:
     """A runner that cancels a view when its client disconnects, streaming or not; the view then aborts its requests."""
-    return Runner(
+    return _Runner(
         app,
         app[CONNECTIONS],
         handler_cancellation=True,
@@ -57,6 +60,20 @@ def make_runner(app: web.Application) -> web.AppRunner:
         logger=protocol_log(),
         shutdown_timeout=CLEANUP_TIMEOUT_S,
     )
+
+
+class _Runner(Runner):
+    """A runner that also runs the application's batches, which ask the server that it serves."""
+
+    async def setup(self) -> None:
+        await super().setup()
+        if BATCHES in self.app:
+            await self.app[BATCHES].start(self)
+
+    async def cleanup(self) -> None:
+        if BATCHES in self.app:
+            await self.app[BATCHES].stop()
+        await super().cleanup()
 
 
 async def _close_work(app: web.Application) -> None:

@@ -6,8 +6,10 @@ The one table of paths: the application, GET / and GET /docs follow from it.
 from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
+from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
+from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
 from vnext.server.views.log_view import list_segments, read_segment
 from vnext.server.views.openapi import get_openapi
 from vnext.server.views.operations import (
@@ -30,6 +32,15 @@ ROUTES = (
     Route("POST", "/v1/completions", create_completion, "continues a text, or several", CompletionBody, (JSON, EVENTS)),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
+    Route("POST", "/v1/files", create_file, "keeps a file of requests (with --batch-dir)"),
+    Route("GET", "/v1/files", list_files, "lists the files"),
+    Route("GET", "/v1/files/{file_id}", get_file),
+    Route("DELETE", "/v1/files/{file_id}", delete_file),
+    Route("GET", "/v1/files/{file_id}/content", get_file_content, answers=(BYTES,)),
+    Route("POST", "/v1/batches", create_batch, "answers a file's requests in the background", BatchBody),
+    Route("GET", "/v1/batches", list_batches, "lists the batches"),
+    Route("GET", "/v1/batches/{batch_id}", get_batch),
+    Route("POST", "/v1/batches/{batch_id}/cancel", cancel_batch),
     Route("POST", "/tokenize", tokenize, "the tokens of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "the text of tokens", DetokenizeBody),
     Route("GET", "/health", get_health, "200 while requests are served, else 503; also /ping"),

@@ -22,11 +22,12 @@ from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
+from vnext.server.batches.store import StoreUnusable
 from vnext.server.console import write_line
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
-from vnext.server.tls import tls_context
+from vnext.server.tls import TlsUnusable, tls_context
 from vnext.text.files import CheckpointUnreadable
 from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
         return DONE  # SIGTERM, see _leave_waiting
     except EngineNotStarted:
         return FAILED  # the launcher prints the reason
-    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, EngineDead) as error:
+    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, EngineDead) as error:
         print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
         return FAILED if isinstance(error, EngineDead) else REFUSED
     return DONE

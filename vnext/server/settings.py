@@ -37,6 +37,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
     "error".
 
+    `batch_dir` is the folder of /v1/files and /v1/batches, "" for none.
+
     All paths also exist behind `root_path`, for a proxy that keeps a prefix. With `ssl_certfile` (and `ssl_keyfile`, if the key
     is in a file of its own) the server speaks HTTPS; `ssl_ca_certs` and `ssl_cert_reqs` (0 none, 1 optional, 2 required, as in
     Python's ssl module) ask clients for certificates.
@@ -68,6 +70,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
+    batch_dir: str = ""
     root_path: str = ""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""

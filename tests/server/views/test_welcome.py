@@ -33,6 +33,8 @@ def test_every_route_is_named_once(server) -> None:
     assert shown <= routes and len(routes) == len(ROUTES)
     assert {*PATHS.removeprefix("this server has ").replace(" and", ",").split(", ")} <= {path for _, path in shown}
     in_words = {("GET", "/"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/v1/models/{model}"), ("GET", "/log/{segment}")}
+    in_words |= {("GET", "/v1/files/{file_id}"), ("DELETE", "/v1/files/{file_id}"), ("GET", "/v1/files/{file_id}/content")}
+    in_words |= {("GET", "/v1/batches/{batch_id}"), ("POST", "/v1/batches/{batch_id}/cancel")}
     assert routes - shown == in_words
 
 

@@ -49,6 +49,14 @@ class ClientGone(Exception):
     answer."""
 
 
+class FileUnknown(Exception):
+    """There is no file or batch of this id."""
+
+
+class BatchesOff(Exception):
+    """This server keeps no files."""
+
+
 class LogHidden(Exception):
     """This server does not show its log, or not to this client."""
 
@@ -99,6 +107,8 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     ContentRefused: lambda error: Failure(415, str(error), code="unsupported_media_type"),
     BodyTooSlow: lambda error: Failure(408, str(error), code="body_too_slow"),
     Overloaded: lambda error: Failure(429, str(error), "rate_limit_error", code="overloaded"),
+    FileUnknown: lambda error: Failure(404, str(error), code="not_found"),
+    BatchesOff: lambda error: Failure(403, str(error), code="batches_off"),
     LogHidden: lambda error: Failure(403, str(error), code="log_hidden"),
     LogGone: lambda error: Failure(410, str(error), code="log_gone"),
     Draining: lambda error: Failure(503, str(error), "server_error", code="shutting_down"),

@@ -1,0 +1,249 @@
+"""/v1/files and /v1/batches as the openai package uses them, and what is left when a server ends in the middle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from edge_server import EdgeServer
+from fake_engine import FakeEngine, wait_until
+
+from vnext.runtime.messages import SubmitRequest
+from vnext.server.batches import store as store_module
+from vnext.server.batches.lines import LINES_MAX, PRIORITY, answered, requests_of
+from vnext.server.batches.store import Store, StoreUnusable
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake engine's statistics say so."""
+    plain = FakeEngine._stats
+    monkeypatch.setattr(FakeEngine, "_stats", lambda self: msgspec.structs.replace(plain(self), waiting=0))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EdgeServer]:
+    with EdgeServer(batch_dir=str(tmp_path / "kept")) as running:
+        yield running
+
+
+def line(custom_id: str, words: str, url: str = TEXT, **fields: Any) -> str:
+    body = {"messages": [{"role": "user", "content": words}]} if url == CHAT else {"prompt": words}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body | {"max_tokens": 20} | fields})
+
+
+def upload(server: EdgeServer, *lines: str) -> str:
+    data = "\n".join(lines).encode()
+    return server.openai().files.create(file=("in.jsonl", data), purpose="batch").id
+
+
+def start(server: EdgeServer, *lines: str, endpoint: str = TEXT) -> Any:
+    return server.openai().batches.create(input_file_id=upload(server, *lines), endpoint=endpoint, completion_window="24h")
+
+
+def ended(server: EdgeServer, id_: str) -> Any:
+    ends = ("completed", "failed", "cancelled", "expired")
+    wait_until(lambda: server.openai().batches.retrieve(id_).status in ends)
+    return server.openai().batches.retrieve(id_)
+
+
+def results(server: EdgeServer, file_id: str) -> dict[str, Any]:
+    found = [json.loads(each) for each in server.openai().files.content(file_id).text.splitlines()]
+    assert len({each["custom_id"] for each in found}) == len(found)
+    return {each["custom_id"]: each["response"] for each in found}
+
+
+@pytest.mark.parametrize("url", [TEXT, CHAT])
+def test_a_batch_answers_each_request_of_its_file(server: EdgeServer, url: str) -> None:
+    lines = [line(f"r{number}", f"say:word{number}", url) for number in range(20)]
+    batch = start(server, *lines, line("bad", "say:x", url, temperature=-1), endpoint=url)
+    assert batch.status == "validating" and batch.endpoint == url
+    batch = ended(server, batch.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 21, 20, 1)
+    assert batch.in_progress_at and batch.completed_at and batch.metadata is None
+    good = results(server, batch.output_file_id)
+    for number in range(20):
+        body = good[f"r{number}"]["body"]
+        text = body["choices"][0]["text"] if url == TEXT else body["choices"][0]["message"]["content"]
+        assert good[f"r{number}"]["status_code"] == 200 and text.startswith(f"word{number}")
+        assert good[f"r{number}"]["request_id"] in body["id"]
+    bad = results(server, batch.error_file_id)["bad"]
+    assert bad["status_code"] == 400 and "temperature is -1" in bad["body"]["error"]["message"]
+    sent = [each for each in server.engine.of_kind(SubmitRequest)]
+    assert {each.priority for each in sent} == {PRIORITY}
+
+
+def test_files_are_listed_read_and_deleted(server: EdgeServer) -> None:
+    first, second = upload(server, line("a", "say:1")), upload(server, line("b", "say:2"))
+    client = server.openai()
+    assert [file.id for file in client.files.list()] == [second, first]
+    kept = client.files.retrieve(first)
+    assert (kept.filename, kept.purpose, kept.bytes) == ("in.jsonl", "batch", len(line("a", "say:1")))
+    assert client.files.content(first).text == line("a", "say:1")
+    assert client.files.delete(first).deleted
+    for call in (client.files.retrieve, client.files.content, client.files.delete, client.batches.retrieve, client.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            call(first)
+    assert server.get("/v1/files/..%2Flock")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([], "empty_file"), (["", "  "], "empty_file"), (["{"], "invalid_json_line"), (["[]"], "invalid_json_line"),
+        ([line("a", "x", CHAT)], "invalid_request"), ([line("a", "x"), line("a", "y")], "invalid_request"),
+        ([line("a", "x", stream=True)], "invalid_request"), (['{"custom_id":"a","method":"GET","url":"/v1/completions","body":{}}'], "invalid_request"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_batch_fails_with_the_reason(server: EdgeServer, lines: list[str], code: str) -> None:
+    batch = ended(server, start(server, *lines).id)
+    assert (batch.status, batch.errors.data[0].code) == ("failed", code) and batch.output_file_id is None
+    assert server.engine.of_kind(SubmitRequest) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"endpoint": "/v1/models"}, "endpoint"), ({"endpoint": "/tokenize"}, "endpoint"), ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be(server: EdgeServer, body: dict[str, Any], param: str) -> None:
+    good = {"input_file_id": upload(server, line("a", "x")), "endpoint": TEXT}
+    status, answer, _ = server.post("/v1/batches", good | body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert server.post("/v1/batches", good | {"input_file_id": "file-0"})[0] == 404
+
+
+def test_an_upload_that_is_none(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.post("/v1/files", {})[0] == 415
+    for body in (b"", b"--x\r\n", b"--x--\r\n", b"--y\r\nContent-Disposition: form-data; name=file\r\n\r\nabc"):
+        status, answer, _ = server.post("/v1/files", body, **{"Content-Type": "multipart/form-data; boundary=x"})
+        assert status == 400, answer
+    assert server.post("/v1/files", b"", **{"Content-Type": "multipart/form-data"})[0] == 400
+    with pytest.raises(openai.BadRequestError, match="purpose is 'fine-tune'"):
+        server.openai().files.create(file=b"x", purpose="fine-tune")
+    monkeypatch.setattr("vnext.server.views.files.FILE_BYTES_MAX", 10)
+    with pytest.raises(openai.APIStatusError) as error:
+        upload(server, line("a", "x" * 20))
+    assert error.value.status_code == 413
+    assert server.get("/v1/files")[1]["data"] == [] and not list(Path(server.settings.batch_dir, "files").iterdir())
+
+
+def test_a_cancelled_batch_keeps_what_it_has(server: EdgeServer) -> None:
+    server.engine.running.clear()
+    batch = start(server, *(line(f"r{number}", "say:x") for number in range(50)))
+    server.engine.wait_for(lambda: len(server.engine.of_kind(SubmitRequest)) >= 4)
+    assert server.openai().batches.cancel(batch.id).status == "cancelling"
+    server.engine.wait_aborts("client")
+    server.engine.running.set()
+    batch = ended(server, batch.id)
+    assert batch.status == "cancelled" and batch.cancelled_at and len(server.engine.of_kind(SubmitRequest)) == 4
+    assert server.openai().batches.cancel(batch.id).status == "cancelled"
+
+
+def test_a_batch_leaves_the_engine_to_live_requests(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests wait in the engine, it starts none."""
+    stats = type("Stats", (), {"waiting": 1, "running": 0, "stalled": "", "blocks_held": 0, "blocks_total": 1})()
+    monkeypatch.setattr(type(server.context.client), "stats", property(lambda self: stats))
+    batch = start(server, line("a", "say:x"))
+    wait_until(lambda: server.openai().batches.retrieve(batch.id).status == "in_progress")
+    assert server.openai().completions.create(model="toy", prompt="say:live").choices[0].text == "live"
+    assert len(server.engine.of_kind(SubmitRequest)) == 1
+    stats.waiting = 0
+    assert ended(server, batch.id).status == "completed"
+
+
+def test_a_batch_goes_on_where_a_server_ended(tmp_path: Path) -> None:
+    folder = str(tmp_path / "kept")
+    lines = [line(f"r{number}", f"say:{number}") for number in range(12)]
+    with EdgeServer(batch_dir=folder) as first:
+        batch = start(first, *lines)
+        wait_until(lambda: first.openai().batches.retrieve(batch.id).request_counts.completed >= 2)
+        first.engine.running.clear()
+    written = Path(folder, "batches", f"{batch.id}.answers")
+    if written.is_file():  # it may have come to its end
+        with written.open("ab") as file:
+            file.write(b'{"custom_id": "r11", "resp')  # a line that was being written
+        before = answered(written)
+        with EdgeServer(batch_dir=folder) as second:
+            found = ended(second, batch.id)
+            assert (found.status, found.request_counts.completed) == ("completed", 12)
+            assert {*results(second, found.output_file_id)} == {f"r{number}" for number in range(12)}
+            assert len(second.engine.of_kind(SubmitRequest)) == 12 - len(before), "nothing is computed twice"
+
+
+def test_a_server_that_ended_between_the_two_steps_of_an_end(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with EdgeServer(batch_dir=str(folder)) as first:
+        batch = ended(first, start(first, line("a", "say:x")).id)
+    path = folder / "batches" / f"{batch.id}.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"status": "finalizing", "completed_at": None}))
+    with EdgeServer(batch_dir=str(folder)) as second:
+        again = ended(second, batch.id)
+        assert (again.status, again.output_file_id) == ("completed", batch.output_file_id)
+        assert {*results(second, again.output_file_id)} == {"a"} and second.engine.of_kind(SubmitRequest) == []
+
+
+def test_a_folder_serves_one_server_and_survives_foreign_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(StoreUnusable, match="another server's batches"):
+        Store(tmp_path)
+    store.close()
+    (tmp_path / "batches" / f"batch-{'0' * 24}.json").write_text("{")
+    (tmp_path / "files" / "x.draft").write_text("")
+    again = Store(tmp_path)
+    assert again.batches == {} and "is left alone" in caplog.text and not (tmp_path / "files" / "x.draft").exists()
+    again.close()
+    with pytest.raises(StoreUnusable, match="cannot be written"):
+        Store(tmp_path / "lock")
+
+
+def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "many"
+    path.write_text("\n".join(line(str(number), "x") for number in range(LINES_MAX + 1)))
+    *_, last = requests_of(path)
+    assert last.code == "too_many_lines"
+    monkeypatch.setattr(store_module, "ENTRIES_MAX", 1)
+    with EdgeServer(batch_dir=str(tmp_path / "kept")) as server:
+        upload(server, line("a", "x"))
+        with pytest.raises(openai.BadRequestError, match="is full: delete some"):
+            upload(server, line("a", "x"))
+
+
+def test_an_expired_batch_ends_with_what_it_has(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "WINDOW_S", -1)
+    batch = ended(server, start(server, line("a", "say:x")).id)
+    assert batch.status == "expired" and batch.output_file_id is None
+
+
+def test_without_a_folder_the_routes_say_so() -> None:
+    with EdgeServer() as plain:
+        for status, answer, _ in (plain.get("/v1/files"), plain.get("/v1/batches"), plain.post("/v1/batches", {})):
+            assert status == 403 and "--batch-dir" in answer["error"]["message"]
+
+
+def test_the_worker_passes_the_key(tmp_path: Path) -> None:
+    with EdgeServer(batch_dir=str(tmp_path), api_key="secret") as guarded:
+        client = guarded.openai(api_key="secret")
+        file = client.files.create(file=("in.jsonl", line("a", "say:x").encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=TEXT, completion_window="24h")
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        assert guarded.get("/v1/batches")[0] == 401
+
+
+def test_what_the_views_answer_is_what_the_store_holds(server: EdgeServer) -> None:
+    batch = ended(server, start(server, line("a", "say:x")).id)
+    shown = server.get(f"/v1/batches/{batch.id}")[1]
+    kept = json.loads(Path(server.settings.batch_dir, "batches", f"{batch.id}.json").read_text())
+    assert shown == kept == json.loads(msgspec.json.encode(kept))
+    assert [each["id"] for each in server.get("/v1/batches")[1]["data"]] == [batch.id]

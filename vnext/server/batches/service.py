@@ -1,0 +1,91 @@
+"""Service: the batches of one server: their store, their worker, and the socket on which the worker asks the server itself.
+
+Owns their start and end. A batch's requests go over a Unix socket of this process, through every check that a client's
+requests pass; together they count as one client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import msgspec
+from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
+
+from vnext.server.batches.lines import Answer
+from vnext.server.batches.store import Store
+from vnext.server.batches.worker import Ask, Worker
+from vnext.server.context.errors import BatchesOff
+from vnext.server.context.identity import REQUEST_ID_HEADER
+from vnext.server.context.server_context import ServerContext
+
+WIDTH_MAX = 64
+
+
+class Batches:
+    """What the views use. `start` it in the event loop, `stop` it there."""
+
+    def __init__(self, context: ServerContext) -> None:
+        """Raises StoreUnusable."""
+        self.store = Store(Path(context.settings.batch_dir).expanduser())
+        self._context = context
+        self._folder = tempfile.TemporaryDirectory(prefix="vnext-batches-")
+        self._session: ClientSession | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.worker: Worker | None = None
+
+    async def start(self, runner: web.AppRunner) -> None:
+        path = str(Path(self._folder.name) / "self")
+        await web.UnixSite(runner, path).start()
+        self._session = session(self._context.settings.api_key, UnixConnector(path, limit=0))
+        width = max(1, min(WIDTH_MAX, self._context.client.ready.config.max_num_seqs // 2))
+        self.worker = Worker(self.store, asker(self._session, "http://self"), width, self._is_free)
+        self._task = asyncio.create_task(self.worker.run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            await self._session.close()
+        self._folder.cleanup()
+        self.store.close()
+
+    def _is_free(self) -> bool:
+        stats = self._context.client.stats
+        return stats is None or stats.waiting == 0
+
+
+BATCHES = web.AppKey("batches", Batches)
+
+
+def batches_of(request: web.Request) -> Batches:
+    """Raises BatchesOff."""
+    if BATCHES not in request.app:
+        raise BatchesOff("This server keeps no files: start it with --batch-dir FOLDER.")
+    return request.app[BATCHES]
+
+
+def session(api_key: str, connector: UnixConnector | None = None) -> ClientSession:
+    """A client of a server that has all the time that an answer takes."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    return ClientSession(connector=connector, headers=headers, timeout=ClientTimeout(total=None))
+
+
+def asker(client: ClientSession, url: str) -> Ask:
+    """Sends bodies to the server at `url`."""
+
+    async def ask(path: str, body: bytes) -> Answer:
+        async with client.post(url + path, data=body) as response:
+            data = await response.read()
+            return Answer(response.status, response.headers.get(REQUEST_ID_HEADER, ""), _json(data))
+
+    return ask
+
+
+def _json(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return data.decode(errors="replace")
+

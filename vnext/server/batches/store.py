@@ -1,0 +1,209 @@
+"""Store: the files and batches of a server, in a folder that outlives it.
+
+Owns the layout (`files/ID` beside `files/ID.json`, `batches/ID.json` beside the results that are being written), the bounds,
+and that a process that ends at any moment leaves each entry whole or absent. One process uses a folder at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.batches.lines import Fault
+from vnext.server.context.errors import FileUnknown
+
+FILE_BYTES_MAX = 200 * 2**20
+STORE_BYTES_MAX = 10 * 2**30
+ENTRIES_MAX = 10_000
+WINDOW_S = 86_400
+_ID = re.compile(r"(file|batch)-[0-9a-f]{24}")
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+log = logging.getLogger("vnext.server")
+LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class StoreUnusable(Exception):
+    """The folder cannot be used: one sentence with the remedy."""
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as OpenAI's API shows it."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of a batch."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a batch's file cannot be used."""
+
+    data: list[Fault]
+    object: str = "list"
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as OpenAI's API shows it."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    status: Status = "validating"
+    errors: Faults | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = Counts()
+    metadata: dict[str, str] | None = None
+    object: str = "batch"
+
+
+class Store:
+    """See the module. Mutable. Raises FileUnknown for an id of nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make or read the folder. Raises StoreUnusable."""
+        self._files_at, self._batches_at = folder / "files", folder / "batches"
+        try:
+            for path in (self._files_at, self._batches_at):
+                path.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / "lock").open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreUnusable(f"the folder {folder} serves another server's batches: choose another with --batch-dir") from error
+        except OSError as error:
+            sentence = f"the folder {folder} for batches cannot be written ({error}): choose another with --batch-dir"
+            raise StoreUnusable(sentence) from error
+        self.files = {each.id: each for each in _read(self._files_at, File)}
+        self.batches = {each.id: each for each in _read(self._batches_at, Batch)}
+
+    def close(self) -> None:
+        """Leave the folder to another process."""
+        self._lock.close()
+
+    def content(self, id_: str) -> Path:
+        """Where the bytes of a file are."""
+        self.file(id_)
+        return self._files_at / id_
+
+    def file(self, id_: str) -> File:
+        return _found(self.files, id_, "file")
+
+    def batch(self, id_: str) -> Batch:
+        return _found(self.batches, id_, "batch")
+
+    def draft(self) -> Path:
+        """Where the bytes of a file to come are written. Raises InvalidRequest where the folder is full."""
+        size = sum(each.bytes for each in self.files.values())
+        if len(self.files) >= ENTRIES_MAX or size > STORE_BYTES_MAX:
+            raise InvalidRequest("The server's folder for files is full: delete some with DELETE /v1/files/ID.", "file")
+        return self._files_at / f"{secrets.token_hex(12)}.draft"
+
+    def add_file(self, draft: Path, name: str, purpose: str, id_: str = "") -> File:
+        """A draft's bytes become a file, of the given id or of a new one. Repeating it with an id does no harm."""
+        id_ = id_ or new_id("file")
+        path = self._files_at / id_
+        if draft.is_file():
+            os.rename(draft, path)
+        found = File(id=id_, bytes=path.stat().st_size, created_at=int(time.time()), filename=name, purpose=purpose)
+        _write(self._files_at, found)
+        self.files[found.id] = found
+        return found
+
+    def delete_file(self, id_: str) -> None:
+        """Raises InvalidRequest for the input of a batch in progress."""
+        self.file(id_)
+        if user := next((each.id for each in self.batches.values() if each.input_file_id == id_ and each.status in LIVE), None):
+            raise InvalidRequest(f"The file {id_} is read by {user}: cancel that first.", "file_id")
+        (self._files_at / f"{id_}.json").unlink(missing_ok=True)
+        (self._files_at / id_).unlink(missing_ok=True)
+        del self.files[id_]
+
+    def add_batch(self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None) -> Batch:
+        """A new batch. Raises InvalidRequest where there are too many."""
+        if len(self.batches) >= ENTRIES_MAX:
+            raise InvalidRequest(f"The server keeps {ENTRIES_MAX} batches already: clear its folder for batches.")
+        now_s = int(time.time())
+        return self.put(
+            Batch(
+                id=new_id("batch"), endpoint=endpoint, input_file_id=self.file(input_file_id).id, completion_window=window,
+                created_at=now_s, expires_at=now_s + WINDOW_S, metadata=metadata,
+            )
+        )  # fmt: skip
+
+    def put(self, batch: Batch) -> Batch:
+        """Keep a batch's new state on disk."""
+        _write(self._batches_at, batch)
+        self.batches[batch.id] = batch
+        return batch
+
+    def turn(self, id_: str, status: Status, **changes: Any) -> Batch:
+        """A batch's next status, with the time at which it came."""
+        stamp = {} if status == "validating" else {f"{status}_at": int(time.time())}
+        return self.put(msgspec.structs.replace(self.batches[id_], status=status, **stamp, **changes))
+
+    def results(self, id_: str) -> tuple[Path, Path]:
+        """Where a batch's answers and errors are written while it runs."""
+        return self._batches_at / f"{id_}.answers", self._batches_at / f"{id_}.errors"
+
+
+def new_id(kind: str) -> str:
+    """An id that no other file or batch has."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def _found(entries: dict[str, Any], id_: str, kind: str) -> Any:
+    if id_ not in entries:
+        raise FileUnknown(f"There is no {kind} {id_[:60]!r}.")
+    return entries[id_]
+
+
+def _write(folder: Path, entry: File | Batch) -> None:
+    """Replace an entry in one step."""
+    draft = folder / f"{entry.id}.draft"
+    draft.write_bytes(msgspec.json.encode(entry))
+    os.replace(draft, folder / f"{entry.id}.json")
+
+
+def _read(folder: Path, kind: type[Any]) -> list[Any]:
+    """The folder's whole entries, oldest first; drafts of a process that ended are deleted."""
+    for draft in folder.glob("*.draft"):
+        draft.unlink()
+    paths = [path for path in folder.glob("*.json") if _ID.fullmatch(path.stem)]
+    found = []
+    for path in paths:
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=kind))
+        except msgspec.DecodeError as error:
+            log.warning("%s is left alone: it describes no %s (%s)", path, kind.__name__.lower(), error)
+    return sorted(found, key=lambda each: (each.created_at, each.id))

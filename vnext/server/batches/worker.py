@@ -1,0 +1,167 @@
+"""Worker: runs the batches of a store, one after the other, each with several requests at once.
+
+Owns their course: check, run, finish, expire, cancel. Results are appended as they come, so that a batch goes on where it
+stood when a server ended. Live requests go first: a batch starts a request only while the engine keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+import msgspec
+
+from vnext.server.batches.lines import Answer, Request, answered, body_of, faults_of, requests_of, result_line
+from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, new_id
+
+PAUSE_S = 0.05
+RETRY_S = 1.0
+RETRIED = (408, 429, 503)
+"""Statuses that say to try again later."""
+
+Ask = Callable[[str, bytes], Awaitable[Answer]]
+"""Sends a body to a path of the server."""
+Keep = Callable[[Request, Answer], None]
+log = logging.getLogger("vnext.server")
+
+
+async def run_requests(requests: Iterable[Request], ask: Ask, keep: Keep, width: int, is_free: Callable[[], bool]) -> None:
+    """Ask for the answers to `requests`, `width` at once, while `is_free`; `keep` gets each. Cancelling it ends them."""
+    running: set[asyncio.Task[None]] = set()
+
+    async def one(request: Request) -> None:
+        body = body_of(request)
+        while (answer := await ask(request.url, body)).status in RETRIED:
+            await asyncio.sleep(RETRY_S)
+        keep(request, answer)
+
+    try:
+        for request in requests:
+            while len(running) >= width or not is_free():
+                running = await _unfinished(running, PAUSE_S)
+            running |= {asyncio.create_task(one(request))}
+        while running:
+            running = await _unfinished(running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _unfinished(tasks: set[asyncio.Task[None]], timeout_s: float | None = None) -> set[asyncio.Task[None]]:
+    """Those that are left once one has ended or the time is over. Raises the error of one that failed."""
+    if not tasks:
+        await asyncio.sleep(timeout_s or 0)
+        return tasks
+    done, left = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return left
+
+
+class Worker:
+    """Runs until cancelled. `news` is set when a batch was added or cancelled."""
+
+    def __init__(self, store: Store, ask: Ask, width: int, is_free: Callable[[], bool]) -> None:
+        self._store, self._ask, self._width, self._is_free = store, ask, width, is_free
+        self.news = asyncio.Event()
+        self._current: tuple[str, asyncio.Task[None]] | None = None
+
+    async def run(self) -> None:
+        """Take the oldest live batch, again and again."""
+        while True:
+            batch = next((each for each in self._store.batches.values() if each.status in LIVE), None)
+            if batch is None:
+                self.news.clear()
+                await self.news.wait()
+                continue
+            task = asyncio.create_task(self._run(batch))
+            self._current = batch.id, task
+            try:
+                await asyncio.wait({task})
+            finally:
+                task.cancel()
+                self._current = None
+            self._after(batch.id, task)
+
+    def cancel(self, id_: str) -> Batch:
+        """Begin to cancel a batch; one that has ended stays as it is."""
+        batch = self._store.batch(id_)
+        if batch.status not in LIVE:
+            return batch
+        batch = self._store.turn(id_, "cancelling")
+        if self._current is not None and self._current[0] == id_:
+            self._current[1].cancel()
+        self.news.set()
+        return batch
+
+    def _after(self, id_: str, task: asyncio.Task[None]) -> None:
+        """What became of a batch whose task has ended."""
+        if self._store.batches[id_].status == "cancelling":
+            self._finish(id_, "cancelled")
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the batch %s failed", id_, exc_info=error)
+            self._store.turn(id_, "failed", errors=Faults(data=[]))
+
+    async def _run(self, batch: Batch) -> None:
+        if batch.status == "cancelling":
+            return
+        if batch.output_file_id or batch.error_file_id:  # a server ended while it finished this one
+            self._finish(batch.id, "completed")
+            return
+        path = self._store.content(batch.input_file_id)
+        count, faults = await asyncio.to_thread(faults_of, path, batch.endpoint)
+        if faults:
+            self._store.turn(batch.id, "failed", errors=Faults(data=faults))
+            return
+        good, bad = self._store.results(batch.id)
+        done_good, done_bad = await asyncio.to_thread(lambda: (answered(good), answered(bad)))
+        counts = Counts(total=count, completed=len(done_good), failed=len(done_bad))
+        self._store.turn(batch.id, "in_progress", request_counts=counts)
+        left = (each for each in requests_of(path) if isinstance(each, Request) and each.custom_id not in done_good | done_bad)
+        with ExitStack() as stack:
+            files = stack.enter_context(good.open("ab")), stack.enter_context(bad.open("ab"))
+
+            def keep(request: Request, answer: Answer) -> None:
+                file = files[0 if answer.is_good else 1]
+                file.write(result_line(request.custom_id, answer))
+                file.flush()
+                self._count(batch.id, answer.is_good)
+
+            await run_requests(_until(left, batch.expires_at), self._ask, keep, self._width, self._is_free)
+        counts = self._store.batches[batch.id].request_counts
+        is_whole = counts.completed + counts.failed == counts.total
+        self._store.turn(batch.id, "finalizing")
+        self._finish(batch.id, "completed" if is_whole else "expired")
+
+    def _count(self, id_: str, is_good: bool) -> None:
+        """In memory only: a restart counts the results' lines."""
+        batch = self._store.batches[id_]
+        counts = batch.request_counts
+        more = {"completed": counts.completed + 1} if is_good else {"failed": counts.failed + 1}
+        self._store.batches[id_] = msgspec.structs.replace(batch, request_counts=msgspec.structs.replace(counts, **more))
+
+    def _finish(self, id_: str, status: str) -> None:
+        """The results become files, and the batch has ended. Their ids are kept first: a restart in between finds them."""
+        batch, paths = self._store.batches[id_], self._store.results(id_)
+        ids = batch.output_file_id, batch.error_file_id
+        if ids == (None, None):
+            ids = tuple(new_id("file") if path.is_file() and path.stat().st_size else None for path in paths)
+            self._store.put(msgspec.structs.replace(batch, output_file_id=ids[0], error_file_id=ids[1]))
+        for path, name, file_id in zip(paths, ("output", "error"), ids):
+            if file_id is None:
+                path.unlink(missing_ok=True)
+            else:
+                self._store.add_file(path, f"{id_}_{name}.jsonl", "batch_output", file_id)
+        self._store.turn(id_, status)
+
+
+def _until(requests: Iterable[Request], expires_at: float) -> Iterator[Request]:
+    """The requests that begin before the batch expires."""
+    for request in requests:
+        if time.time() >= expires_at:
+            return
+        yield request

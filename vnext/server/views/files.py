@@ -1,0 +1,106 @@
+"""/v1/files: the files that batches read and write, as in OpenAI's API.
+
+Owns the upload: multipart, bounded in size and pace, written to disk as it comes. `server/batches` keeps the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import BodyPartReader, web
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.batches.service import batches_of
+from vnext.server.batches.store import FILE_BYTES_MAX
+from vnext.server.context.errors import BodyTooSlow, ContentRefused
+from vnext.server.http.bodies import PAUSE_S
+
+PURPOSES = ("batch",)
+NAME_CHARACTERS_MAX = 256
+PURPOSE_BYTES_MAX = 64
+PARTS_MAX = 16
+
+
+async def create_file(request: web.Request) -> web.Response:
+    """POST /v1/files."""
+    store = batches_of(request).store
+    if request.content_type != "multipart/form-data":
+        raise ContentRefused("A file comes as multipart/form-data, with the parts purpose and file (curl -F).")
+    draft = store.draft()
+    try:
+        async with asyncio.timeout(PAUSE_S + FILE_BYTES_MAX / 1e6):
+            name, purpose = await _parts(request, draft)
+        if purpose not in PURPOSES:
+            raise InvalidRequest(f"purpose is {purpose!r}: it must be 'batch'.", "purpose")
+        if not draft.is_file():
+            raise InvalidRequest("file is missing: it is required.", "file")
+        return _json(store.add_file(draft, name, purpose))
+    except TimeoutError:
+        raise BodyTooSlow("The file came too slowly: send it again.") from None
+    except ValueError as error:  # aiohttp's own word on a body that is no multipart
+        raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+async def list_files(request: web.Request) -> web.Response:
+    """GET /v1/files."""
+    return _json(listed([*batches_of(request).store.files.values()][::-1]))
+
+
+async def get_file(request: web.Request) -> web.Response:
+    """GET /v1/files/{file_id}."""
+    return _json(batches_of(request).store.file(request.match_info["file_id"]))
+
+
+async def get_file_content(request: web.Request) -> web.StreamResponse:
+    """GET /v1/files/{file_id}/content."""
+    path = batches_of(request).store.content(request.match_info["file_id"])
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "X-Content-Type-Options": "nosniff"})
+
+
+async def delete_file(request: web.Request) -> web.Response:
+    """DELETE /v1/files/{file_id}."""
+    id_ = request.match_info["file_id"]
+    batches_of(request).store.delete_file(id_)
+    return _json({"id": id_, "object": "file", "deleted": True})
+
+
+def listed(entries: list[Any]) -> dict[str, Any]:
+    """Entries with ids as a list of OpenAI's API, all on one page."""
+    ends = {"first_id": entries[0].id, "last_id": entries[-1].id} if entries else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": entries, "has_more": False} | ends
+
+
+async def _parts(request: web.Request, draft: Path) -> tuple[str, str]:
+    """The file's name and purpose; its bytes go into `draft`."""
+    name, purpose, count = "", "", 0
+    reader = await request.multipart()
+    while isinstance(part := await reader.next(), BodyPartReader):
+        count += 1
+        if count > PARTS_MAX:
+            raise InvalidRequest(f"The body has more than {PARTS_MAX} parts: purpose and file are enough.")
+        if part.name == "file":
+            name = (part.filename or "upload.jsonl")[:NAME_CHARACTERS_MAX]
+            await _save(part, draft)
+        elif part.name == "purpose":
+            purpose = (await part.read_chunk(PURPOSE_BYTES_MAX)).decode(errors="replace")
+        await part.release()
+    return name, purpose
+
+
+async def _save(part: BodyPartReader, draft: Path) -> None:
+    size = 0
+    with draft.open("wb") as file:
+        while data := await part.read_chunk(2**16):
+            size += len(data)
+            if size > FILE_BYTES_MAX:
+                raise web.HTTPRequestEntityTooLarge(FILE_BYTES_MAX, size)
+            file.write(data)
+
+
+def _json(value: Any) -> web.Response:
+    return web.json_response(body=msgspec.json.encode(value))
