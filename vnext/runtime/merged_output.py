@@ -8,17 +8,17 @@ from vnext.runtime.messages import RequestOutput, TokenLogprobs
 class MergedOutput:
     """The outputs of one request, merged in order. Mutable."""
 
-    __slots__ = ("cached_tokens", "finish", "logprobs", "queue_seconds", "stop_token", "tokens")
+    __slots__ = ("cached_tokens", "error", "finish", "logprobs", "queue_seconds", "stop_token", "tokens")
 
     def __init__(self) -> None:
         self.tokens = bytearray()
         self.logprobs: list[TokenLogprobs] = []
-        self.finish, self.stop_token, self.cached_tokens, self.queue_seconds = "", -1, 0, 0.0
+        self.finish, self.error, self.stop_token, self.cached_tokens, self.queue_seconds = "", "", -1, 0, 0.0
 
     def add(self, output: RequestOutput) -> None:
         self.tokens += output.tokens
         self.logprobs += output.logprobs
-        self.finish, self.stop_token = output.finish, output.stop_token
+        self.finish, self.error, self.stop_token = output.finish, output.error, output.stop_token
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -32,4 +32,5 @@ class MergedOutput:
             logprobs=tuple(self.logprobs),
             number=number,
             queue_seconds=self.queue_seconds,
+            error=self.error,
         )

@@ -86,6 +86,7 @@ class RequestOutput(Message):
 
     `number` is the request's number in this engine; later `Outputs` refer to the request by it. -1 where it does not matter.
     `queue_seconds` is set in a request's first output: the time it waited for its first step. It is 0 in later outputs.
+    `error` says why the engine aborted the request, where it did.
     """
 
     name: str
@@ -96,6 +97,7 @@ class RequestOutput(Message):
     logprobs: tuple[TokenLogprobs, ...] = ()
     number: int = -1
     queue_seconds: float = 0.0
+    error: str = ""
 
 
 class Outputs(Message, tag=12):
@@ -178,7 +180,8 @@ class RankReady(Message, tag=20):
 
 
 class StepResult(Message, tag=21):
-    """Rank 0's result carries tokens (int32 bytes, schedule order) and logprobs (one entry per sampled row, None if not asked).
+    """Rank 0's result carries tokens (int32 bytes, schedule order), logprobs (one entry per sampled row, None if not asked) and
+    (request, why) of the samples whose constraint could not be followed.
 
     Every rank reports the digests of the state in which it executed the step: the structure, and the chain of committed
     tokens; 0 where none was due. When a digest is due, the result also carries the words of digest.DETAIL_NAMES and of
@@ -196,6 +199,7 @@ class StepResult(Message, tag=21):
     details: tuple[int, ...] = ()
     histories: tuple[int, ...] = ()
     fed: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 class RankFailed(Message, tag=22):

@@ -67,6 +67,13 @@ class Banned(NamedTuple):
     tokens: torch.Tensor
 
 
+class Forbidden(NamedTuple):
+    """The tokens that C of the S rows may not go on with: `rows` int64[C] without repeats, `tokens` bool[C, V]."""
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+
+
 class SamplingInputs(NamedTuple):
     """The parameters of S rows, all tensors on one device.
 
@@ -91,6 +98,7 @@ class SamplingInputs(NamedTuple):
     any_random: bool = True
     any_filter: bool = True
     top_n_sigma: torch.Tensor | None = None
+    forbidden: Forbidden | None = None
 
     def columns(self) -> tuple[torch.Tensor, ...]:
         """The rows' columns in the order of ROW_DTYPES, as kernels take them: contiguous, with defaults in place of None."""
@@ -135,7 +143,8 @@ class Sampled(NamedTuple):
 
 def is_plain(inputs: SamplingInputs) -> bool:
     """Whether only tokens are requested, drawn from unadjusted logits."""
-    return inputs.logprobs < 0 and inputs.bias is None and inputs.banned is None and inputs.penalties is None
+    adjusted = (inputs.bias, inputs.banned, inputs.penalties, inputs.forbidden)
+    return inputs.logprobs < 0 and all(each is None for each in adjusted)
 
 
 def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
@@ -153,6 +162,11 @@ def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
         raise ValueError("penalties that are only counted are for hashes: give Penalties to what samples")
     if inputs.penalties is not None:
         check_penalties(logits, inputs.penalties)
+    if inputs.forbidden is not None and inputs.forbidden.tokens.shape != (len(inputs.forbidden.rows), logits.shape[1]):
+        raise ValueError(
+            f"forbidden.tokens must be bool[{len(inputs.forbidden.rows)}, {logits.shape[1]}], got "
+            f"{inputs.forbidden.tokens.dtype}{list(inputs.forbidden.tokens.shape)}; give one row a constrained row"
+        )
 
 
 def check_penalties(logits: torch.Tensor, penalties: Penalties) -> None:

@@ -1,8 +1,8 @@
 """Logits, adjusted: bias, bans and penalties of the rows that have them.
 
 Owns every change of logits before a token is chosen. A row's bits never depend on the parameters of other rows. Order:
-bias, bans, repetition, then frequency and presence. `adjust` takes the inputs of a step and never writes to the caller's
-tensor. `adjust_rows` takes the tables that a device keeps and has one shape whatever the rows request.
+bias, bans, repetition, frequency and presence, constraints. `adjust` takes the inputs of a step and never writes to the
+caller's tensor. `adjust_rows` takes the tables that a device keeps and has one shape whatever the rows request.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from vnext.sampling.marks import IN_PROMPT
 
 
 def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """float32[S, V] logits with bias, bans and penalties; `logits` itself where there are none."""
-    if inputs.bias is None and inputs.banned is None and inputs.penalties is None:
+    """float32[S, V] logits with bias, bans, penalties and constraints; `logits` itself where there are none."""
+    if all(each is None for each in (inputs.bias, inputs.banned, inputs.penalties, inputs.forbidden)):
         return logits
     adjusted = logits.clone()
     if inputs.bias is not None:
@@ -25,6 +25,9 @@ def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     if inputs.penalties is not None:
         assert isinstance(inputs.penalties, Penalties), "counted penalties sample nothing"
         adjusted[inputs.penalties.rows] = penalise(adjusted[inputs.penalties.rows], inputs.penalties)
+    if inputs.forbidden is not None:
+        rows, tokens = inputs.forbidden
+        adjusted[rows] = adjusted[rows].masked_fill_(tokens, float("-inf"))
     return adjusted
 
 

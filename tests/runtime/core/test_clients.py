@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from vnext.runtime.core import process as core_process
-from vnext.runtime.core.clients import Clients
+from vnext.runtime.core.clients import Clients, constraint_refusal
 from vnext.runtime.core.owners import News
 from vnext.runtime.messages import (
     EngineDied,
@@ -34,7 +34,7 @@ from vnext.runtime.messages import (
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, pack_tokens, unpack_tokens
 from vnext.state.outputs import Going
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
 
 CONFIG = SchedulerConfig(
@@ -233,3 +233,23 @@ def test_last_words_reach_those_who_say_hello_beside_those_who_talk_nonsense(mon
         assert engine_decoder.decode(socket.recv(zmq.NOBLOCK)) == EngineDied(message="no model")
     os.close(reader)
     os.close(writer)
+
+
+@pytest.mark.parametrize(
+    "changes, constraint, words",
+    [
+        ({"ignore_eos": True}, Constraint(grammar="g"), "ignore_eos does not go with a grammar"),
+        ({"min_tokens": 1}, Constraint(grammar="g"), "min_tokens does not go with a grammar"),
+        ({}, Constraint(reasoning_end=(3, 10**6)), "token id 1000000 of reasoning_end is outside"),
+        ({"ignore_eos": True}, Constraint(reasoning_end=(3,)), None),
+    ],
+)
+def test_a_constraint_that_no_answer_can_keep_is_refused(changes: dict, constraint: Constraint, words: str | None) -> None:
+    config = msgspec.structs.replace(CONFIG, eos_token_ids=(1,), vocab_size=100)
+    why_not = constraint_refusal(config, Sampling(seed=0, max_tokens=4, **changes), constraint)
+    assert why_not is None if words is None else words in (why_not or "")
+
+
+def test_a_grammar_needs_a_model_with_an_end_token() -> None:
+    config = msgspec.structs.replace(CONFIG, eos_token_ids=(), vocab_size=100)
+    assert "has no end token" in (constraint_refusal(config, Sampling(seed=0, max_tokens=4), Constraint(grammar="g")) or "")

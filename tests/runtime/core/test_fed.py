@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +35,7 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device = SimpleNamespace(vocab_size=50), torch.device("cpu")
+    config, device, path = SimpleNamespace(vocab_size=50), torch.device("cpu"), Path("without a tokenizer")
 
     def make_cache(self, page_count: int, block_size: int) -> None:
         pass

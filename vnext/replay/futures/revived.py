@@ -44,7 +44,9 @@ def _revived(state: State, request: Request, tokens: bytes, runs: bool) -> Reviv
     reported = len(tokens) // 4 - request.prompt_length
     cut = len(tokens) - 4 if runs and reported else len(tokens)
     before, sampling = cut // 4 - request.prompt_length, request.sampling
-    left = replace(sampling, max_tokens=sampling.max_tokens - before, min_tokens=max(sampling.min_tokens - before, 0))
+    left = replace(
+        sampling, max_tokens=sampling.max_tokens - before, min_tokens=max(sampling.min_tokens - before, 0), constraint=None
+    )  # the answer's tokens are known
     arrival = RequestArrived(
         id=request.id, name=request.name, prompt=tokens[:cut], sampling=left, priority=request.priority,
         arrival_ns=request.arrival_ns, cache_salt=_salt_of(request.root, state.config),

@@ -86,7 +86,7 @@ class Alone:
 
     def _planned(self, state: State) -> tuple[State, StepInputs]:
         state = reduce(state, schedule(state))
-        return state, rebuild(state, {}, self._machine.config.vocab_size)
+        return state, rebuild(state, {}, self._machine.config.vocab_size, self._machine.vocabulary)
 
     def _room(self, config: SchedulerConfig) -> Caches:
         if self._caches is None or self._caches.pages < config.page_count:

@@ -34,7 +34,7 @@ class Batched:
     def inputs(self, state: State, sampled: Sampled) -> StepInputs:
         """The newest step in flight as tensors. What it reads is in the cache on return."""
         with refusing():
-            inputs = rebuild(state, sampled, self.machine.config.vocab_size)
+            inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary)
             if self._fresh is not None:
                 self._mend(state, sampled, inputs)
             return inputs

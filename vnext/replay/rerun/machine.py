@@ -28,6 +28,7 @@ from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
 from vnext.runtime.settings import SettingsError
+from vnext.sampling.constraint import Vocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted
 
@@ -58,6 +59,7 @@ class Machine:
         except (ModelError, SettingsError) as error:
             raise CannotRun(str(error)) from error
         self.config = self.shards[0].config
+        self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
 
     def environment(self) -> dict[str, str]:
         """The environment, in the format of a log's header."""

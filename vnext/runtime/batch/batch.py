@@ -17,6 +17,7 @@ from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.decode_step import DecodeStep
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import is_plain
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State, StepInFlight, blocks_for
@@ -39,7 +40,9 @@ class PersistentBatch:
         vocab_size: int,
         device: torch.device | str = "cpu",
         rows: DeviceRows | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
+        """`vocabulary`: what constraints are matched with."""
         self._config = config
         self._device = torch.device(device)
         row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
@@ -50,7 +53,7 @@ class PersistentBatch:
         self._table = np.zeros((row_count, width * self._groups if rows is None else 0), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
-        self._sampling = SamplingColumns(config, vocab_size, self._device)
+        self._sampling = SamplingColumns(config, vocab_size, self._device, vocabulary)
         self._free = list(range(row_count - 1, -1, -1))
         self._row_of: dict[tuple[int, int], int] = {}
         self._places = np.empty(0, dtype=np.int64)
@@ -92,6 +95,11 @@ class PersistentBatch:
             raise ValueError(f"tokens of step {scheduled.step}, but the newest one is {step}")
         self._last[places] = tokens
         self._sampling.count(places, tokens)
+
+    def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
+        """(request, why) of the newest step's samples whose constraint cannot be followed."""
+        failed = self._sampling.failed(self._sampled[1])
+        return tuple((int(scheduled.ids[scheduled.samples][at]), why) for at, why in failed)
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

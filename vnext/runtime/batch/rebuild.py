@@ -9,8 +9,17 @@ import numpy as np
 import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.runtime.batch.sampling_rows import TokenCounts, banned, logit_bias, penalties
+from vnext.runtime.batch.sampling_rows import (
+    TokenCounts,
+    banned,
+    forbidden,
+    is_special,
+    logit_bias,
+    matcher_of,
+    penalties,
+)
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import DTYPES, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
@@ -22,8 +31,13 @@ Sampled = dict[tuple[int, int, int], int]
 """(step, request id, preemption count) -> token sampled by a step that is still in flight."""
 
 
-def rebuild(state: State, sampled: Sampled, vocab_size: int) -> StepInputs:
-    """The newest step in flight as tensors on the CPU; `sampled` holds the tokens that earlier steps sampled."""
+def rebuild(
+    state: State, sampled: Sampled, vocab_size: int, vocabulary: Vocabulary | None = None
+) -> StepInputs:
+    """The newest step in flight as tensors on the CPU; `sampled` holds the tokens that earlier steps sampled.
+
+    `vocabulary`: what constraints are matched with.
+    """
     scheduled, size, groups = state.in_flight[-1], state.config.block_size, state.config.group_count
     tokens, positions, tables, sample_at, rows = [], [], [], [], []
     slots: list[list[int]] = [[] for _ in range(groups)]
@@ -59,7 +73,7 @@ def rebuild(state: State, sampled: Sampled, vocab_size: int) -> StepInputs:
         host=host,
         groups=tuple(places[1:]),
     )
-    return StepInputs(forward, *sampling_of(state, rows, vocab_size))
+    return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
 
 
 def block_table(
@@ -87,7 +101,7 @@ def history_of(state: State, row: int, sampled: Sampled) -> list[int]:
 
 
 def sampling_of(
-    state: State, rows: list[tuple[int, list[int], int]], vocab_size: int
+    state: State, rows: list[tuple[int, list[int], int]], vocab_size: int, vocabulary: Vocabulary | None = None
 ) -> tuple[SamplingInputs | None, np.ndarray]:
     """Sampling inputs of (row, history, position of the token to be sampled)."""
     requests = [state.requests[int(state.rows.id[row])] for row, _, _ in rows]
@@ -95,10 +109,11 @@ def sampling_of(
     asked = np.array([sampling.logprobs for sampling in params], dtype=np.int64)
     if not rows:
         return None, asked
-    special = [
-        (at, sampling)
-        for at, sampling in enumerate(params)
-        if is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens
+    special = [(at, sampling) for at, sampling in enumerate(params) if is_special(sampling)]
+    matchers = [
+        (at, matcher_of(sampling, vocabulary, rows[at][1][requests[at].prompt_length :]))
+        for at, sampling in special
+        if sampling.constraint is not None
     ]
     counts = [
         TokenCounts(np.array(rows[at][1]), requests[at].prompt_length, vocab_size)
@@ -116,6 +131,7 @@ def sampling_of(
         penalties=penalties([(at, sampling) for at, sampling in special if is_penalised(sampling)], counts, "cpu"),
         bias=logit_bias(special, "cpu"),
         banned=banned(state.config, early, "cpu"),
+        forbidden=forbidden(matchers, "cpu"),
         logprobs=int(asked.max()),
         any_random=any(sampling.temperature > 0 for sampling in params),
         any_filter=any(sampling.temperature > 0 and is_filtered(sampling) for sampling in params),

@@ -33,6 +33,7 @@ from vnext.runtime.messages import (
     client_decoder,
     encoder,
 )
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,
     AnyEvent,
@@ -43,6 +44,7 @@ from vnext.state.events import (
     unpack_tokens,
 )
 from vnext.state.feasibility import refusal
+from vnext.state.params import Constraint, Sampling
 from vnext.state.state import State
 
 READABLE = int(zmq.POLLIN)
@@ -191,7 +193,11 @@ class Clients:
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
             return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
-        return None
+        if event.sampling.constraint is None:
+            return None
+        if self._ready.environment.get("device", "cpu") != "cpu":
+            return "grammars and budgets of reasoning need the CPU for now: leave them out, or serve with --device cpu"
+        return constraint_refusal(state.config, event.sampling, event.sampling.constraint)
 
     def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
         """Abort the named requests. A name that is not live has already ended and is skipped."""
@@ -199,6 +205,18 @@ class Clients:
         ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
         if ids:
             yield RequestAborted(ids=ids, reason=reason)
+
+
+def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: Constraint) -> str | None:
+    """Why no answer could keep to a constraint, in one sentence; None if one can."""
+    if wrong := [token for token in constraint.reasoning_end if not 0 <= token < config.vocab_size]:
+        return f"token id {wrong[0]} of reasoning_end is outside the model's vocabulary of {config.vocab_size}"
+    if constraint.grammar and not config.eos_token_ids:
+        return "this model has no end token, and an answer that keeps to a grammar ends with one: leave the grammar out"
+    if constraint.grammar and (sampling.ignore_eos or sampling.min_tokens):
+        name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+        return f"{name} does not go with a grammar, which says where an answer ends: leave one of them out"
+    return None
 
 
 def read_message(parts: Sequence[bytes]) -> tuple[bytes, ClientMessage] | None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 from vnext.log.codec import RankDetail, RankDigest
@@ -29,7 +30,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest, requests_otherwise
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestId, StepCommitted, StepPlanned
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import Output, outputs, outputs_apart
@@ -38,6 +39,7 @@ from vnext.state.state import State
 
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS = 1000, 50
+NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
 
@@ -102,7 +104,10 @@ class EngineCore:
             if plan is None:
                 return
 
-    def _fold(self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = ()) -> None:
+    def _fold(
+        self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
+    ) -> None:
+        """`errors`: why requests are aborted, for their clients."""
         before = self.state
         self._unwritten.append((event, before, None))  # first: an event that breaks the engine must be in its log
         self.state, matched = fold(before, event)
@@ -112,7 +117,7 @@ class EngineCore:
             going, ended = outputs_apart(before, matched)
             self._untold.append((going, [to_client(output, None) for output in ended]))
         elif news := outputs(before, event, self.state, matched):
-            self._untold.append((None, [to_client(output, logprobs) for output in news]))
+            self._untold.append((None, [to_client(output, logprobs, errors.get(output.id, "")) for output in news]))
 
     def _carry_out(self) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
@@ -146,9 +151,16 @@ class EngineCore:
             self._step_seconds += message.seconds
             self._recorder.took(message.step, message.seconds)
             self._progress.took(self.state.in_flight[0].tokens, message.seconds)
+            self._abort_failed(message.failed)
             event = StepCommitted(step=message.step, tokens=message.tokens)
             if not is_last or not self._is_steady_turn(event, message.logprobs):
                 self._fold(event, message.logprobs)
+
+    def _abort_failed(self, failed: tuple[tuple[int, str], ...]) -> None:
+        """Abort the requests whose constraint a rank could not follow, before the tokens that it chose nevertheless."""
+        errors = {id_: why for id_, why in failed if id_ in self.state.requests}
+        if errors:
+            self._fold(RequestAborted(ids=tuple(map(RequestId, sorted(errors))), reason="error"), errors=errors)
 
     def _is_steady_turn(self, event: StepCommitted, logprobs: tuple[TokenLogprobs | None, ...]) -> bool:
         """Fold the commit and the plan behind it if both are the usual ones. Else return False and do nothing."""
@@ -281,8 +293,9 @@ class EngineCore:
         )
 
 
-def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None) -> RequestOutput:
-    """A request's output as its client reads it; `logprobs` has one entry per sample of the step."""
+def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "") -> RequestOutput:
+    """A request's output as its client reads it; `logprobs` has one entry per sample of the step, `error` says why the engine
+    aborts the request."""
     scored = logprobs[output.sample] if logprobs and output.sample >= 0 else None
     return RequestOutput(
         name=output.name,
@@ -292,4 +305,5 @@ def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None) -
         cached_tokens=output.cached_tokens,
         logprobs=() if scored is None else (scored,),
         number=output.id,
+        error=error,
     )

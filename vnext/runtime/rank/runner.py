@@ -40,6 +40,7 @@ class ModelRunner:
         config: ModelConfig | None = None,
     ) -> None:
         """`config` defaults to the folder's own. Raises ModelError, and SettingsError where `deterministic` is impossible."""
+        self.path = path
         self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization, self.device.type)

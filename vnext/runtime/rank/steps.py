@@ -15,18 +15,21 @@ from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.sampling.constraint import Vocabulary
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 
 
 class Computed(NamedTuple):
     """The results of a step, which later steps do not overwrite: sampled tokens (int32 bytes) and their log-probabilities, the
-    seconds from launch to result, and the words of the model's inputs (`fed`) where due."""
+    seconds from launch to result, the words of the model's inputs (`fed`) where due, and (request, why) of the samples whose
+    constraint cannot be followed."""
 
     tokens: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
     seconds: float
     fed: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 class Steps(Protocol):
@@ -60,7 +63,9 @@ class HostSteps:
 
     def start(self, state: State) -> None:
         config = state.config
-        self._batch = PersistentBatch(config, self._runner.config.vocab_size, self._runner.device)
+        runner = self._runner
+        vocabulary = Vocabulary(runner.path, runner.config.vocab_size, config.eos_token_ids)
+        self._batch = PersistentBatch(config, runner.config.vocab_size, runner.device, vocabulary=vocabulary)
         self._runner.make_cache(config.page_count, config.block_size)
 
     def launch(self, state: State) -> None:
@@ -69,9 +74,10 @@ class HostSteps:
         words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
         outputs = self._runner.run(inputs)
         require_whole_group()
+        failed = self._batch.failed_constraints(scheduled)
         self._batch.take_sampled(scheduled, outputs.tokens)
         tokens = pack_tokens(outputs.tokens)  # copied now: the next step overwrites the outputs
-        self._done.append(Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words))
+        self._done.append(Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, failed))
 
     def is_there(self) -> bool:
         return bool(self._done)

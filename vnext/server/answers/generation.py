@@ -165,7 +165,7 @@ class Generation:
         if choice.finished:
             choice.stopwatch.end(delta.finish)
         if delta.finish == "abort":
-            raise Aborted("The engine ended the request before its answer was complete: send it again.")
+            raise Aborted(output.error or "The engine ended the request before its answer was complete: send it again.")
         if choice.finished and not output.finish:
             self._context.client.abort((output.name,), "stop")
         return delta

@@ -1,0 +1,89 @@
+"""Constrained requests in batches: the same tokens alone and among others, whatever the schedule; a grammar that fails ends
+its request and no other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from engine_here import engines_here
+from llguidance import LLMatcher
+from msgspec.structs import replace
+from rank_drive import drive, host_rank, runner_of, some_arrivals, started_with
+from tokenizers import Tokenizer
+
+from vnext import LLM
+from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.params import Constraint, Sampling
+
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+SCHEMA = {
+    "type": "object",
+    "properties": {"to": {"enum": ["north", "south"]}, "far": {"type": "boolean"}},
+    "required": ["to", "far"],
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False}),
+    LLMatcher.grammar_from_regex("(yes|no|perhaps)( indeed){0,3}"),
+)
+ROOM = 60
+SCHEDULES: tuple[dict[str, Any], ...] = (
+    {}, {"pipeline_depth": 1}, {"max_num_batched_tokens": 9, "max_num_seqs": 8}, {"page_count": 40}, {"max_num_seqs": 3},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return runner_of()
+
+
+def arrivals() -> list[RequestArrived]:
+    """Every second request is constrained, of those every second at a high temperature."""
+    made = some_arrivals(12, seed=4)
+    for at in range(0, len(made), 2):
+        constraint = Constraint(grammar=GRAMMARS[at // 2 % 2])
+        own = Sampling(seed=at, max_tokens=ROOM, temperature=1.5 if at % 4 else 0.0, constraint=constraint)
+        made[at] = replace(made[at], sampling=own, prompt=made[at].prompt[: 4 * 30])
+    return made
+
+
+def tokens_of(runner: ModelRunner, given: list[RequestArrived], **changes: Any) -> dict[int, list[int]]:
+    found = drive(host_rank(runner), started_with(runner, eos_token_ids=(0, 4), **changes), given)
+    return {id_: [token for token, _ in pairs] for id_, pairs in found.items()}
+
+
+def test_answers_keep_their_grammar_and_do_not_depend_on_the_schedule(runner: ModelRunner) -> None:
+    expected = tokens_of(runner, arrivals())
+    for at in range(0, 12, 4):
+        value = json.loads(TOKENIZER.decode(expected[at][:-1]))
+        assert set(value) == {"to", "far"} and expected[at][-1] in (0, 4)
+    for at in range(2, 12, 4):
+        assert TOKENIZER.decode(expected[at][:-1]).split()[0] in ("yes", "no", "perhaps")
+    for changes in SCHEDULES:
+        assert tokens_of(runner, arrivals(), **changes) == expected, changes
+
+
+def test_a_constrained_request_answers_alone_as_among_others(runner: ModelRunner) -> None:
+    together = tokens_of(runner, arrivals())
+    for arrival in arrivals():
+        [alone] = tokens_of(runner, [replace(arrival, id=0)]).values()
+        assert alone == together[arrival.id]
+
+
+def test_a_grammar_that_fails_ends_its_request_with_a_sentence_and_no_other() -> None:
+    prompt = pack_tokens(TOKENIZER.encode("The module").ids)
+    good = Sampling(seed=1, max_tokens=20, ignore_eos=True)
+    bad = replace(good, constraint=Constraint(grammar="{"), ignore_eos=False)
+    with engines_here(), LLM(executor="inproc", log="off") as llm:
+        outputs: dict[str, list[RequestOutput]] = {"good": [], "bad": []}
+        requests = [SubmitRequest(name=name, prompt=prompt, sampling=each) for name, each in (("good", good), ("bad", bad))]
+        for output in llm._client.run(requests):
+            outputs[output.name].append(output)
+    assert [outputs["bad"][-1].finish, outputs["good"][-1].finish] == ["abort", "length"]
+    assert "cannot keep to its grammar" in outputs["bad"][-1].error and not outputs["good"][-1].error
+    assert sum(len(unpack_tokens(output.tokens)) for output in outputs["good"]) == 20

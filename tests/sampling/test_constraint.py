@@ -1,0 +1,145 @@
+"""Constraints as folds: what a grammar, a reasoning phase and its budget allow, and where a grammar fails."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.sampling.constraint import Matcher, Vocabulary
+from vnext.sampling.inputs import Forbidden, SamplingInputs
+from vnext.sampling.sampling import sample
+from vnext.state.params import Constraint
+
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+SIZE = TOKENIZER.get_vocab_size()
+ENDS = (0, 4)
+VOCABULARY = Vocabulary(DEMO_MODEL, SIZE, ENDS)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "on": {"type": "boolean"}},
+    "required": ["name", "on"],
+    "additionalProperties": False,
+}
+GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA)
+THINK_END = (9, 11, 9)
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    forbidden = matcher.forbidden()
+    return set(range(SIZE)) if forbidden is None else set(np.flatnonzero(~forbidden).tolist())
+
+
+def drawn(matcher: Matcher, rng: random.Random) -> list[int]:
+    """Tokens drawn among the allowed ones up to an end token."""
+    tokens: list[int] = []
+    while not tokens or tokens[-1] not in ENDS:
+        tokens.append(rng.choice(sorted(allowed(matcher))))
+        matcher.take(tokens[-1])
+        assert len(tokens) < 400
+    return tokens
+
+
+def test_whatever_is_drawn_keeps_the_schema() -> None:
+    for seed in range(30):
+        matcher = Matcher(Constraint(grammar=GRAMMAR), VOCABULARY)
+        *tokens, _ = drawn(matcher, random.Random(seed))
+        value = json.loads(TOKENIZER.decode(tokens))
+        assert set(value) == {"name", "on"} and len(value["name"]) <= 6 and not matcher.error
+
+
+def test_a_finished_grammar_admits_only_an_end() -> None:
+    matcher = Matcher(Constraint(grammar=LLMatcher.grammar_from_regex("yes")), VOCABULARY)
+    for token in TOKENIZER.encode("yes", add_special_tokens=False).ids:
+        assert not allowed(matcher) & set(ENDS)
+        matcher.take(token)
+    assert allowed(matcher) == set(ENDS)
+
+
+def test_a_fold_over_the_answer_so_far_is_where_a_fold_token_by_token_is() -> None:
+    tokens = drawn(Matcher(Constraint(grammar=GRAMMAR), VOCABULARY), random.Random(5))
+    steady = Matcher(Constraint(grammar=GRAMMAR), VOCABULARY)
+    for at, token in enumerate(tokens):
+        resumed = Matcher(Constraint(grammar=GRAMMAR), VOCABULARY, tokens[:at])
+        assert allowed(resumed) == allowed(steady)
+        steady.take(token)
+
+
+def test_the_grammar_begins_after_the_reasoning() -> None:
+    matcher = Matcher(Constraint(grammar=GRAMMAR, reasoning_end=THINK_END), VOCABULARY)
+    for token in (20, 9, 9, 11, 20, 9, 11):  # a part of the end is no end
+        assert allowed(matcher) == set(range(SIZE)) - set(ENDS)
+        matcher.take(token)
+    matcher.take(9)
+    assert not matcher.is_reasoning and allowed(matcher) == allowed(Matcher(Constraint(grammar=GRAMMAR), VOCABULARY))
+
+
+@pytest.mark.parametrize("grammar", ["", GRAMMAR])
+@pytest.mark.parametrize("thought, forced", [([], [9, 11, 9]), ([20, 21], [9, 11, 9]), ([20, 9, 11], [9]), ([20, 9], [11, 9])])
+def test_a_budget_forces_the_end_of_the_reasoning(grammar: str, thought: list[int], forced: list[int]) -> None:
+    matcher = Matcher(Constraint(grammar=grammar, reasoning_end=THINK_END, reasoning_max=len(thought)), VOCABULARY, thought)
+    for token in forced:
+        assert allowed(matcher) == {token}
+        matcher.take(token)
+    assert not matcher.is_reasoning and bool(grammar) == (matcher.forbidden() is not None)
+
+
+def test_without_a_grammar_nothing_is_forbidden_within_the_budget() -> None:
+    matcher = Matcher(Constraint(reasoning_end=THINK_END, reasoning_max=2), VOCABULARY, (20,))
+    assert matcher.forbidden() is None
+
+
+@pytest.mark.parametrize("grammar", ["{", "start: /(/", '{"grammars": [{"json_schema": {"type": "nothing"}}]}'])
+def test_a_grammar_that_cannot_be_read_is_an_error_and_allows_an_end(grammar: str) -> None:
+    matcher = Matcher(Constraint(grammar=grammar), VOCABULARY)
+    assert matcher.error and "\n" not in matcher.error and allowed(matcher) == set(ENDS)
+
+
+def test_a_token_that_the_grammar_forbids_is_an_error() -> None:
+    matcher = Matcher(Constraint(grammar=LLMatcher.grammar_from_regex("yes")), VOCABULARY)
+    matcher.take(TOKENIZER.encode("no", add_special_tokens=False).ids[0])
+    matcher.forbidden()
+    assert matcher.error
+
+
+def test_a_grammar_that_grows_too_complex_fails_at_one_token() -> None:
+    """Fuel, not time, is the limit, so that every rank fails alike."""
+    rules = [f'y{index}: "a" "{index}"*' for index in range(3000)]
+    lark = "\n".join(["start: x*", "x: " + "|".join(f"y{index}" for index in range(3000)), *rules])
+    failed = set()
+    for _ in range(2):
+        matcher, rng, count = Matcher(Constraint(grammar=LLMatcher.grammar_from_lark(lark)), VOCABULARY), random.Random(1), 0
+        while not matcher.error and count < 50:
+            matcher.take(rng.choice(sorted(allowed(matcher) - set(ENDS))))
+            count += bool(matcher.forbidden() is not None)
+        failed.add((count, matcher.error))
+    assert len(failed) == 1 and "items" in next(iter(failed))[1]
+
+
+def test_a_model_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+    assert "tokenizer" in Matcher(Constraint(grammar=GRAMMAR), Vocabulary(tmp_path, SIZE, ENDS)).error
+
+
+def test_forbidden_tokens_are_never_sampled_and_other_rows_keep_their_tokens() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn((6, 50), generator=generator) * 3
+    columns = {
+        "temperature": torch.tensor([0.0, 1.0, 1.2, 0.0, 1.0, 0.7]), "top_k": torch.tensor([0, 0, 5, 0, 9, 0]),
+        "top_p": torch.tensor([1.0, 0.9, 1.0, 1.0, 1.0, 0.5]), "min_p": torch.zeros(6), "seed": torch.arange(6),
+        "position": torch.arange(6) + 7,
+    }  # fmt: skip
+    tokens = torch.rand((3, 50), generator=generator) < 0.9
+    tokens[:, 13] = False
+    free = sample(logits, SamplingInputs(**columns)).tokens
+    bound = sample(logits, SamplingInputs(**columns, forbidden=Forbidden(torch.tensor([0, 2, 4]), tokens))).tokens
+    assert bound[[1, 3, 5]].tolist() == free[[1, 3, 5]].tolist()
+    assert not tokens[torch.arange(3), bound[[0, 2, 4]]].any() and bound.tolist() != free.tolist()
+    with pytest.raises(ValueError, match="forbidden.tokens must be"):
+        sample(logits, SamplingInputs(**columns, forbidden=Forbidden(torch.tensor([0, 2, 4]), tokens[:, :9])))
