@@ -11,7 +11,16 @@ from importlib import import_module
 from typing import assert_never
 
 from vnext.exits import INTERRUPTED
-from vnext.options.reader import ChatCommand, Command, DoctorCommand, ProgramCommand, ServeCommand, command_line, parse
+from vnext.options.reader import (
+    BatchCommand,
+    ChatCommand,
+    Command,
+    DoctorCommand,
+    ProgramCommand,
+    ServeCommand,
+    command_line,
+    parse,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +42,10 @@ def run(command: Command) -> int:
             from vnext.chat.terminal import chat
 
             return chat(command)
+        case BatchCommand():
+            from vnext.batch import batch
+
+            return batch(command)
         case DoctorCommand():
             from vnext.doctor import doctor
 

@@ -48,9 +48,9 @@ def serve(command: ServeCommand) -> int:
     write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():
-            engine, edge, settings = _start(command)
+            engine, edge, settings = start(command)
     except (StartFailed, ChildDied) as error:
-        return _fail(error)
+        return fail(error)
     except KeyboardInterrupt:
         write_line("vnext: stopped")
         return DONE
@@ -62,7 +62,7 @@ def serve(command: ServeCommand) -> int:
         write_line("vnext: stopped")
 
 
-def _start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
+def start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
     """Start both processes; returns them with the API server's settings. The API server gets ready while the model loads.
 
     Raises StartFailed, ChildDied or KeyboardInterrupt, and then leaves no process behind.
@@ -99,7 +99,7 @@ def usual_names(model: str, folder: Path) -> tuple[str, ...]:
     """The names by which requests may call `model`, found in `folder`: for a folder its name and `model` itself, for a hub id
     `model` alone."""
     name = os.path.basename(os.path.abspath(folder))
-    if not model or Path(model).expanduser().is_dir():
+    if not model or Path(model).expanduser() == folder or Path(model).is_dir():
         return (name, model) if model not in ("", name) else (name,)
     return (model,)  # its folder in the hub's cache has an internal name
 
@@ -112,14 +112,14 @@ def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) 
                 _wait(engine, edge, wake, None)
             return DONE
         except ChildDied as error:
-            return _fail(error, engine.log_dir)
+            return fail(error, engine.log_dir)
         finally:
             _end_edge(edge, wake, settings.drain_s + EDGE_GRACE_S)
 
 
 def _wait_until_healthy(engine: RunningEngine, edge: Child, settings: ServerSettings, wake: int) -> bool:
     """Wait until the API server answers (True) or a signal comes first (False). Raises ChildDied."""
-    while not _is_healthy(settings):
+    while not is_healthy(settings):
         if _wait(engine, edge, wake, STARTING_POLL_S):
             return False
     return True
@@ -230,7 +230,7 @@ def _has_template(engine: RunningEngine, settings: ServerSettings) -> bool:
         return False
 
 
-def _fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
+def fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
     """Print one sentence; returns the exit status. Prints nothing for a child that refused its input: its own sentence has
     already passed through to stderr."""
     if isinstance(error, ChildDied) and error.returncode == REFUSED:
@@ -267,7 +267,7 @@ def _url(settings: ServerSettings) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}{settings.root_path}"
 
 
-def _is_healthy(settings: ServerSettings) -> bool:
+def is_healthy(settings: ServerSettings) -> bool:
     import http.client  # already imported, while the child processes started
 
     address = EVERYWHERE.get(settings.host, settings.host), settings.port

@@ -1,7 +1,7 @@
 """Options: the only reader of argv and of the environment.
 
-Owns the frozen command structs of `vnext serve | chat | doctor`. table.py holds the options, settings_check.py their bounds,
-parser.py their syntax. Starts nothing, and opens no file but that of --config.
+Owns the frozen command structs of `vnext serve | chat | batch | doctor`. table.py holds the options, settings_check.py their
+bounds, parser.py their syntax. Starts nothing, and opens no file but that of --config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from vnext.options.commands import HELP, PROGRAMS, VERSION, unknown_word
 from vnext.options.parser import Given, Parser
 from vnext.options.settings_check import engine_settings
-from vnext.options.table import CHAT, ENGINE_HELP, SERVER_HELP, STATE_VARIABLE, options_of
+from vnext.options.table import BATCH, CHAT, ENGINE_HELP, MODEL, SERVER_HELP, STATE_VARIABLE, options_of
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -43,6 +43,14 @@ class ChatCommand(msgspec.Struct, frozen=True, kw_only=True):
     history: str
 
 
+class BatchCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext batch`: answers the requests in `file` into `output`."""
+
+    engine: EngineSettings
+    file: str
+    output: str
+
+
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext doctor`."""
 
@@ -56,7 +64,7 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
 
 
-Command = ServeCommand | ChatCommand | DoctorCommand | ProgramCommand
+Command = ServeCommand | ChatCommand | BatchCommand | DoctorCommand | ProgramCommand
 
 
 def command_line() -> list[str]:
@@ -106,9 +114,10 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands("serve | chat | doctor | bench | replay")
+    commands = parser.add_commands("serve | chat | batch | doctor | bench | replay")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
+    _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     commands.add_parser("bench", help="measure an engine or a server (vnext-bench)")
@@ -129,6 +138,14 @@ def _add_chat(parser: Parser) -> None:
     for option in CHAT:
         parser.add_option(parser, option, stays_out=False)
     add_engine_options(parser, parser.add_argument_group("engine, without --url"))
+
+
+def _add_batch(parser: Parser) -> None:
+    for option in BATCH:
+        parser.add_option(parser, option, stays_out=False)
+    parser.add_argument("file", nargs="?", default=argparse.SUPPRESS, help="the requests, as --input-file")
+    parser.add_option(parser, MODEL)
+    add_engine_options(parser, parser.add_argument_group("engine"))
 
 
 def add_engine_options(parser: Parser, group: argparse._ArgumentGroup) -> None:
@@ -171,6 +188,13 @@ def _chat_command(given: Given, environment: Mapping[str, str]) -> ChatCommand:
     return ChatCommand(engine=engine_of(given), **values)
 
 
+def _batch_command(given: Given, _: Mapping[str, str]) -> BatchCommand:
+    for name, value in (("file", given.values["file"]), ("output", given.values["output"])):
+        if not value:
+            raise SettingsError(f"{name} is missing: write `vnext batch REQUESTS.jsonl -o ANSWERS.jsonl`.")
+    return BatchCommand(engine=engine_of(given), file=given.values["file"], output=given.values["output"])
+
+
 def _history_path(environment: Mapping[str, str]) -> str:
     return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext", "chat_history")
 
@@ -179,4 +203,4 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
     return DoctorCommand(json=given.values["json"])
 
 
-_COMMANDS = {"serve": _serve_command, "chat": _chat_command, "doctor": _doctor_command}
+_COMMANDS = {"serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "doctor": _doctor_command}

@@ -144,6 +144,10 @@ CHAT = (
     Option("sampling_seed", ("--sampling-seed",), int | None, None, "seed that makes answers repeatable"),
     Option("history", ("--history",), str, "", "file for the history of typed lines, or none (default: in ~/.local/state/vnext)"),
 )
+BATCH = (
+    Option("file", ("--input-file", "-i"), str, "", "the requests: JSON lines as in /v1/batches"),
+    Option("output", ("--output-file", "-o"), str, "", "the file for the answers; one that exists is continued"),
+)
 STATE_VARIABLE = "XDG_STATE_HOME"
 
 
@@ -163,7 +167,7 @@ def options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
 
 def every_option() -> Iterable[Option]:
     """The options of all commands of `vnext`."""
-    return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT)
+    return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT, *BATCH)
 
 
 def as_flags(message: str, labels: Mapping[str, str] | None = None) -> str:

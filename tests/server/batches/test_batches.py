@@ -172,7 +172,7 @@ def test_a_batch_goes_on_where_a_server_ended(tmp_path: Path) -> None:
     written = Path(folder, "batches", f"{batch.id}.answers")
     if written.is_file():  # it may have come to its end
         with written.open("ab") as file:
-            file.write(b'{"custom_id": "r11", "resp')  # a line that was being written
+            file.write(b'{"id":"batch_req_1","custom_id": "r11", "resp')  # a line that was being written
         before = answered(written)
         with EdgeServer(batch_dir=folder) as second:
             found = ended(second, batch.id)

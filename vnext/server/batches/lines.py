@@ -50,6 +50,11 @@ class Answer(NamedTuple):
         return 200 <= self.status < 300
 
 
+class _Result(msgspec.Struct, frozen=True, kw_only=True):
+    custom_id: str
+
+
+RESULT_BEGINS = b'{"id":"batch_req_'
 _decoder = msgspec.json.Decoder(Request)
 
 
@@ -99,15 +104,19 @@ def result_line(custom_id: str, answer: Answer) -> bytes:
 
 
 def answered(path: Path) -> set[str]:
-    """The custom ids of a result file's whole lines. Cuts off a last line that was being written when its writer ended."""
+    """The custom ids of a result file's whole lines. Cuts off a last line that was being written when its writer ended. Raises
+    MsgspecError for a file of something else, which stays as it is."""
     if not path.is_file():
         return set()
     data = path.read_bytes()
+    if data and not data.startswith(RESULT_BEGINS[: len(data)]):
+        raise msgspec.DecodeError("its lines are no results")
     whole = data[: data.rfind(b"\n") + 1]
+    found = {msgspec.json.decode(line, type=_Result).custom_id for line in whole.splitlines()}
     if len(whole) < len(data):
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    return {msgspec.json.decode(line)["custom_id"] for line in whole.splitlines()}
+    return found
 
 
 def _request(data: bytes, number: int, endpoint: str, seen: set[str]) -> Request | Fault:

@@ -1,0 +1,66 @@
+"""`vnext batch`: a file of requests becomes a file of answers, once, however often the command runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vnext.cli import main
+from vnext.options.reader import BatchCommand, parse
+from vnext.runtime.settings import EngineSettings
+
+ENGINE = ["--threads", "1", "--log", "off", "--executor", "inproc", "--max-model-len", "256"]
+
+
+def requests(path: Path, count: int) -> Path:
+    bodies = [{"prompt": f"The module {number}", "max_tokens": 4, "temperature": 0} for number in range(count)] + [{"prompt": ""}]
+    lines = [
+        json.dumps({"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body})
+        for number, body in enumerate(bodies)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_file_is_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, target = requests(tmp_path / "in.jsonl", 5), tmp_path / "out.jsonl"
+    assert main(["batch", str(source), "-o", str(target), *ENGINE]) == 0
+    lines = target.read_text().splitlines(keepends=True)
+    found = {each["custom_id"]: each["response"] for each in map(json.loads, lines)}
+    assert [found[f"r{number}"]["status_code"] for number in range(6)] == [200] * 5 + [400]
+    assert len(found["r0"]["body"]["choices"][0]["text"]) > 0
+    assert "out.jsonl has 6 answers; 1 of the new ones are errors" in capfd.readouterr().err
+    target.write_text("".join(lines[:3]) + lines[3][:20])
+    assert main(["batch", "-i", str(source), "-o", str(target), *ENGINE]) == 0
+    again = target.read_text().splitlines(keepends=True)
+    assert again[:3] == lines[:3] and {json.loads(each)["custom_id"] for each in again} == {*found} and len(again) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "words"),
+    [
+        (None, "out", "cannot be used"), ("", "out", "holds no request"), ("{", "out", "Line 1 is no request"),
+        ("ok", "in.jsonl", "holds something else"), ("ok", "no/such/folder", "cannot be used"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_used_start_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, output: str, words: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    if text == "ok":
+        requests(source, 1)
+    elif text is not None:
+        source.write_text(text)
+    before = source.read_bytes() if source.exists() else None
+    assert main(["batch", str(source), "-o", str(tmp_path / output)]) == 2
+    assert words in capsys.readouterr().err
+    assert before is None or source.read_bytes() == before
+
+
+def test_the_options() -> None:
+    command = parse(["batch", "in", "-o", "out", "--model", "m", "--max-num-seqs", "4"], {})
+    assert command == BatchCommand(engine=EngineSettings(model="m", max_num_seqs=4), file="in", output="out")
+    with pytest.raises(SystemExit):
+        parse(["batch", "in"], {})

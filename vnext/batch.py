@@ -1,0 +1,100 @@
+"""`vnext batch FILE -o OUT`: answers a file of requests with an engine of its own, and ends.
+
+The lines are those of /v1/batches. The requests go through an API server on a port of this machine that only this program
+knows the key of. An OUT that exists already is continued: what it answers is not asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from tqdm import tqdm
+
+from vnext.exits import DONE, INTERRUPTED, REFUSED
+from vnext.options.reader import BatchCommand, ServeCommand
+from vnext.runtime.processes.launch import StartFailed
+from vnext.runtime.processes.subprocesses import Child, ChildDied
+from vnext.serve import EDGE_GRACE_S, fail, is_healthy, start
+from vnext.server.batches.lines import Answer, Request, answered, faults_of, requests_of, result_line
+from vnext.server.batches.service import asker, session
+from vnext.server.batches.worker import run_requests
+from vnext.server.settings import ServerSettings
+
+POLL_S = 0.05
+
+
+def batch(command: BatchCommand) -> int:
+    """Run the command; returns the exit status (exits.py)."""
+    source, target = Path(command.file).expanduser(), Path(command.output).expanduser()
+    if (why := _unusable(source, target)) is not None:
+        print(f"vnext batch: {why}", file=sys.stderr)
+        return REFUSED
+    server = ServerSettings(host="127.0.0.1", port=0, api_key=secrets.token_hex(), log_level="error")
+    try:
+        engine, edge, settings = start(ServeCommand(engine=command.engine, server=server))
+    except (StartFailed, ChildDied) as error:
+        return fail(error)
+    try:
+        while not is_healthy(settings):
+            edge.check_alive()
+            time.sleep(POLL_S)
+        width = max(1, min(settings.live_requests_max // 2, 2 * engine.ready.config.max_num_seqs))
+        bad = asyncio.run(_answer(source, target, settings, edge, width))
+    except ChildDied as error:
+        return fail(error, engine.log_dir)
+    except KeyboardInterrupt:
+        print(f"vnext batch: stopped; the same command goes on where {target} ends", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        edge.terminate(EDGE_GRACE_S)
+        engine.stop()
+    new_errors = f"; {bad} of the new ones are errors" if bad else ""
+    print(f"vnext batch: {target} has {len(answered(target))} answers{new_errors}", file=sys.stderr)
+    return DONE
+
+
+def _unusable(source: Path, target: Path) -> str | None:
+    """Why the files cannot be used, before a model is loaded for them."""
+    try:
+        count, faults = faults_of(source, "")
+        if faults:
+            return f"{source}: {faults[0].message}"
+        answered(target)
+        target.open("ab").close()
+    except OSError as error:
+        return f"{error.filename} cannot be used ({error.strerror}): name another file."
+    except msgspec.MsgspecError:
+        return f"{target} holds something else than answers of a batch: name another file with -o."
+    return None if count else f"{source} holds no request."
+
+
+async def _answer(source: Path, target: Path, settings: ServerSettings, edge: Child, width: int) -> int:
+    """Answer what `target` does not answer yet; returns the number of errors among the new answers."""
+    done, bad = answered(target), 0
+    left = [each for each in requests_of(source) if isinstance(each, Request) and each.custom_id not in done]
+    client = session(settings.api_key)
+    with target.open("ab") as file, closing(tqdm(total=len(left), desc="answers", unit="answer", disable=None)) as bar:
+
+        def keep(request: Request, answer: Answer) -> None:
+            nonlocal bad
+            bad += not answer.is_good
+            file.write(result_line(request.custom_id, answer))
+            file.flush()
+            bar.update()
+
+        def is_free() -> bool:
+            edge.check_alive()
+            return True
+
+        async with client:
+            ask = asker(client, f"http://{settings.host}:{settings.port}")
+            await run_requests(left, ask, keep, width, is_free)
+        os.fsync(file.fileno())
+    return bad
