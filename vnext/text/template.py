@@ -8,6 +8,7 @@ fails on them, the error is the client's and contains the template's message.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -21,9 +22,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
+from vnext.text.reasoning import marks_of
 from vnext.text.tool_calls import form_of
 
 RENDER_LIMIT_S = 2.0
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # The errors that an expression can raise.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -40,9 +43,18 @@ class TemplateUnreadable(Exception):
     """The template cannot be read or is not valid Jinja: one sentence with the path or the line."""
 
 
+class JsonObject(dict[str, Any]):
+    """An object that was read from `text`. Templates write it as that text, so that what a model wrote keeps its tokens."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `tool_form`: how it makes the
-    model write tool calls, None where none can be read."""
+    model write tool calls, None where none can be read; `marks`: those around the model's reasoning, None where it knows none;
+    `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
@@ -51,6 +63,8 @@ class ChatTemplate:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
         self.tool_form = form_of(source)
+        self.marks = marks_of(source)
+        self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
 
     def render(
         self,
@@ -140,4 +154,6 @@ def _strftime_now(pattern: str) -> str:
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
     """JSON without Jinja's HTML escapes, which no model was trained on."""
+    if isinstance(value, JsonObject) and indent is None and not ensure_ascii and not options:
+        return value.text
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)

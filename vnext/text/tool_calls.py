@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from vnext.text.reasoning import overlap
+
 Form = Literal["tagged", "bare"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALLS_MAX = 128
@@ -69,7 +71,7 @@ class CallScanner:
             self._after_call = self._after_call or bool(calls)
             pieces += calls
             self._held = self._held[end:]
-        certain = len(self._held) if ended else start if start >= 0 else len(self._held) - _overlap(self._held, OPEN)
+        certain = len(self._held) if ended else start if start >= 0 else len(self._held) - overlap(self._held, OPEN)
         words = self._held[:certain] if ended else self._held[:certain].rstrip()
         self._held = self._held[len(words) :]
         return pieces + self._words(words)
@@ -127,8 +129,3 @@ def _call(value: Any) -> Call | None:
     if not isinstance(arguments, dict):
         return None
     return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that begins the mark."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)

@@ -11,7 +11,7 @@ Owns the checks of a chat's fields, the prompt's tokens and the choice of a pars
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,9 +19,17 @@ from vnext.sampling_params import InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts, ScannedCalls
-from vnext.server.context.conversation import shown_tools
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.server_context import ServerContext
+from vnext.server.context.tool_choice import tool_choice_of
+from vnext.text.reasoning import Parser, ReasoningParser
+
+
+class Prompt(NamedTuple):
+    """What the template makes of a conversation."""
+
+    text: str
+    tokens: list[int]
 
 
 class ChatRequest:
@@ -30,19 +38,29 @@ class ChatRequest:
     def __init__(self, context: ServerContext, body: ChatBody) -> None:
         self._context = context
         self._body = body
-        self.tools = shown_tools(body, context.tool_form)
+        self._begun = False
+        self._answers: list[AnswerParts] = []
+        self._choice = tool_choice_of(body, context.tool_form is not None)
+        self.tools = self._choice.shown
+        if self._choice.is_forced:
+            raise InvalidRequest(
+                "tool_choice is neither 'auto' nor 'none': this server cannot make a model call a tool, leave it out.",
+                "tool_choice",
+            )
         self.params = _params(body, context, self.tools is not None and context.tool_form == "tagged")
         self.answer_count = max(self.params.n, 1)
 
     async def start(self, call_id: str, client: str, started_s: float) -> Generation:
         """The generation, not yet sent: `answer` sends it. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
-        prompt = await prompt_tokens(self._context, self._body, self.tools, client)
+        prompt = await prompt_of(self._context, self._body, self.tools, client)
+        marks = self._context.marks
+        self._begun = marks is not None and marks.are_open(prompt.text)
         try:
             return generation_of(
                 self._context,
                 call_id=call_id,
                 body=self._body,
-                prompts=[prompt],
+                prompts=[prompt.tokens],
                 params=self.params,
                 started_s=started_s,
             )
@@ -50,20 +68,32 @@ class ChatRequest:
             raise _in_words_of_chat(error, self._body) from error
 
     def parts(self) -> AnswerParts:
-        """For one answer."""
-        form = self._context.tool_form
-        parser = None if self.tools is None or form is None else ScannedCalls(form)
-        return AnswerParts(parser, one_call=self._body.parallel_tool_calls is False)
+        """For one answer, once `start` has made the prompt."""
+        context, form = self._context, self._context.tool_form
+        parser: Parser | None = None if self.tools is None or form is None else ScannedCalls(form)
+        if context.marks:
+            parser = ReasoningParser(context.marks, self._begun, parser)
+        shows_reasoning = self._body.include_reasoning is not False
+        answer = AnswerParts(parser, one_call=self._choice.one, shows_reasoning=shows_reasoning, marks=context.mark_tokens)
+        self._answers.append(answer)
+        return answer
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        """The tokens so far, with those of the reasoning where the model reasons."""
+        if self._context.marks is None:
+            return generation.usage()
+        count = sum(answer.reasoning_tokens for answer in self._answers)
+        return generation.usage() | {"completion_tokens_details": {"reasoning_tokens": count}}
 
     def finish_reason(self, parts: AnswerParts, finish: str) -> str:
-        """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls."""
-        return "tool_calls" if finish == "stop" and parts.call_count else finish
+        """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls that it chose itself."""
+        return "tool_calls" if finish == "stop" and parts.call_count and self._choice.force != "named" else finish
 
 
-async def prompt_tokens(
+async def prompt_of(
     context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str
-) -> list[int]:
-    """The conversation as tokens. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
+) -> Prompt:
+    """The conversation as a prompt. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
     context.model_name(body.model)
     if context.template is None:
         raise InvalidRequest(
@@ -74,7 +104,7 @@ async def prompt_tokens(
     [tokens] = await context.encode([text], False, client, ["messages"], "messages")
     if not tokens:
         raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
-    return tokens
+    return Prompt(text, tokens)
 
 
 def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:

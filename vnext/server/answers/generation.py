@@ -22,6 +22,8 @@ from vnext.text.answer import Answer, Delta
 PRIORITY_MAX = 2**31 - 1
 CACHE_SALT_CHARACTERS_MAX = 256
 
+Usage = Callable[[], dict[str, Any]]
+
 
 class Choice:
     """One answer: number `index` of the call, to prompt `prompt_index`. `plain`: its text is not searched, and its reader
@@ -134,10 +136,11 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def chunk_usage(self, body: GenerationBody) -> Callable[[], dict[str, Any]]:
-        """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far."""
+    def chunk_usage(self, body: GenerationBody, usage: Usage | None = None) -> Usage:
+        """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far.
+        `usage` counts, where that is not this object's own."""
         if continuous_usage(body):
-            return lambda: {"usage": self.usage()}
+            return lambda: {"usage": (usage or self.usage)()}
         usual = {"usage": None} if include_usage(body) else {}
         return lambda: usual
 

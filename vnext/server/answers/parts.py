@@ -1,50 +1,54 @@
 """Answer parts: one answer as parts (vnext/text/parts.py), for every API that shows reasoning and calls.
 
 Owns the answer's parser, the ids of calls whose model writes none, what a request hides (calls after the first, reasoning),
-and the reason of an answer's end. Knows no API: chat, responses and messages render what `push` returns.
+and the number of reasoning tokens. Knows no API: chat, responses and messages render what `push` returns.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from vnext.text.answer import Delta
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
+from vnext.text.reasoning import Parser, ReasoningParser
 from vnext.text.tool_calls import Call, CallScanner, Form
 
 ID_CHARACTERS = 9  # Mistral's templates require nine; others accept any number
 
 
-class Parser(Protocol):
-    """A dialect's parser of one answer."""
-
-    def push(self, text: str) -> list[Part]:
-        """Take in a text; returns the parts that are certain by now."""
-
-    def finish(self) -> list[Part]:
-        """The rest: the text has ended."""
-
-
 class AnswerParts:
     """One answer. `one_call` passes on the first call only; without `shows_reasoning` reasoning is left out.
 
-    `call_count` counts the calls so far. `is_plain`: the rest of the answer is words that need no parser, so that a reader may
-    take them token by token (`Choice.plain`) without `push`.
+    `call_count` counts the calls so far, `reasoning_tokens` the tokens between the marks around reasoning.
     """
 
-    def __init__(self, parser: Parser | None, *, one_call: bool = False, shows_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        parser: Parser | None,
+        *,
+        one_call: bool = False,
+        shows_reasoning: bool = True,
+        marks: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:
+        """`marks` are the tokens of the marks around reasoning, where the model reasons."""
         self._parser = parser
+        self._thought = None if marks is None else ThoughtCount(*map(list, marks))
         self._one_call = one_call
         self._shows_reasoning = shows_reasoning
         self.call_count = 0
 
     @property
     def is_plain(self) -> bool:
-        return self._parser is None
+        """Whether the rest of the answer is words that need no parser: a reader may take them token by token (`Choice.plain`)
+        without `push`."""
+        return self._parser is None or (isinstance(self._parser, ReasoningParser) and self._parser.is_plain)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._thought.count if self._thought else 0
 
     def push(self, delta: Delta) -> list[Part]:
         """The parts that a delta completes. Neighbours of one kind are joined."""
@@ -53,6 +57,9 @@ class AnswerParts:
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.finish:
             parts = parts + self._parser.finish()
+        if self._thought:
+            is_over = isinstance(self._parser, ReasoningParser) and self._parser.is_over
+            self._thought.push(delta.token_ids, any(isinstance(part, Reasoning) for part in parts), is_over)
         return joined([shown for part in parts if (shown := self._shown(part))])
 
     def _shown(self, part: Part) -> Part | None:
@@ -66,6 +73,34 @@ class AnswerParts:
             return part
         self.call_count += 1
         return part if part.id else msgspec.structs.replace(part, id=uuid.uuid4().hex[:ID_CHARACTERS])
+
+
+class ThoughtCount:
+    """Counts the tokens between the marks. An answer without reasoning has none."""
+
+    def __init__(self, opening: list[int], closing: list[int]) -> None:
+        self._open, self._close = opening, closing
+        self._tokens: list[int] = []
+        self._is_thought = self._is_over = False
+
+    @property
+    def count(self) -> int:
+        begun = self._tokens[: len(self._open)] == self._open
+        return len(self._tokens) - begun * len(self._open) if self._is_thought else 0
+
+    def push(self, tokens: Sequence[int], is_thought: bool, is_over: bool) -> None:
+        """Take in tokens; `is_thought`: their text has reasoning, `is_over`: and its end."""
+        self._is_thought = self._is_thought or is_thought
+        if self._is_over:
+            return
+        start = max(0, len(self._tokens) - len(self._close))
+        self._tokens += tokens
+        for place in range(start, len(self._tokens) - len(self._close) + 1):
+            if self._tokens[place : place + len(self._close)] == self._close:
+                is_over = True
+                del self._tokens[place:]
+                break
+        self._is_over = is_over
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:

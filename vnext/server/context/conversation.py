@@ -1,7 +1,8 @@
-"""Conversation: checks a chat request's messages and tools and translates them for the chat template.
+"""Conversation: checks a chat request's messages and translates them for the chat template.
 
 Owns the translation from the API's spelling to that of the templates (a list of text parts becomes one text, a call's
-arguments become an object), the check of what a model's template supports, and the prompt that the template renders.
+arguments become an object, reasoning goes under the template's own name), the check of what a model's template supports, and
+the prompt that the template renders.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ import msgspec
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatBody, ChatMessage, ToolCall
-from vnext.text.template import ChatTemplate
-from vnext.text.tool_calls import Form
+from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, Any]] | None, limit_s: float) -> str:
     """The conversation as the template renders it. Raises InvalidRequest, TemplateSlow."""
-    messages = shown_messages(body, template.tool_form)
-    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    variables = {"tools": tools} | effort | (body.chat_template_kwargs or {})
+    messages = shown_messages(body, template)
+    variables = {"tools": tools} | _thinking(body) | (body.chat_template_kwargs or {})
     text = template.render(messages, variables, begins_answer(body), limit_s)
     return up_to_the_last_words(text, messages) if body.continue_final_message else text
 
@@ -34,32 +33,18 @@ def text_size(body: ChatBody) -> int:
     return words + 1_000 * (len(body.messages) + len(body.tools or ()) + len(body.chat_template_kwargs or ()))
 
 
-def shown_messages(body: ChatBody, form: Form | None) -> list[dict[str, Any]]:
-    """The messages for the template. `form`: how the model writes tool calls, None if it does not. Raises InvalidRequest."""
+def shown_messages(body: ChatBody, template: ChatTemplate) -> list[dict[str, Any]]:
+    """The messages for the template. Raises InvalidRequest."""
     if not body.messages:
         raise InvalidRequest("messages is an empty list: send at least one message.", "messages")
-    return [_message(message, f"messages[{place}]", form) for place, message in enumerate(body.messages)]
+    return [_message(message, f"messages[{place}]", template) for place, message in enumerate(body.messages)]
 
 
-def shown_tools(body: ChatBody, form: Form | None) -> list[dict[str, Any]] | None:
-    """The tools for the template, or None where the model may call none. Raises InvalidRequest."""
-    if body.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequest(
-            "tool_choice is neither 'auto' nor 'none': this server cannot make a model call a tool, leave it out.",
-            "tool_choice",
-        )
-    if not body.tools or body.tool_choice == "none":
-        return None
-    if form is None:
-        raise InvalidRequest(
-            "tools is given, and the chat template of this model knows none that this server can read: leave it out, or start "
-            "the server with a --chat-template that does.",
-            "tools",
-        )
-    for place, tool in enumerate(body.tools):
-        if tool.type != "function":
-            raise InvalidRequest(f"tools[{place}].type is {tool.type!r}: only 'function' is supported.", f"tools[{place}].type")
-    return msgspec.to_builtins(body.tools)
+def _thinking(body: ChatBody) -> dict[str, Any]:
+    """The variables by which templates switch reasoning. An effort of "none" switches it off."""
+    effort, thinks = body.reasoning_effort, body.enable_thinking
+    thinks = False if thinks is None and effort == "none" else thinks
+    return {name: value for name, value in (("reasoning_effort", effort), ("enable_thinking", thinks)) if value is not None}
 
 
 def begins_answer(body: ChatBody) -> bool:
@@ -90,8 +75,9 @@ def up_to_the_last_words(text: str, messages: list[dict[str, Any]]) -> str:
     return text[: place + len(kept)]
 
 
-def _message(message: ChatMessage, path: str, form: Form | None) -> dict[str, Any]:
-    """One message as the template sees it."""
+def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[str, Any]:
+    """One message as the template sees it. Reasoning goes to templates that know what to show of it."""
+    form = template.tool_form
     roles = _ROLES if form else _ROLES[:-1]
     if message.role not in roles:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(roles)}.", f"{path}.role")
@@ -100,6 +86,9 @@ def _message(message: ChatMessage, path: str, form: Form | None) -> dict[str, An
         shown["name"] = message.name
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought and message.role == "assistant" and template.reasoning_name:
+        shown[template.reasoning_name] = thought
     if message.tool_calls:
         if message.role != "assistant" or form is None:
             raise InvalidRequest(
@@ -111,8 +100,9 @@ def _message(message: ChatMessage, path: str, form: Form | None) -> dict[str, An
 
 
 def _call(call: ToolCall, path: str) -> dict[str, Any]:
+    text = call.function.arguments or "{}"
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
+        arguments = JsonObject(msgspec.json.decode(text, type=dict[str, Any]), text)
     except (msgspec.DecodeError, RecursionError) as error:
         where = f"{path}.function.arguments"
         raise InvalidRequest(f"{where} is not the text of a JSON object: {error}.", where) from error
@@ -121,7 +111,7 @@ def _call(call: ToolCall, path: str) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, path: str) -> str:
-    if message.content is None and message.tool_calls:
+    if message.content is None and (message.tool_calls or message.reasoning or message.reasoning_content):
         return ""
     if message.content is None:
         raise InvalidRequest(f"{path}.content is missing: send a text or a list of text parts.", f"{path}.content")

@@ -72,11 +72,12 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`parameters` is a JSON schema for the model to read; answers are not checked against it."""
+    """`parameters` is a JSON schema, to which forced calls are held. `strict` is OpenAI's: it asks for what they get anyway."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -108,6 +111,8 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -37,7 +37,8 @@ TOKENS_LISTED_MIN = 2**16
 
 class ServerContext:
     """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `tool_form`: how
-    the model writes tool calls, None where it writes none."""
+    the model writes tool calls, None where it writes none; `marks` and `mark_tokens`: the marks around its reasoning, and their
+    tokens."""
 
     def __init__(
         self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
@@ -48,6 +49,8 @@ class ServerContext:
         self.settings = settings
         self.template = template
         self.tool_form = None if template is None else template.tool_form
+        self.marks = None if template is None else template.marks
+        self.mark_tokens = self.marks and tuple(tokenizer.encode(mark, False) for mark in (self.marks.open, self.marks.close))
         self.limiter = RequestLimiter(settings.live_requests_max, settings.request_answers_max, settings.client_answers_max)
         size = settings.body_bytes_max
         self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")

@@ -21,7 +21,6 @@ from vnext.sampling_params import InvalidRequest
 
 _LEAVE = "leave it out"
 _AS_MAX_TOKENS = "send it as max_tokens"
-_IN_TEMPLATE = "send it in chat_template_kwargs"
 _ITSELF = "send its members themselves"
 _AS_CHAT = "send it to /v1/chat/completions"
 _AS_MESSAGE = "send it as a message"
@@ -32,19 +31,22 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "best_of bad_words allowed_token_ids logits_processors prompt_logprobs prompt_embeds "
         "thinking_token_budget repetition_detection vllm_xargs "
         "lora_request lora_path response_format structured_outputs guided_json guided_regex guided_choice "
-        "guided_grammar regex ebnf grammar json_schema suffix echo top_logprobs add_special_tokens functions "
-        "function_call audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
+        "guided_grammar regex ebnf grammar json_schema suffix echo top_logprobs add_special_tokens "
+        "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
         "no_repeat_ngram_size".split(),
         _LEAVE,
     )
     | dict.fromkeys(("max_new_tokens", "max_output_tokens", "n_predict", "num_predict", "max_length"), _AS_MAX_TOKENS)
-    | dict.fromkeys(("enable_thinking", "thinking"), _IN_TEMPLATE)
     | dict.fromkeys(("extra_body", "options", "parameters", "sampling_params"), _ITSELF)
-    | dict.fromkeys(("messages", "tools", "tool_choice"), _AS_CHAT)
+    | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking"), _AS_CHAT)
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
-    | dict.fromkeys(("messages[].function_call", "messages[].audio", "moderation"), _LEAVE)
+    | dict.fromkeys(("messages[].audio", "moderation"), _LEAVE)
     | dict.fromkeys(("messages[].prefix", "messages[].partial"), _CONTINUE)
     | {
+        "thinking": "send it in chat_template_kwargs",
+        "functions": "send them as tools",
+        "function_call": "send it as tool_choice",
+        "messages[].function_call": "send it as tool_calls",
         "prompt": "send it to /v1/completions",
         "input": "send it as prompt or as messages",
         "inputs": "send it as prompt or as messages",

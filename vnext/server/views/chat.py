@@ -42,8 +42,8 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         generation = await chat.start(answer_id(request, "chatcmpl"), client, started_s)
         renderers = [_ChoiceRenderer(context, choice, chat, body) for choice in generation.choices]
         if body.stream:
-            return await respond(request, partial(_stream, generation, renderers, body))
-        return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, body)))
+            return await respond(request, partial(_stream, chat, generation, renderers, body))
+        return web.json_response(body=msgspec.json.encode(await _complete(chat, generation, renderers, body)))
 
 
 class _ChoiceRenderer:
@@ -125,16 +125,20 @@ class _ChoiceRenderer:
         }
 
 
-async def _complete(generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody) -> dict[str, Any]:
+async def _complete(
+    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody
+) -> dict[str, Any]:
     await generation.answer(Whole(generation.choices, renderers))
     answer = generation.envelope("chat.completion", [renderer.choice() for renderer in renderers]) | {
-        "usage": generation.usage()
+        "usage": chat.usage(generation)
     }
     return answer | ({"prompt_token_ids": generation.prompts[0]} if body.return_token_ids else {})
 
 
-async def _stream(generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody, events: Events) -> None:
-    usage = generation.chunk_usage(body)
+async def _stream(
+    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody, events: Events
+) -> None:
+    usage = generation.chunk_usage(body, partial(chat.usage, generation))
 
     def chunk_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
         begins = body.return_token_ids and "role" in choices[0]["delta"]
@@ -142,7 +146,7 @@ async def _stream(generation: Generation, renderers: list[_ChoiceRenderer], body
 
     await generation.answer(Streamed(events, renderers, chunk_of))
     if include_usage(body):
-        events.send(frame_of(_chunk(generation, []) | {"usage": generation.usage()}))
+        events.send(frame_of(_chunk(generation, []) | {"usage": chat.usage(generation)}))
 
 
 def _chunk(generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""Reasoning in the API's shape, whole and streamed, through the openai package; and in the history of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from edge_server import EdgeServer
+from test_tools import ASKED, WEATHER, prompt_of
+from toy_tokenizers import byte_level
+
+TEMPLATE = (
+    "{{ tools | tojson if tools }}<tool_call>|{% for message in messages %}[{{ message.role }}]"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% if enable_thinking is defined %}({{ enable_thinking }}){% endif %}{% if opened %}<think>{% endif %}"
+)
+THOUGHT = "<think>\nfour < five\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level(TEMPLATE)) as server:
+        yield server
+
+
+def ask(server: EdgeServer, words: str, **options: Any) -> Any:
+    messages = options.pop("messages", [{"role": "user", "content": f"say:{words}"}])
+    return server.openai().chat.completions.create(model="toy", messages=messages, **options)
+
+
+def streamed(server: EdgeServer, words: str, **options: Any) -> tuple[str, str, list[str], str, Any]:
+    """Reasoning, content, the order in which they came, the end and the usage."""
+    thought, content, kinds, finish, usage = "", "", [], "", None
+    for chunk in ask(server, words, stream=True, stream_options={"include_usage": True}, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert getattr(choice.delta, "reasoning", None) == getattr(choice.delta, "reasoning_content", None)
+            piece = getattr(choice.delta, "reasoning", None) or ""
+            assert not (piece and choice.delta.content)
+            thought, content = thought + piece, content + (choice.delta.content or "")
+            kinds += [kind for kind, text in (("r", piece), ("c", choice.delta.content)) if text]
+            finish = choice.finish_reason or finish
+    return thought, content, kinds, finish, usage
+
+
+def test_reasoning_stands_apart(thinker: EdgeServer) -> None:
+    answer = ask(thinker, f"{THOUGHT}Nine <think>.")
+    message = answer.choices[0].message
+    assert (message.content, message.reasoning, message.reasoning_content) == ("Nine <think>.", "four < five", "four < five")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len("\nfour < five\n")
+    thought, content, kinds, finish, usage = streamed(thinker, f"{THOUGHT}Nine <think>.")
+    assert (thought, content, finish) == ("four < five", "Nine <think>.", "stop")
+    assert kinds == sorted(kinds, reverse=True) and kinds.count("r") > 3 and kinds.count("c") > 3
+    assert usage.completion_tokens_details == answer.usage.completion_tokens_details
+
+
+def test_an_answer_without_reasoning_has_none(thinker: EdgeServer) -> None:
+    answer = ask(thinker, "Nine.", logprobs=True)
+    assert answer.choices[0].message.content == "Nine." and not hasattr(answer.choices[0].message, "reasoning")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0 and len(answer.choices[0].logprobs.content) == 5
+
+
+def test_the_prompt_may_begin_the_reasoning(thinker: EdgeServer) -> None:
+    opened = {"chat_template_kwargs": {"opened": True}}
+    answer = ask(thinker, "", messages=[{"role": "user", "content": "x"}], max_tokens=4, extra_body=opened)
+    choice = answer.choices[0]
+    assert (choice.message.reasoning, choice.message.content, choice.finish_reason) == ("xxxx", None, "length")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+
+
+def test_reasoning_can_be_hidden(thinker: EdgeServer) -> None:
+    hide = {"include_reasoning": False}
+    answer = ask(thinker, f"{THOUGHT}Nine.", extra_body=hide)
+    assert answer.choices[0].message.content == "Nine." and not hasattr(answer.choices[0].message, "reasoning")
+    assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert streamed(thinker, f"{THOUGHT}Nine.", extra_body=hide)[:2] == ("", "Nine.")
+
+
+def test_calls_follow_the_reasoning(thinker: EdgeServer) -> None:
+    choice = ask(thinker, f"<think>{ASKED}</think>{ASKED}", tools=[WEATHER]).choices[0]
+    assert choice.message.reasoning == ASKED and choice.finish_reason == "tool_calls"
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
+    assert streamed(thinker, f"<think>{ASKED}</think>{ASKED}", tools=[WEATHER])[0] == ASKED
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_earlier_reasoning_goes_to_the_template(thinker: EdgeServer, name: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Köln",  "n":1.0}'}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, name: "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "wet"}]},
+        {"role": "assistant", name: "alone"},
+    ]
+    answer = ask(thinker, "", messages=messages, max_tokens=1)
+    text = '|[user]x[assistant]<think>hm</think>{"city":"Köln",  "n":1.0}[tool]wet[assistant]<think>alone</think>'
+    assert prompt_of(thinker, answer.id).endswith(text)
+
+
+def test_what_switches_reasoning(thinker: EdgeServer) -> None:
+    cases = [({"enable_thinking": True}, "(True)"), ({"reasoning_effort": "none"}, "(False)"), ({}, "x")]
+    cases.append(({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "(False)"))
+    for body, end in cases:
+        answer = ask(thinker, "", messages=[{"role": "user", "content": "x"}], max_tokens=1, extra_body=body)
+        assert prompt_of(thinker, answer.id).endswith(end), body

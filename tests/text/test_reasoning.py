@@ -1,0 +1,63 @@
+"""Reasoning: told apart from the answer wherever the pieces of a text end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from vnext.text.parts import Part, Reasoning, Words
+from vnext.text.reasoning import Marks, ReasoningParser, marks_of
+
+THINK = Marks("<think>", "</think>")
+TEXTS: list[tuple[bool, str, list[Part]]] = [
+    (False, "<think>\nfour < five\n</think>\n\nNine. ", [Reasoning("four < five"), Words("Nine. ")]),
+    (True, "four\n\n five</think>Nine", [Reasoning("four\n\n five"), Words("Nine")]),
+    (True, "<think>repeated</think> Nine", [Reasoning("repeated"), Words("Nine")]),
+    (True, "cut off </thi", [Reasoning("cut off </thi")]),
+    (True, "cut off  ", [Reasoning("cut off  ")]),
+    (False, "<think>cut", [Reasoning("cut")]),
+    (False, "<think>\n\n</think>\n\n", []),
+    (False, "<thinking>", [Words("<thinking>")]),
+    (False, " \n<thi", [Words(" \n<thi")]),
+    (False, "No <think>mark</think> here ", [Words("No <think>mark</think> here ")]),
+    (False, "<think>a</think>b<think>c</think>", [Reasoning("a"), Words("b<think>c</think>")]),
+    (False, "", []),
+]
+
+
+@pytest.mark.parametrize(("begun", "text", "expected"), TEXTS)
+def test_every_cut_gives_the_same_parts(begun: bool, text: str, expected: list[Part]) -> None:
+    rng = random.Random(3)
+    size = len(text)
+    cuts = [[place] for place in range(size + 1)] + [sorted(rng.choices(range(size + 1), k=9)) for _ in range(40)]
+    for places in [*cuts, [*range(size)]]:
+        parser, found = ReasoningParser(THINK, begun, None), []
+        for start, stop in zip([0, *places], [*places, size]):
+            found += parser.push(text[start:stop])
+        assert joined_of(found + parser.finish()) == expected, places
+
+
+def joined_of(parts: list[Part]) -> list[Part]:
+    found: list[Part] = []
+    for part in parts:
+        if found and type(found[-1]) is type(part):
+            part = type(part)(found.pop().text + part.text)
+        found.append(part)
+    return found
+
+
+def test_an_answer_is_plain_once_its_words_have_begun() -> None:
+    parser = ReasoningParser(THINK, True, None)
+    assert parser.push("a</think>\n") == [Reasoning("a")] and parser.is_over and not parser.is_plain
+    assert parser.push("b") == [Words("b")] and parser.is_plain
+
+
+def test_the_template_tells_the_marks_and_the_prompt_what_is_expected() -> None:
+    assert marks_of("{{ messages }}") is None
+    assert marks_of("{{ x.split('[/THINK]') }}") == Marks("[THINK]", "[/THINK]")
+    marks = marks_of("{% if enable_thinking is false %}<think></think>{% endif %}")
+    assert marks == Marks("<think>", "</think>", is_switched=True)
+    assert marks.are_open("<|assistant|><think>\n") and not marks.are_open("<think>?<|assistant|>")
+    assert marks.are_expected("<|assistant|>") and not marks.are_expected("<|assistant|><think>\n\n</think>\n\n")
+    assert not THINK.are_expected("<|assistant|>") and THINK.are_expected("<|assistant|><think>")

@@ -1,0 +1,127 @@
+"""Reasoning: separates what a model thinks before it answers from the answer.
+
+Owns the marks around reasoning, the choice of them from a chat template, and the text held back while it may be a mark. What
+follows the reasoning goes to another parser. Marks inside the answer itself are words: only what an answer begins with is
+reasoning. Space around the marks belongs to neither side.
+
+    <think> ... </think>      Qwen 3, DeepSeek R1 and V3.1, GLM 4.5, SmolLM 3, Granite 3.3
+    [THINK] ... [/THINK]      Magistral
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import msgspec
+
+from vnext.text.parts import Part, Reasoning, Words
+
+
+class Parser(Protocol):
+    """Turns the text of one answer into parts."""
+
+    def push(self, text: str) -> list[Part]:
+        """Take in a text; returns the parts that are certain by now."""
+
+    def finish(self) -> list[Part]:
+        """The rest: the text has ended."""
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """The texts around reasoning. `is_switched`: a variable of the template switches the reasoning on and off."""
+
+    open: str
+    close: str
+    is_switched: bool = False
+
+    def are_open(self, prompt: str) -> bool:
+        """Whether the prompt begins the reasoning that its answer continues."""
+        return prompt.rstrip().endswith(self.open)
+
+    def are_expected(self, prompt: str) -> bool:
+        """Whether the answer to a prompt begins with reasoning, by all that the template shows."""
+        return self.are_open(prompt) or (self.is_switched and not prompt.rstrip().endswith(self.close))
+
+
+def marks_of(template: str) -> Marks | None:
+    """The marks in a chat template, None where it knows none."""
+    is_switched = re.search(r"\b(enable_thinking|thinking|reasoning_effort)\b", template) is not None
+    for opening, closing in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
+        if closing in template:
+            return Marks(opening, closing, is_switched)
+    return None
+
+
+class ReasoningParser:
+    """A Parser of an answer that may begin with reasoning. `begun`: the prompt has already written the opening mark.
+    `rest` parses what follows the reasoning, None where that is words."""
+
+    def __init__(self, marks: Marks, begun: bool, rest: Parser | None) -> None:
+        self._marks = marks
+        self._rest = rest
+        self._held = ""
+        self._step = self._begin
+        self._begun = begun
+        self._shown = False
+        self.is_over = False
+        self.is_plain = False
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        return self._step(False)
+
+    def finish(self) -> list[Part]:
+        return self._step(True) + (self._rest.finish() if self._rest else [])
+
+    def _begin(self, ended: bool) -> list[Part]:
+        """At the answer's first characters, which may be the opening mark."""
+        text = self._held.lstrip()
+        if not ended and len(text) < len(self._marks.open) and self._marks.open.startswith(text):
+            return []
+        if text.startswith(self._marks.open):
+            self._held = text[len(self._marks.open) :]
+        elif not self._begun:
+            return self._end(ended)
+        self._step = self._inside
+        return self._inside(ended)
+
+    def _inside(self, ended: bool) -> list[Part]:
+        if not self._shown:
+            self._held = self._held.lstrip()
+        place = self._held.find(self._marks.close)
+        if place >= 0:
+            text, self._held = self._held[:place].rstrip(), self._held[place + len(self._marks.close) :].lstrip()
+            return self._reasoning(text) + self._end(ended, after=True)
+        certain = self._held if ended else self._held[: len(self._held) - overlap(self._held, self._marks.close)].rstrip()
+        self._held = self._held[len(certain) :]
+        return self._reasoning(certain)
+
+    def _end(self, ended: bool, after: bool = False) -> list[Part]:
+        """The reasoning is over, or there is none."""
+        self.is_over = True
+        self._step = self._space if after else self._words
+        return self._step(ended)
+
+    def _space(self, ended: bool) -> list[Part]:
+        self._held = self._held.lstrip()
+        if not self._held:
+            return []
+        self._step = self._words
+        return self._words(ended)
+
+    def _words(self, _: bool) -> list[Part]:
+        text, self._held = self._held, ""
+        self.is_plain = self._rest is None
+        if self._rest is not None:
+            return self._rest.push(text) if text else []
+        return [Words(text)] if text else []
+
+    def _reasoning(self, text: str) -> list[Part]:
+        self._shown = self._shown or text != ""
+        return [Reasoning(text)] if text else []
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that begins the mark."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
