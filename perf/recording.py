@@ -49,6 +49,7 @@ class Server:
         self, mode: str, folder: str, threads: int, env: dict[str, str] | None = None, options: tuple[str, ...] = (),
         checkout: Path = HERE,
     ) -> None:  # fmt: skip
+        self._checkout = checkout
         command = [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log", mode, "--max-num-seqs", str(BATCH)]
         command += ["--threads", str(threads), "--log-dir", folder, *options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}), cwd=checkout)
@@ -61,11 +62,19 @@ class Server:
                 self.address = re.search(r"http://([\d.]+:\d+)", "".join(said))[1]
                 self._connection = http.client.HTTPConnection(self.address, timeout=REQUEST_TIMEOUT_S)
                 family = psutil.Process(self._process.pid).children(recursive=True)
-                self.core = next(each.pid for each in family if "vnext.runtime.core.main" in each.cmdline())
-                self.api = next(each for each in family if "vnext.server" in each.cmdline())
+                self.core = self._child(family, "vnext.runtime.core.main").pid
+                self.api = self._child(family, "vnext.server")
                 pin([psutil.Process(self._process.pid), *family])
                 return self
         raise RuntimeError(f"the server did not start: {''.join(said)}")
+
+    def _child(self, family: list[psutil.Process], module: str) -> psutil.Process:
+        """The process of `module`. Ends the server and the program where the checkout has none by that name."""
+        if (found := next((each for each in family if module in each.cmdline()), None)) is None:
+            self._process.terminate()
+            self._process.wait(END_TIMEOUT_S)
+            raise SystemExit(f"{self._checkout} runs no process of {module}: take a checkout whose processes have these names.")
+        return found
 
     def ask(self, prompts: list[list[int]], answer_length: int = ANSWER_LENGTH) -> tuple[float, float]:
         """Make one call with all prompts; return its duration and the engine core thread's processor time, in seconds."""

@@ -17,10 +17,15 @@ from vnext import compiled
 from vnext.cli import main
 from vnext.doctor import examine, show, warnings
 from vnext.machine import machine
+from vnext.options.foreign import FOREIGN
+from vnext.options.parser import Parser
+from vnext.options.reader import parse
 from vnext.runtime.settings import EngineSettings
 from vnext.serve import say_unused, usual_names
 from vnext.server.example import curl_line
 from vnext.version import __version__
+
+STANDARD = {name.strip("_") for name in sys.stdlib_module_names} | {"cython_runtime"}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,9 +35,30 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"vnext {__version__}\n"
 
 
-def test_help_and_version_load_no_torch(root: Path) -> None:
-    code = "import sys; import vnext.cli; assert not {'torch', 'zmq', 'aiohttp'} & set(sys.modules), sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+LOADED = "import json, sys; before = set(sys.modules); import {}; print(json.dumps(sorted(set(sys.modules) - before)))"
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "rooms"),
+    [
+        ("vnext.cli", {"msgspec", "typing_extensions"}, {"kernels", "options", "runtime", "sched", "server", "state"}),
+        ("vnext.sched.schedule", {"msgspec", "numpy", "typing_extensions"}, {"sched", "state"}),
+    ],
+)
+def test_a_light_module_loads_little(root: Path, module: str, packages: set[str], rooms: set[str]) -> None:
+    """The command line needs no more for --help, and the scheduler is imported by every process."""
+    ran = subprocess.run([sys.executable, "-c", LOADED.format(module)], cwd=root, check=True, stdout=subprocess.PIPE)
+    loaded = [name.split(".") for name in json.loads(ran.stdout)]
+    assert {name[0] for name in loaded if name[0].strip("_") not in STANDARD} - {"vnext"} <= packages
+    folders = {path.name for path in (root / "vnext").iterdir() if path.is_dir()}
+    assert {name[1] for name in loaded if name[0] == "vnext" and len(name) > 1} & folders <= rooms
+
+
+def test_other_engines_options_cost_only_who_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    added, add = [], Parser.add_argument
+    monkeypatch.setattr(Parser, "add_argument", lambda self, *names, **given: added.extend(names) or add(self, *names, **given))
+    parse(["serve", "--swap-space", "4", "--no-trust-remote-code", "-tp=1"])
+    assert {name for name in added if name in FOREIGN} == {"--swap-space", "--trust-remote-code"}
 
 
 def test_doctor_names_machine_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,11 +131,15 @@ def test_options_for_a_gpu_are_named_where_the_cpu_computes(capsys: pytest.Captu
     [
         ("", "/site/vnext/demo_model", ("demo_model",)),
         ("models/tiny", "models/tiny", ("tiny", "models/tiny")),
-        ("/models/tiny/", "/models/tiny", ("tiny", "/models/tiny/")),
+        ("./models/tiny/", "models/tiny", ("tiny", "./models/tiny/")),
         ("owner/name", "/cache/snapshots/5f0b02c7", ("owner/name",)),
     ],
 )
-def test_requests_may_call_a_model_as_it_was_given(model: str, folder: str, names: tuple[str, ...]) -> None:
+def test_requests_may_call_a_model_as_it_was_given(
+    model: str, folder: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     assert usual_names(model, Path(folder)) == names
 
 

@@ -46,6 +46,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, allow_abbrev=False, exit_on_error=False, **keywords)
         self._options: dict[str, Option] = {}
         self._is_started: set[str] = set()
+        self._foreign: Mapping[str, Foreign] = {}
         self._commands: argparse._SubParsersAction | None = None
 
     def add_commands(self, metavar: str) -> argparse._SubParsersAction:
@@ -71,12 +72,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(*MODEL.flags, dest="named_model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def add_file_and_foreign(self) -> None:
-        """Add --config and other engines' options. Call it after all of vnext's options."""
+        """Add --config, and take other engines' options. Call it after all of vnext's options."""
         self.add_option(self, CONFIG)
-        self.epilog = EPILOG
-        for name, foreign in FOREIGN.items():
-            if name not in self._option_string_actions:
-                names = [name, "--no-" + name[2:]] if foreign.takes == 0 and name.startswith("--") else [name]
+        self.epilog, self._foreign = EPILOG, FOREIGN
+
+    def _add_foreign(self, argv: Sequence[str]) -> None:
+        """Add those of other engines' options that `argv` may name. argparse takes 0.1 ms for each."""
+        for name, foreign in self._foreign.items():
+            names = [name, "--no-" + name[2:]] if foreign.takes == 0 and name.startswith("--") else [name]
+            if name not in self._option_string_actions and any(word.startswith(tuple(names)) for word in argv):
                 nargs = None if foreign.takes == 1 else foreign.takes
                 hidden = {"dest": "foreign", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
                 self.add_argument(*names, action=_Collect, nargs=nargs, **hidden)
@@ -131,12 +135,13 @@ class Parser(argparse.ArgumentParser):
     def _typed(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values on the command line, unchecked. Raises SettingsError."""
         argv = [_dashed(word) for word in argv]
+        self._add_foreign(argv)
         try:
             found, unknown = self.parse_known_args(argv)
         except argparse.ArgumentError as error:
             raise SettingsError(self._misused(error)) from error
         if unknown:
-            known = [name for name in self._option_string_actions if name.startswith("--")]
+            known = [name for name in (*self._option_string_actions, *self._foreign) if name.startswith("--")]
             before = {after: self._option_string_actions.get(word) for word, after in zip(argv, argv[1:])}.get(unknown[0])
             if not unknown[0].startswith("-") and before is not None and before.nargs == 0:
                 raise SettingsError(_takes_no_value(before))
