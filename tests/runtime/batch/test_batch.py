@@ -23,11 +23,12 @@ from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
+from vnext.sampling.constraint import Vocabulary
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.feasibility import refusal
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.state import StepInFlight, blocks_for
 
@@ -53,7 +54,14 @@ def engine_started(rng: random.Random) -> EngineStarted:
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
 
-def random_sampling(rng: random.Random) -> Sampling:
+def random_constraint(rng: random.Random) -> Constraint | None:
+    """A budget of reasoning, which needs no tokenizer."""
+    if rng.random() < 0.7:
+        return None
+    return Constraint(reasoning_end=rng.choice([(2,), (2, 3), (2, 2)]), reasoning_max=rng.choice([-1, 0, 2, 4]))
+
+
+def random_sampling(rng: random.Random, constrained: bool = True) -> Sampling:
     penalised, biased = rng.random() < 0.3, rng.random() < 0.2
     return Sampling(
         seed=rng.getrandbits(64),
@@ -70,6 +78,7 @@ def random_sampling(rng: random.Random) -> Sampling:
         min_tokens=rng.choice([0, 0, 3]) if rng.random() < 0.5 else 0,
         stop_token_ids=(5,) if rng.random() < 0.3 else (),
         ignore_eos=rng.random() < 0.2,
+        constraint=random_constraint(rng) if constrained else None,
     )
 
 
@@ -172,14 +181,15 @@ def walk(
         started = engine_started(rng)  # a device keeps the tables of one group of layers
     rows = None if operations is None else device_rows(started.config, operations)
     state = start(started)
-    batch = PersistentBatch(started.config, VOCABULARY, rows=rows) if make is None else make(started.config)
+    words = Vocabulary(Path("no tokenizer"), VOCABULARY, started.config.eos_token_ids)
+    batch = PersistentBatch(started.config, VOCABULARY, rows=rows, vocabulary=words) if make is None else make(started.config)
     sampled, results, steps, commits = {}, [], 0, {}
     while steps < step_count:
         choice = rng.random()
         if choice < 0.3:
             prompt = pack_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 16))])
             arrival = RequestArrived(
-                id=state.next_id, name="", prompt=prompt, sampling=random_sampling(rng), priority=rng.randrange(3), arrival_ns=0
+                id=state.next_id, name="", prompt=prompt, sampling=random_sampling(rng, make is None), priority=rng.randrange(3), arrival_ns=0
             )
             if len(state.requests) < 10 and refusal(state.config, arrival) is None:
                 state = reduce(state, arrival)
@@ -189,8 +199,8 @@ def walk(
             state = reduce(state, plan)
             scheduled, steps = state.in_flight[-1], steps + 1
             fast = without_unread_entries(batch.step_inputs(state), started.config)
-            assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY))
-            assert fed_words(fast, started.config) == fed.due(state, commits)
+            assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY, words))
+            assert fed_words(fast, started.config)[:-1] == fed.due(state, commits)
             tokens = take_drawn(batch, scheduled, rng, sampled)
             commits[scheduled.step] = pack_tokens(tokens)
             results.append((scheduled.step, tokens))

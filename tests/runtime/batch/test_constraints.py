@@ -87,3 +87,16 @@ def test_a_grammar_that_fails_ends_its_request_with_a_sentence_and_no_other() ->
     assert [outputs["bad"][-1].finish, outputs["good"][-1].finish] == ["abort", "length"]
     assert "cannot keep to its grammar" in outputs["bad"][-1].error and not outputs["good"][-1].error
     assert sum(len(unpack_tokens(output.tokens)) for output in outputs["good"]) == 20
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_budget_is_kept_in_steady_steps(runner: ModelRunner, count: int) -> None:
+    """Until the budget is used up nothing is forbidden, and the tensors of a step may serve the next one."""
+    end = (700, 701)
+    own = Sampling(seed=3, max_tokens=30, temperature=0.9, ignore_eos=True)
+    bound = replace(own, constraint=Constraint(reasoning_end=end, reasoning_max=9))
+    given = [replace(each, sampling=own) for each in some_arrivals(count, seed=2)]
+    free = tokens_of(runner, given)
+    found = tokens_of(runner, [replace(given[0], sampling=bound), *given[1:]])
+    assert found[0][:9] == free[0][:9] and tuple(found[0][9:11]) == end and len(found[0]) == 30
+    assert {id_: found[id_] for id_ in range(1, count)} == {id_: free[id_] for id_ in range(1, count)}

@@ -26,6 +26,7 @@ from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.ring.broadcast import decode_events
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
+from vnext.state.params import Constraint
 
 SPOILT_STEP = 5
 ROW = 1
@@ -133,6 +134,20 @@ def test_a_batch_that_drifted_is_named_at_its_step(make_bench, name: str, world_
     message = rf"rank {rank} has drifted: its batch digest differs at step {SPOILT_STEP} \({kinds}\)"
     with pytest.raises(LawBroken, match=message):
         served(make_bench, world_size, {rank: spoil}, **special)
+
+
+def test_ranks_that_match_a_grammar_otherwise_are_named(make_bench) -> None:  # noqa: F811
+    """The engine core matches no grammar: a rank is compared with rank 0."""
+
+    def take(batch: PersistentBatch) -> None:
+        for matcher in batch._sampling._matchers.values():
+            matcher.take(9)
+
+    constraint = Constraint(reasoning_end=(9,), reasoning_max=1)  # which ranks that draw nothing never reach
+    message = rf"rank 1 has drifted: its batch digest differs at step {SPOILT_STEP} \(forbidden tokens\)"
+    with pytest.raises(LawBroken, match=message):
+        served(make_bench, 2, {1: take}, constraint=constraint)
+    assert served(make_bench, 2, {}, constraint=constraint).core.state.counters.finished == 2
 
 
 def test_positions_that_are_off_by_one_are_named(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

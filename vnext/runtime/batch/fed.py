@@ -30,8 +30,9 @@ SAMPLING = (
 parameters_of = attrgetter(*SAMPLING)
 NAMES = (
     "token ids", "positions", "slots", "block tables", "query lengths", "context lengths", "sampled tokens", "places of samples",
-    *SAMPLING, "logit bias", "banned tokens", "counted tokens",
+    *SAMPLING, "logit bias", "banned tokens", "counted tokens", "forbidden tokens",
 )  # fmt: skip
+"""The last kind is what constraints forbid. Only ranks match grammars, so its words are compared between ranks."""
 
 
 def word(*arrays: np.ndarray) -> int:
@@ -40,13 +41,13 @@ def word(*arrays: np.ndarray) -> int:
 
 
 def otherwise(words: Sequence[int], due_words: Sequence[int]) -> tuple[str, ...]:
-    """Names of the kinds that differ."""
+    """Names of the kinds that differ. `due_words` are those of `due` and rank 0's word for the last kind."""
     return tuple(name for name, one, other in zip(NAMES, words, due_words, strict=True) if one != other)
 
 
 def due(state: State, commits: Mapping[int, bytes]) -> tuple[int, ...]:
-    """One word for each of NAMES, for the newest step in flight of `state`. `commits` holds the samples of the steps before it
-    (int32 bytes), by step. Cost: proportional to the step's tokens and to the blocks of its requests."""
+    """One word for each of NAMES but the last, for the newest step in flight of `state`. `commits` holds the samples of the
+    steps before it (int32 bytes), by step. Cost: proportional to the step's tokens and to the blocks of its requests."""
     scheduled, config = state.in_flight[-1], state.config
     rows = find_rows(state.rows, scheduled.ids, scheduled.preemption_counts)
     ends, positions = scheduled.starts + scheduled.counts, extents.spans(scheduled.starts, scheduled.counts)

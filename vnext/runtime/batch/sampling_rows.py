@@ -98,6 +98,11 @@ class SamplingColumns:
             if place in self._matchers:
                 self._matchers[place].take(token)
 
+    @property
+    def has_constraints(self) -> bool:
+        """Whether a row of the batch has a constraint."""
+        return bool(self._matchers)
+
     def failed(self, places: np.ndarray) -> list[tuple[int, str]]:
         """(index among `places`, why) of the rows whose constraint cannot be followed."""
         if not self._matchers:

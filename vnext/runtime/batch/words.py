@@ -6,6 +6,7 @@ Owns no array. Only a step whose digest is due is hashed; others cost nothing.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch import fed
@@ -54,6 +55,7 @@ def _sampling_words(sampling: SamplingInputs, asked: np.ndarray) -> tuple[int, .
         NO_WORD if bias is None else fed.word(bias.rows.numpy(), bias.tokens.numpy(), bias.values.numpy()),
         NO_WORD if banned is None else fed.word(banned.rows.numpy(), banned.tokens.numpy()),
         NO_WORD if penalties is None else fed.word(_counted(penalties)),
+        NO_WORD if sampling.forbidden is None else fed.word(*map(torch.Tensor.numpy, sampling.forbidden)),
     )
 
 

@@ -26,7 +26,9 @@ class DueReports:
     def fed_otherwise(self) -> Iterator[tuple[StepResult, tuple[str, ...]]]:
         """(report, names of the inputs that differ) for each rank whose batch does not match the state."""
         reported = [report for report in self.reports if report.fed]
-        words = fed.due(self.state, self.commits) if reported else ()
+        if not reported:
+            return
+        words = (*fed.due(self.state, self.commits), min(reported, key=lambda report: report.rank).fed[-1])
         for report in reported:
             if names := fed.otherwise(report.fed, words):
                 yield report, names
