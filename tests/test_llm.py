@@ -12,6 +12,7 @@ from engine_here import engines_here
 from vnext import LLM, BeamSearchParams, SamplingParams
 from vnext.runtime.settings import SettingsError
 from vnext.sampling_params import InvalidRequest
+from vnext.text.bad_words import banned_sequences
 from vnext.text.template import ChatTemplate
 
 # Nothing here depends on what the model knows: answers do not end by themselves, and special tokens are shown.
@@ -190,3 +191,20 @@ def test_close_ends_the_engine_and_may_be_repeated(tmp_path: Path) -> None:
     llm.close()
     llm.close()
     assert process.poll() is not None
+
+
+def test_lists_of_allowed_tokens_and_bad_words(llm: LLM) -> None:
+    """The tokens of a word that the model would write do not come; with few tokens allowed, no other does."""
+    plain = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+
+    def holds(answers, word: str) -> bool:
+        ids = [answer.outputs[0].token_ids for answer in answers]
+        sequences = [list(each) for each in banned_sequences([word], llm.tokenizer)]
+        return any(each[at : at + len(one)] == one for each in ids for one in sequences for at in range(len(each)))
+
+    words = {word for text in texts(plain) for word in text.split() if holds(plain, word)}
+    assert words
+    changed = llm.generate(PROMPTS, msgspec.structs.replace(GREEDY, bad_words=[*words]), use_tqdm=False)
+    assert not any(holds(changed, word) for word in words)
+    few = msgspec.structs.replace(GREEDY, allowed_token_ids=[40, 41, 42])
+    assert {token for each in llm.generate(PROMPTS, few, use_tqdm=False) for token in each.outputs[0].token_ids} <= {40, 41, 42}

@@ -27,6 +27,7 @@ from vnext.sampling_params import (
     InvalidRequest,
     SamplingParams,
     answer_seed,
+    restricted,
     to_sampling,
     validate,
     validate_beams,
@@ -249,12 +250,14 @@ class LLM:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.messages import SubmitRequest
         from vnext.state.events import pack_tokens
+        from vnext.text.bad_words import banned_sequences
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
+        sampling = to_sampling(params, seed, len(tokens), self.max_model_len)
         return SubmitRequest(
             name=str(next(self._names)),
             prompt=pack_tokens(tokens),
-            sampling=to_sampling(params, seed, len(tokens), self.max_model_len),
+            sampling=restricted(sampling, params, banned_sequences(params.bad_words, self.tokenizer)),
             has_seed=params.seed is not None,
         )
 

@@ -11,12 +11,14 @@ import math
 
 import msgspec
 
-from vnext.state.params import LOGPROBS_MAX, NO_LOGPROBS, PARAMETERS, SEED_MAX, TOKEN_ID_MAX, Drawn, Sampling
+from vnext.state.params import LOGPROBS_MAX, NO_LOGPROBS, PARAMETERS, SEED_MAX, TOKEN_ID_MAX, Constraint, Drawn, Sampling
 
 CHOICES_MAX = 128
 LOGIT_BIAS_MAX, LOGIT_BIAS_COUNT_MAX = 100.0, 1024
 STOP_COUNT_MAX, STOP_CHARACTERS_MAX = 16, 1024
 STOP_TOKEN_COUNT_MAX = 128
+ALLOWED_COUNT_MAX = 4_096
+BAD_WORD_COUNT_MAX, BAD_WORD_CHARACTERS_MAX = 128, 256
 SEED_MIN = -(2**63)
 BEAM_WIDTH_MAX = LOGPROBS_MAX // 2  # a beam needs twice as many candidates, see vnext/text/beams.py
 LENGTH_PENALTY_MAX = 10.0
@@ -42,7 +44,9 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     others switch them off. `n` is the number of answers to a prompt; `seed` None draws a fresh seed; `logprobs` is the number
     of alternatives beside each token (None reports nothing); `max_tokens` None allows the model's length; `stop` is one
     string or several, and the first that is completed ends the answer; the first `min_tokens` tokens are not searched for
-    stop strings.
+    stop strings. `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
+    the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
+    after a space (vnext/text/bad_words.py).
     """
 
     n: int = 1
@@ -56,6 +60,8 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -101,6 +107,7 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     _check_lengths(params)
     _check_tokens(params, vocab_size)
     _check_stops(params)
+    _check_bad_words(params)
 
 
 def validate_beams(params: BeamSearchParams) -> None:
@@ -129,6 +136,15 @@ def to_sampling(
         stop_token_ids=tuple(sorted(set(params.stop_token_ids))),
         ignore_eos=params.ignore_eos,
     )
+
+
+def restricted(sampling: Sampling, params: SamplingParams, banned: tuple[tuple[int, ...], ...]) -> Sampling:
+    """`sampling` with the lists of `params` in its constraint; `banned` are the tokens of its bad words."""
+    if params.allowed_token_ids is None and not banned:
+        return sampling
+    allowed = tuple(sorted(set(params.allowed_token_ids or ())))
+    constraint = msgspec.structs.replace(sampling.constraint or Constraint(), allowed=allowed, banned=banned)
+    return msgspec.structs.replace(sampling, constraint=constraint)
 
 
 def context_exceeded(model_length: int, asked: str, what: str, param: str) -> InvalidRequest:
@@ -214,6 +230,12 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     _check_count("stop_token_ids", len(params.stop_token_ids), STOP_TOKEN_COUNT_MAX)
     for token in params.stop_token_ids:
         _check_token("stop_token_ids", token, vocab_size)
+    if params.allowed_token_ids is not None:
+        if not params.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty: name at least one token, or leave it out.", "allowed_token_ids")
+        _check_count("allowed_token_ids", len(params.allowed_token_ids), ALLOWED_COUNT_MAX)
+        for token in params.allowed_token_ids:
+            _check_token("allowed_token_ids", token, vocab_size)
 
 
 def _check_stops(params: SamplingParams) -> None:
@@ -225,6 +247,14 @@ def _check_stops(params: SamplingParams) -> None:
                 f"stop holds a string of {len(stop)} characters: each must have between 1 and {STOP_CHARACTERS_MAX}.",
                 "stop",
             )
+
+
+def _check_bad_words(params: SamplingParams) -> None:
+    _check_count("bad_words", len(params.bad_words), BAD_WORD_COUNT_MAX)
+    for word in params.bad_words:
+        if not word.strip() or len(word) > BAD_WORD_CHARACTERS_MAX:
+            bounds = f"each must have between 1 and {BAD_WORD_CHARACTERS_MAX}, not only blanks"
+            raise InvalidRequest(f"bad_words holds a text of {len(word)} characters: {bounds}.", "bad_words")
 
 
 def _check_count(name: str, count: int, count_max: int) -> None:

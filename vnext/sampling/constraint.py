@@ -1,7 +1,8 @@
 """Constraint: which tokens a request's answer may go on with, as a fold over the tokens that it has so far.
 
 Owns a matcher's phases. While the model reasons, everything is allowed but the end of the answer; a budget forces the tokens that
-end the reasoning. After them, llguidance matches the grammar, and a finished grammar admits only an end token. The fold
+end the reasoning. After them, llguidance matches the grammar, and a finished grammar admits only an end token. Lists of
+allowed tokens and banned sequences hold throughout. The fold
 knows no clock: a grammar that exceeds llguidance's limits fails at the same token on every rank and in every replay.
 """
 
@@ -47,6 +48,9 @@ class Matcher:
         """`tokens`: those of the answer so far."""
         self._constraint, self._vocabulary = constraint, vocabulary
         self._tail: tuple[int, ...] = ()
+        self._recent: tuple[int, ...] = ()
+        self._recent_max = max((len(sequence) - 1 for sequence in constraint.banned), default=0)
+        self._not_allowed = self._all_but(constraint.allowed) if constraint.allowed else None
         self._reasoned = 0
         self._grammar: LLMatcher | None = None
         self._forbidden: np.ndarray | None = None
@@ -61,6 +65,8 @@ class Matcher:
     def take(self, token: int) -> None:
         """The answer goes on with `token`."""
         self._is_stale = True
+        if self._recent_max:
+            self._recent = (*self._recent, token)[-self._recent_max :]
         if self.is_reasoning:
             self._reason(token)
         elif self._grammar is not None and not self.error and not self._grammar.consume_token(token):
@@ -69,7 +75,7 @@ class Matcher:
     def forbidden(self) -> np.ndarray | None:
         """The tokens that may not come next (bool[V], not to be written to); None if all may."""
         if self._is_stale:
-            self._forbidden, self._is_stale = self._compute(), False
+            self._forbidden, self._is_stale = self._with_lists(self._compute()), False
         return self._forbidden
 
     def _reason(self, token: int) -> None:
@@ -96,7 +102,7 @@ class Matcher:
             self._fail(self._grammar.get_error())
 
     def _fail(self, why: str) -> None:
-        self.error = f"The answer cannot keep to its grammar: {why.partition(chr(10))[0]}."
+        self.error = f"The answer cannot keep to its constraint: {why.partition(chr(10))[0]}."
 
     def _compute(self) -> np.ndarray | None:
         if self.error:
@@ -111,6 +117,21 @@ class Matcher:
             return self._all_but(self._vocabulary.end_tokens)
         forbidden: np.ndarray = np.unpackbits(mask, count=self._vocabulary.size, bitorder="little") == 0
         return forbidden
+
+    def _with_lists(self, found: np.ndarray | None) -> np.ndarray | None:
+        """What is forbidden, together with what the constraint's lists forbid."""
+        if self._not_allowed is not None:
+            found = self._not_allowed if found is None else found | self._not_allowed
+        if lasts := [sequence[-1] for sequence in self._constraint.banned if self._ends_with(sequence[:-1])]:
+            found = np.zeros(self._vocabulary.size, dtype=np.bool_) if found is None else found.copy()
+            found[lasts] = True
+        if found is not None and not self.error and found.all():
+            self._fail("no token is left that may come next")
+        return found
+
+    def _ends_with(self, tokens: tuple[int, ...]) -> bool:
+        """Whether the answer so far does."""
+        return not tokens or self._recent[-len(tokens) :] == tokens
 
     def _while_reasoning(self) -> np.ndarray | None:
         end, limit = self._constraint.reasoning_end, self._constraint.reasoning_max

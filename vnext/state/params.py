@@ -63,12 +63,15 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `grammar` is the text of a serialised llguidance grammar, "" for none. `reasoning_end` are the tokens that end the
     model's reasoning; the grammar begins after them, or at once where there are none. After `reasoning_max` tokens of
-    reasoning, `reasoning_end` is the only continuation; -1 sets no limit.
+    reasoning, `reasoning_end` is the only continuation; -1 sets no limit. `allowed` are the only tokens of an answer, () for
+    all. `banned` are sequences that an answer never completes: the last token of one may not follow the others.
     """
 
     grammar: str = ""
     reasoning_end: tuple[int, ...] = ()
     reasoning_max: int = -1
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -140,3 +140,26 @@ def test_logprobs_name_tokens_by_their_ids(server: EdgeServer) -> None:
     chat = ask(server, CHAT[0], CHAT[1] | asked | {"logprobs": True, "top_logprobs": 2})["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in chat][: len(ids)] == [f"token_id:{token}" for token in ids]
     assert all(other["token"].startswith("token_id:") for entry in chat for other in entry["top_logprobs"])
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH)
+def test_lists_reach_the_engine_as_tokens(server: EdgeServer, path: str, body: dict[str, Any]) -> None:
+    answer = ask(server, path, body | {"allowed_token_ids": [7, 5, 7], "bad_words": ["hello", " hello"]})
+    constraint = submitted(server, answer["id"])[0].sampling.constraint
+    assert constraint.allowed == (5, 7) and tuple(TOKENIZER.encode("hello")) in constraint.banned
+    assert submitted(server, ask(server, path, body)["id"])[0].sampling.constraint is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"allowed_token_ids": []}, {"allowed_token_ids": [-1]}, {"allowed_token_ids": [512]}, {"allowed_token_ids": [5] * 4097},
+        {"bad_words": [" "]}, {"bad_words": ["x" * 257]}, {"bad_words": ["x"] * 129},
+    ],
+)  # fmt: skip
+def test_lists_out_of_range(server: EdgeServer, wrong: dict[str, Any]) -> None:
+    assert error(server, COMPLETION[0], COMPLETION[1] | wrong)[0] == next(iter(wrong))
+
+
+def test_a_client_s_code_is_refused_with_the_reason(server: EdgeServer) -> None:
+    assert "runs no client's code" in error(server, COMPLETION[0], COMPLETION[1] | {"logits_processors": ["a.b"]})[1]

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 import zmq
 
+from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.core.backlog import Backlog
 from vnext.runtime.core.owners import News, Owners
 from vnext.runtime.messages import (
@@ -196,7 +197,10 @@ class Clients:
         if event.sampling.constraint is None:
             return None
         if self._ready.environment.get("device", "cpu") != "cpu":
-            return "grammars and budgets of reasoning need the CPU for now: leave them out, or serve with --device cpu"
+            return (
+                "grammars, budgets of reasoning, allowed_token_ids and bad_words need the CPU for now: leave them out, or serve "
+                "with --device cpu"
+            )
         return constraint_refusal(state.config, event.sampling, event.sampling.constraint)
 
     def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
@@ -209,8 +213,15 @@ class Clients:
 
 def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: Constraint) -> str | None:
     """Why no answer could keep to a constraint, in one sentence; None if one can."""
-    if wrong := [token for token in constraint.reasoning_end if not 0 <= token < config.vocab_size]:
-        return f"token id {wrong[0]} of reasoning_end is outside the model's vocabulary of {config.vocab_size}"
+    lists = {"reasoning_end": constraint.reasoning_end, "allowed_token_ids": constraint.allowed}
+    lists["bad_words"] = tuple(token for sequence in constraint.banned for token in sequence)
+    for name, tokens in lists.items():
+        if wrong := [token for token in tokens if not 0 <= token < config.vocab_size]:
+            return f"token id {wrong[0]} of {name} is outside the model's vocabulary of {config.vocab_size}"
+    if not all(constraint.banned):
+        return "bad_words holds a sequence without tokens: leave it out"
+    if constraint.allowed and sampling.min_tokens and set(constraint.allowed) <= set(stop_ids(config, sampling)):
+        return "allowed_token_ids names only tokens that end the answer, and min_tokens forbids them: leave one of the two out"
     if constraint.grammar and not config.eos_token_ids:
         return "this model has no end token, and an answer that keeps to a grammar ends with one: leave the grammar out"
     if constraint.grammar and (sampling.ignore_eos or sampling.min_tokens):

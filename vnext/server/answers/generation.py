@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vnext.runtime.messages import RequestOutput, SubmitRequest
-from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, to_sampling, validate
+from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate
 from vnext.server.context.errors import Aborted
 from vnext.server.context.openai_types import GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
 from vnext.state.events import pack_tokens
 from vnext.text.answer import Answer, Delta
+from vnext.text.bad_words import banned_sequences
 
 PRIORITY_MAX = 2**31 - 1
 CACHE_SALT_CHARACTERS_MAX = 256
@@ -93,6 +94,7 @@ class Generation:
         self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
         self._params = params
+        self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
         self._cache_salt = body.cache_salt or ""
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
@@ -186,10 +188,11 @@ class Generation:
         prompt = self.prompts[choice.prompt_index]
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
         usual = self._context.settings.sampling_defaults
+        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens)
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),
-            sampling=to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens),
+            sampling=restricted(sampling, self._params, self._banned),
             priority=self._priority,
             cache_salt=self._cache_salt,
             has_seed=self._params.seed is not None,

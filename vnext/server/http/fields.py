@@ -28,7 +28,7 @@ _CONTINUE = "send continue_final_message beside the messages"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
-        "best_of bad_words allowed_token_ids logits_processors prompt_logprobs prompt_embeds "
+        "best_of prompt_logprobs prompt_embeds "
         "thinking_token_budget repetition_detection vllm_xargs "
         "lora_request lora_path response_format structured_outputs guided_json guided_regex guided_choice "
         "guided_grammar regex ebnf grammar json_schema suffix echo top_logprobs add_special_tokens "
@@ -54,6 +54,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "reasoning": "send reasoning_effort",
         "repeat_penalty": "send it as repetition_penalty",
         "stop_sequences": "send it as stop",
+        "logits_processors": "the server runs no client's code; send logit_bias, allowed_token_ids or bad_words",
     }
 )
 """Field that would change an answer, here or on the server it is meant for -> the remedy. A name in one API's struct applies
