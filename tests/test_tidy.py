@@ -43,6 +43,7 @@ ARROWS = {
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
     "models/families": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
+    "text/structured": {"text/*", "state/params", "sampling_params"},
     "text": {"state/events", "state/params", "runtime/messages", "sampling_params"},
     "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled"},
@@ -67,10 +68,12 @@ ARROWS = {
         "server/batches", "server/views", "server/http", "server/context", "runtime/*", "runtime/client", "runtime/processes", "text",
         "sampling_params", "exits",
     },
-    "server/context": {"server/*", "runtime/*", "runtime/client", "text", "state/config", "sampling_params", "version"},
+    "server/context": {"server/*", "runtime/*", "runtime/client", "text", "state/config", "state/params", "sampling_params", "version"},
     "server/http": {"server/*", "server/context", "sampling_params"},
     "server/batches": {"server/context", "sampling_params"},
-    "server/answers": {"server/context", "server/http", "runtime/*", "text", "state/events", "sampling_params"},
+    "server/answers": {
+        "server/context", "server/http", "runtime/*", "text", "state/events", "state/params", "sampling_params",
+    },
     "server/views": {
         "server/*", "server/batches", "server/answers", "server/http", "server/context", "text", "log", "sampling_params", "version",
     },

@@ -12,9 +12,18 @@ from vnext.version import __version__
 
 if TYPE_CHECKING:
     from vnext.llm import LLM, Completion, Generated, Logprob
-    from vnext.sampling_params import BeamSearchParams, SamplingParams
+    from vnext.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "BeamSearchParams", "Completion", "Generated", "Logprob", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "Completion",
+    "Generated",
+    "Logprob",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "vnext.llm",
@@ -23,6 +32,7 @@ _HOMES = {
     "Generated": "vnext.llm",
     "Logprob": "vnext.llm",
     "SamplingParams": "vnext.sampling_params",
+    "StructuredOutputsParams": "vnext.sampling_params",
 }
 
 

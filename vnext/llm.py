@@ -37,6 +37,7 @@ from vnext.state.config import request_length_max
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from vnext.runtime.client.client_sync import SyncEngineClient
     from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
+    from vnext.state.params import Constraint
     from vnext.text.answer import Answer, Delta
     from vnext.text.template import ChatTemplate
     from vnext.text.tokenizer import Tokenizer
@@ -217,9 +218,18 @@ class LLM:
         if len(params) != len(prompts):
             counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
             raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
-        return [self._task(prompt, one) for prompt, one in zip(prompts, params)]
+        constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
+        return [self._task(prompt, one, constraints[id(one)]) for prompt, one in zip(prompts, params)]
 
-    def _task(self, prompt: Prompt, params: SamplingParams | None) -> _Task:
+    def _constraint(self, params: SamplingParams | None) -> Constraint | None:
+        """What answers by `params` must look like. Raises InvalidRequest."""
+        if params is None or params.structured_outputs is None:
+            return None
+        from vnext.text.structured.grammar import asked_of, constraint_of
+
+        return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
+
+    def _task(self, prompt: Prompt, params: SamplingParams | None, constraint: Constraint | None) -> _Task:
         prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -229,7 +239,7 @@ class LLM:
         from vnext.text.answer import Answer
 
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
-        requests = [self._request(tokens, params, slot.index) for slot in slots]
+        requests = [self._request(tokens, params, slot.index, constraint) for slot in slots]
         return _Task(text, tokens, params, slots, requests)
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
@@ -246,14 +256,16 @@ class LLM:
             if not 0 <= token <= highest:
                 raise InvalidRequest(f"The prompt holds {token}: token ids lie between 0 and {highest}.", "prompt")
 
-    def _request(self, tokens: Sequence[int], params: SamplingParams, index: int) -> SubmitRequest:
+    def _request(
+        self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
+    ) -> SubmitRequest:
         """One answer's request. Without a seed, the engine core derives its key from the LLM's seed."""
         from vnext.runtime.messages import SubmitRequest
         from vnext.state.events import pack_tokens
         from vnext.text.bad_words import banned_sequences
 
         seed = 0 if params.seed is None else answer_seed(params.seed, index)
-        sampling = to_sampling(params, seed, len(tokens), self.max_model_len)
+        sampling = to_sampling(params, seed, len(tokens), self.max_model_len, constraint=constraint)
         return SubmitRequest(
             name=str(next(self._names)),
             prompt=pack_tokens(tokens),

@@ -8,6 +8,7 @@ tokens) never reach an event.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -37,6 +38,28 @@ class InvalidRequest(Exception):
         self.code = code
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an answer must look like; exactly one of the first six is set. The names are vLLM's.
+
+    `json` is a JSON schema, `json_object` asks for any JSON object, `regex` matches the whole answer, `choice` lists the
+    answers to choose from, `grammar` is Lark as llguidance reads it, or GBNF, and `structural_tag` constrains what follows a
+    trigger within free text. The other fields control how JSON is written: with no whitespace between values, with whitespace
+    of this pattern, and without names that the schema does not list.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    """Accepted and without effect: there is one backend."""
+
+
 class SamplingParams(Drawn, frozen=True, kw_only=True):
     """How the answers to one prompt are sampled and when they end.
 
@@ -46,7 +69,8 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     string or several, and the first that is completed ends the answer; the first `min_tokens` tokens are not searched for
     stop strings. `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
     the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
-    after a space (vnext/text/bad_words.py).
+    after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
+    grammar.
     """
 
     n: int = 1
@@ -62,6 +86,7 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
+    structured_outputs: StructuredOutputsParams | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -99,6 +124,10 @@ class SamplingDefaults(_FromCheckpoint, frozen=True, kw_only=True):
 def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raise InvalidRequest for the first field of a wrong type or out of range. Token ids are below `vocab_size`."""
     _check_types(params)
+    if isinstance(params.structured_outputs, StructuredOutputsParams):
+        _check_types(params.structured_outputs)
+    elif params.structured_outputs is not None:
+        raise InvalidRequest("structured_outputs has a wrong type: expected StructuredOutputsParams.", "structured_outputs")
     _check_range("n", params.n, 1, CHOICES_MAX)
     for name, each in PARAMETERS.items():
         _check_range(name, getattr(params, name), each.low, each.high, each.rule)
@@ -118,7 +147,12 @@ def validate_beams(params: BeamSearchParams) -> None:
 
 
 def to_sampling(
-    params: SamplingParams, seed: int, prompt_length: int, model_length: int, usual_max_tokens: int | None = None
+    params: SamplingParams,
+    seed: int,
+    prompt_length: int,
+    model_length: int,
+    usual_max_tokens: int | None = None,
+    constraint: Constraint | None = None,
 ) -> Sampling:
     """The `Sampling` of one answer to a prompt of `prompt_length` tokens, from params that have passed `validate`.
 
@@ -135,6 +169,7 @@ def to_sampling(
         min_tokens=min(params.min_tokens, max_tokens),
         stop_token_ids=tuple(sorted(set(params.stop_token_ids))),
         ignore_eos=params.ignore_eos,
+        constraint=constraint,
     )
 
 
@@ -193,9 +228,9 @@ def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: in
     return params.max_tokens
 
 
-def _check_types(params: SamplingParams) -> None:
+def _check_types(params: msgspec.Struct) -> None:
     try:
-        msgspec.convert(msgspec.structs.asdict(params), SamplingParams)
+        msgspec.convert(msgspec.structs.asdict(params), type(params))
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         name = path.rpartition("`$.")[2].rstrip("`")

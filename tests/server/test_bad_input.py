@@ -70,7 +70,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "n": 0}, "n"),
     ({"priority": 2**40}, "priority"),
     ({"cache_salt": "x" * 300}, "cache_salt"),
-    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
 ]
 
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -116,7 +116,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [{}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": "text"}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"logprobs": 3}, "logprobs"),

@@ -54,7 +54,8 @@ TOOLS = "the server reads tool calls in the format that the model's chat templat
 ONE_MACHINE = "the ranks of one engine share its layers on one machine"
 PROXY = "the server listens on a port"
 NO_MEDIA = "images and audio are not supported"
-NO_GRAMMAR = "structured output is not supported"
+GRAMMARS = "llguidance keeps every schema and grammar"
+BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
 THOUGHTS = "a model's reasoning is part of its answer's text"
 EXPERTS = "each rank holds a part of every expert"
@@ -81,8 +82,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_switches("every answer has its X-Request-Id", "--enable-request-id-headers"),
             *_switches("/load always counts", "--enable-server-load-tracking"),
             *_switches("steps overlap as --async-scheduling says", "--disable-async-output-proc", "--multi-step-stream-outputs"),
-            *_switches(NO_GRAMMAR, "--guided-decoding-disable-fallback", "--guided-decoding-disable-any-whitespace",
-                       "--guided-decoding-disable-additional-properties"),
+            *_switches(GRAMMARS, "--guided-decoding-disable-fallback"),
             *_switches(FIGURES, "--kv-cache-metrics", "--cudagraph-metrics", "--aggregate-engine-logging", "--log-error-stack"),
             # options of which some values request what vnext does anyway
             *_values("auto safetensors", "weights are read from safetensors", "convert the checkpoint", "--load-format"),
@@ -118,7 +118,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("*", "graphs are captured by batch size, see --graph-sizes", "",
                      "--max-seq-len-to-capture", "--max-cudagraph-capture-size"),
             *_values("*", "weights are read from the mapped file, rank by rank", "", "--max-parallel-loading-workers"),
-            *_values("auto", NO_GRAMMAR, "leave it out", "--guided-decoding-backend", "--structured-outputs-backend"),
+            *_values("*", GRAMMARS, "", "--guided-decoding-backend", "--structured-outputs-backend"),
             *_values("*", NO_MEDIA, "", "--limit-mm-per-prompt", "--mm-processor-cache-gb", "--mm-processor-cache-type",
                      "--mm-encoder-tp-mode", "--mm-encoder-attn-backend", "--mm-processor-kwargs", "--media-io-kwargs",
                      "--video-pruning-rate", "--allowed-media-domains"),
@@ -151,7 +151,11 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       "--rope-theta"),
             *_refused("speculative decoding is not supported", "leave it out", "--speculative-config", "--speculative-model",
                       "--num-speculative-tokens", "--num-lookahead-slots"),
-            *_refused(NO_GRAMMAR, "leave it out", "--structured-outputs-config"),
+            *_refused(BY_REQUEST, "send disable_any_whitespace in structured_outputs", "--guided-decoding-disable-any-whitespace",
+                      takes=0),
+            *_refused(BY_REQUEST, "send disable_additional_properties in structured_outputs",
+                      "--guided-decoding-disable-additional-properties", takes=0),
+            *_refused(BY_REQUEST, "send structured_outputs", "--structured-outputs-config"),
             *_refused("adapters are not supported", "merge this one into the weights", "--enable-lora", "--enable-lora-bias",
                       "--fully-sharded-loras", takes=0),
             *_refused("adapters are not supported", "merge this one into the weights", "--lora-modules", "--max-loras",

@@ -95,6 +95,15 @@ class Tokenizer:
         """The text of all tokens at once. Lets other threads run."""
         return self._backend.decode_batch([tokens], skip_special_tokens=skip_special_tokens)[0]
 
+    def to_json(self) -> str:
+        """The text of the tokenizer's file, tokenizer.json."""
+        return self._backend.to_str()
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that `text` is, None where it is none."""
+        id_ = self._backend.token_to_id(text)
+        return id_ if id_ in self._special else None
+
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A detokenizer for one answer, whose text continues that of the tokens `context`."""
         match self._tokens[skip_special_tokens]:

@@ -52,6 +52,7 @@ class ChatRequest:
 
     async def start(self, call_id: str, client: str, started_s: float) -> Generation:
         """The generation, not yet sent: `answer` sends it. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
+        constraint = await self._context.constraint(self._body, client)
         prompt = await prompt_of(self._context, self._body, self.tools, client)
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
@@ -63,6 +64,7 @@ class ChatRequest:
                 prompts=[prompt.tokens],
                 params=self.params,
                 started_s=started_s,
+                constraint=constraint,
             )
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error
@@ -118,11 +120,6 @@ def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:
 
 def _params(body: ChatBody, context: ServerContext, marked_calls: bool) -> SamplingParams:
     """The body's parameters. `marked_calls`: special tokens stay in the text, because some models mark calls with them."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequest(
-            f"response_format is {body.response_format.type!r}: only 'text' is supported, leave it out.",
-            "response_format",
-        )
     if body.modalities is not None and body.modalities != ["text"]:
         raise InvalidRequest(f"modalities is {body.modalities}: only ['text'] is supported.", "modalities")
     if body.top_logprobs is not None and not body.logprobs:

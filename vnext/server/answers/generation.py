@@ -17,6 +17,7 @@ from vnext.server.context.openai_types import GenerationBody, continuous_usage, 
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
 from vnext.state.events import pack_tokens
+from vnext.state.params import Constraint
 from vnext.text.answer import Answer, Delta
 from vnext.text.bad_words import banned_sequences
 
@@ -84,6 +85,7 @@ class Generation:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         started_s: float,
+        constraint: Constraint | None = None,
     ) -> None:
         context.check_engine()
         validate(params, context.vocab_size)
@@ -97,6 +99,7 @@ class Generation:
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
         self._cache_salt = body.cache_salt or ""
+        self._constraint = constraint
         self.choices = [self._choice(index, index // params.n, started_s) for index in range(len(prompts) * params.n)]
         self.of_name = {self._name(choice): choice for choice in self.choices}
         self._requests = tuple(self._request(choice) for choice in self.choices)
@@ -188,7 +191,7 @@ class Generation:
         prompt = self.prompts[choice.prompt_index]
         seed = 0 if self._params.seed is None else answer_seed(self._params.seed, choice.index)
         usual = self._context.settings.sampling_defaults
-        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens)
+        sampling = to_sampling(self._params, seed, len(prompt), self._context.model_length, usual.max_tokens, self._constraint)
         return SubmitRequest(
             name=self._name(choice),
             prompt=pack_tokens(prompt),

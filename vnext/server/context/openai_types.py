@@ -26,6 +26,24 @@ SamplingFields = msgspec.defstruct(
 """The sampling fields of a body: those of SamplingParams. None stands for a field's default."""
 
 
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A schema by OpenAI's names. It is kept whether `strict` or not; `name` and `description` are for other servers."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`structures` and `triggers` belong to the type structural_tag, which is vLLM's."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+
 class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that completions and chat share. None stands for a field's default."""
 
@@ -41,6 +59,15 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     use_beam_search: bool | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,10 +122,6 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool_call_id: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    type: str
-
-
 class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions."""
 
@@ -106,7 +129,6 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

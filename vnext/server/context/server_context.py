@@ -22,10 +22,12 @@ from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
 from vnext.server.context.identity import system_fingerprint
 from vnext.server.context.metrics import ServerMetrics
-from vnext.server.context.openai_types import ChatBody
+from vnext.server.context.openai_types import ChatBody, GenerationBody
+from vnext.server.context.structure import Grammars, asked_structure
 from vnext.server.context.text_work import TextWork
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
+from vnext.state.params import Constraint
 from vnext.text.template import ChatTemplate, TemplateSlow, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
@@ -55,6 +57,7 @@ class ServerContext:
         size = settings.body_bytes_max
         self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")
         self.work = TextWork(settings.characters_max)
+        self.grammars = Grammars(tokenizer, self.work)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.model_length = request_length_max(config)
         self.metrics = ServerMetrics(
@@ -130,6 +133,11 @@ class ServerContext:
         """The tokens that end an answer."""
         ends = () if params.ignore_eos else self.client.ready.config.eos_token_ids
         return frozenset((*ends, *params.stop_token_ids))
+
+    async def constraint(self, body: GenerationBody, client: str) -> Constraint | None:
+        """What the body's answers must look like; None for free text. Raises InvalidRequest, Overloaded."""
+        asked = asked_structure(body)
+        return None if asked is None else Constraint(grammar=await self.grammars.grammar(asked, client))
 
     def check_tokens(self, tokens: list[int], param: str, count_max: int) -> None:
         """Raise InvalidRequest for more than `count_max` ids, or for one outside the vocabulary."""

@@ -1,4 +1,4 @@
-"""Text work: the threads that tokenize texts, decode tokens and render conversations beside the event loop.
+"""Text work: the threads that tokenize texts, decode tokens, compile grammars and render conversations beside the event loop.
 
 Owns the length up to which the loop does the work itself, the bound on characters in work or in the queue, and the return of
 free memory to the system. Long texts have separate threads, so that short ones never wait for them. Templates run in Python:
@@ -38,6 +38,7 @@ class TextWork:
         self._quick = ThreadPoolExecutor(THREADS, "short texts")
         self._long = ThreadPoolExecutor(THREADS, "long texts", _stand_back)
         self._templates = ThreadPoolExecutor(1, "templates")  # more would only contend for the interpreter
+        self._grammars = ThreadPoolExecutor(THREADS, "grammars", _stand_back)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     @property
@@ -55,6 +56,11 @@ class TextWork:
         """Run `work`, which renders `characters` characters in Python. Raises Overloaded and the errors of `work`."""
         return await self._run(self._templates, characters, client, work)
 
+    async def run_grammar(self, characters: int, client: str, work: Callable[[], Result]) -> Result:
+        """Run `work`, which compiles a grammar of `characters` characters: a short one may take long too. Raises Overloaded and
+        the errors of `work`."""
+        return await self._run(self._grammars, characters, client, work)
+
     async def _run(
         self, threads: ThreadPoolExecutor, characters: int, client: str, work: Callable[[], Result]
     ) -> Result:
@@ -69,7 +75,7 @@ class TextWork:
 
     def close(self) -> None:
         """Start no more work."""
-        for threads in (self._quick, self._long, self._templates):
+        for threads in (self._quick, self._long, self._templates, self._grammars):
             threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -30,8 +30,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "best_of prompt_logprobs prompt_embeds "
         "thinking_token_budget repetition_detection vllm_xargs "
-        "lora_request lora_path response_format structured_outputs guided_json guided_regex guided_choice "
-        "guided_grammar regex ebnf grammar json_schema suffix echo top_logprobs add_special_tokens "
+        "lora_request lora_path suffix echo top_logprobs add_special_tokens "
         "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
         "no_repeat_ngram_size".split(),
         _LEAVE,
@@ -39,6 +38,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("max_new_tokens", "max_output_tokens", "n_predict", "num_predict", "max_length"), _AS_MAX_TOKENS)
     | dict.fromkeys(("extra_body", "options", "parameters", "sampling_params"), _ITSELF)
     | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking"), _AS_CHAT)
+    | dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "send it in structured_outputs")
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
     | dict.fromkeys(("messages[].audio", "moderation"), _LEAVE)
     | dict.fromkeys(("messages[].prefix", "messages[].partial"), _CONTINUE)
@@ -68,7 +68,7 @@ IGNORED = frozenset(
 HARMLESS: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1, "num_beams": 1, "typical_p": 1, "repeat_penalty": 1, "mirostat": 0, "dry_multiplier": 0, "xtc_probability": 0,
-        "no_repeat_ngram_size": 0, "response_format": {"type": "text"},
+        "no_repeat_ngram_size": 0,
     }  # fmt: skip
 )
 """Values of refused fields that change nothing, besides those of NOTHING."""

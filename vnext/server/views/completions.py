@@ -45,8 +45,11 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     client = client_of(request)
     sampled = _sampled(body, params)
     with context.limiter.enter(len(prompts) * max(sampled.n, 1), client):
+        constraint = await context.constraint(body, client)
         tokens = await _tokens(context, prompts, body, client)
-        generation = generation_of(context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s)
+        generation = generation_of(
+            context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, constraint=constraint
+        )
         echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
         texts = await _echoed(context, echoed, client) if body.echo else None
         renderers = [

@@ -1,0 +1,109 @@
+"""Each kind admits the texts that it should and no others; what cannot be kept is refused with its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from toy_tokenizers import byte_level
+
+from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.text.structured.grammar import LIMITS, asked_of, grammar_of, vocabulary
+
+TOKENIZER = byte_level()
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TAG = {"begin": "<f=go>", "schema": POINT, "end": "</f>"}
+TAGS = {"structures": [TAG], "triggers": ["<f="]}
+
+
+def grammar(**fields: Any) -> str:
+    return grammar_of(asked_of(StructuredOutputsParams(**fields)), TOKENIZER)
+
+
+def admits(text: str, **fields: Any) -> bool:
+    """Whether the text is a whole answer."""
+    matcher = LLMatcher(vocabulary(), grammar(**fields), limits=LIMITS, log_level=0)
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"json": POINT}, '{"x": 1}', '{"x": "a"}'),
+        ({"json": json.dumps(POINT)}, '{\n "x": 1, "y": []}', "{}"),
+        ({"json": POINT, "disable_any_whitespace": True}, '{"x":1}', '{"x": 1}'),
+        ({"json": POINT, "whitespace_pattern": "[ ]?"}, '{ "x" : 1 }', '{"x":  1}'),
+        ({"json": POINT, "whitespace_pattern": r"\s"}, '{"x":\n1}', '{"x":\n\n1}'),
+        ({"json": POINT, "disable_additional_properties": True}, '{"x": 1}', '{"x": 1, "y": 2}'),
+        ({"json": POINT}, '{"x": 1' + " " * 32 + "}", '{"x": 1' + " " * 33 + "}"),
+        ({"json_object": True}, '{"a": [1, null]}', "[1]"),
+        ({"regex": r"\d{3}-[a-z]+"}, "123-abc", "123-"),
+        ({"regex": "^a|b$"}, "a", "ab"),
+        ({"choice": ["yes", 'no "really"', "näh\n", ""]}, 'no "really"', "y"),
+        ({"choice": ["yes", 'no "really"', "näh\n", ""]}, "näh\n", "yesyes"),
+        ({"grammar": 'start: "a" start | "b"'}, "aab", "aa"),
+        ({"grammar": 'root ::= "a" root | "b"'}, "aab", "aa"),
+        ({"grammar": 'start: "call " %json {"type": "integer"}'}, "call 12", "call 1.5"),
+        ({"structural_tag": TAGS}, 'I think <f=go>{"x": 1}</f> is fine', "I think <f=go>1</f>"),
+        ({"structural_tag": json.dumps(TAGS)}, "nothing at all", "<f=stop>"),
+    ],
+)
+def test_a_kind_admits_what_it_should(fields: dict[str, Any], good: str, bad: str) -> None:
+    assert admits(good, **fields) and not admits(bad, **fields)
+
+
+def test_a_name_cannot_pass_for_another_by_its_escapes() -> None:
+    """JSON may write x as \\u0078. A grammar that let it would take it for a name that nothing is known of."""
+    assert not admits('{"x": 1, "\\u0078": "a"}', json=POINT)
+
+
+def test_a_special_token_triggers_a_tag() -> None:
+    special = TOKENIZER.special_id("<|eos|>")
+    tags = {"structures": [{"begin": "<|eos|>go", "schema": True, "end": ""}], "triggers": ["<|eos|>"]}
+    matcher = LLMatcher(vocabulary(TOKENIZER), grammar(structural_tag=tags), limits=LIMITS, log_level=0)
+    assert matcher.consume_tokens([*TOKENIZER.encode("he"), special, *TOKENIZER.encode("go[]")]) and matcher.is_accepting()
+    assert TOKENIZER.special_id("he") is None and TOKENIZER.special_id("nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "structured_outputs has none of its kinds: set exactly one of json, regex, choice, grammar, json_object, structural_tag."),
+        ({"regex": "a", "json": {}}, "structured_outputs has json and regex: set exactly one of"),
+        ({"json": {}, "whitespace_pattern": "x*"}, "whitespace_pattern must be a short pattern of blanks"),
+        ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "contradicts disable_any_whitespace"),
+        ({"json": '{"a"'}, "structured_outputs.json cannot be kept: it is no valid JSON (Input data was truncated)."),
+        ({"json": '"\\ud800"'}, "structured_outputs.json cannot be kept: it is no valid JSON"),
+        ({"json": {"const": "\ud800"}}, "structured_outputs.json cannot be kept: a text in it holds half a character"),
+        ({"json": {"type": "integer", "minimum": float("inf")}}, "it holds a number that JSON cannot write."),
+        ({"json": {"const": object()}}, "structured_outputs.json cannot be kept: it cannot be written as JSON"),
+        ({"json": "false"}, "structured_outputs.json cannot be kept: Unsatisfiable schema: anyOf is empty."),
+        ({"json": {"$ref": "#"}}, "structured_outputs.json cannot be kept: no answer satisfies it."),
+        ({"regex": "(a"}, "structured_outputs.regex cannot be kept: unclosed group."),
+        ({"regex": r"(a)\1"}, "structured_outputs.regex cannot be kept: backreferences are not supported."),
+        ({"regex": r"\bfoo"}, "lookarounds not supported yet"),
+        ({"regex": "a\ud800"}, "structured_outputs.regex cannot be kept: a text in it holds half a character"),
+        ({"choice": []}, "structured_outputs.choice cannot be kept: it is an empty list, name at least one answer."),
+        ({"grammar": "what is this"}, "structured_outputs.grammar cannot be kept: it is neither Lark with a rule 'start' nor GBNF"),
+        ({"grammar": 'root ::= "a\\'}, "neither Lark with a rule 'start' nor GBNF"),
+        ({"grammar": "start: a"}, "structured_outputs.grammar cannot be kept: unknown name"),
+        ({"grammar": "start: start"}, "structured_outputs.grammar cannot be kept: no answer satisfies it."),
+        ({"grammar": "start: <|what|>"}, "unknown special token"),
+        ({"grammar": 'start: %json {"not": {}}'}, "structured_outputs.grammar cannot be kept: the keyword 'not' is not supported"),
+        ({"grammar": "start: %json {"}, "structured_outputs.grammar cannot be kept at %json: a JSON schema follows it"),
+        ({"structural_tag": {"format": {}}}, "structured_outputs.structural_tag cannot be kept: it is an object with 'structures'"),
+        ({"structural_tag": {"structures": [TAG], "triggers": ["<g="]}}, "at structures[0]: none of the triggers is how it begins."),
+        ({"structural_tag": {"structures": [{"begin": "<f="}], "triggers": ["<f="]}}, "at structures[0]: it has begin, schema and end."),
+        (
+            {"structural_tag": {"structures": [TAG | {"schema": {"items": {"not": {}}}}], "triggers": ["<f="]}},
+            "at structures[0].schema.items: the keyword 'not' is not supported, leave it out.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_with_its_cause(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        grammar(**fields)
+    message = refused.value.message
+    assert sentence in message and message.endswith(".") and "\n" not in message and len(message) < 600

@@ -1,0 +1,133 @@
+"""Hostile input: whatever a client sends, it gets a grammar or one sentence. What would crash a process is tried in another."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vnext.sampling_params import InvalidRequest
+from vnext.text.structured import grammar as grammar_module
+from vnext.text.structured.grammar import Asked
+
+TRY = """
+from toy_tokenizers import byte_level
+from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.text.structured.grammar import asked_of, grammar_of
+from test_hostile_grammars import HOSTILE
+tokenizer = byte_level()
+for name, (fields, _) in HOSTILE.items():
+    try:
+        said = f"a grammar of {len(grammar_of(asked_of(StructuredOutputsParams(**fields)), tokenizer))}"
+    except InvalidRequest as error:
+        said = error.message
+    print(name, said, sep="|", flush=True)
+"""
+
+
+def deep(unit: dict, count: int) -> dict:
+    """A schema within a schema, and so on. `unit` has one key."""
+    [name] = unit
+    for _ in range(count):
+        unit = {name: [unit] if isinstance(next(iter(unit.values())), list) else unit}
+    return unit
+
+
+def chain(count: int, end: int, link: str = "properties") -> dict:
+    """Definitions that lead to each other, the last one to number `end`."""
+
+    def part(at: int) -> dict:
+        to = {"$ref": f"#/$defs/{at + 1 if at < count - 1 else end}"}
+        return {"anyOf": [{"type": "null"}, {link: {"a": to}}]}
+
+    return {"$ref": "#/$defs/0", "$defs": {str(at): part(at) for at in range(count)} | {"end": {"type": "null"}}}
+
+
+def rules(count: int, body: str, last: str = '"a"', start: str = "r0") -> str:
+    return "\n".join([f"start: {start}", *(body.format(at, at + 1) for at in range(count)), f"{start[0]}{count}: {last}"])
+
+
+LEVELS, RULES = "its references lead through more than", "it has more than 1000 rules and groups"
+HOSTILE: dict[str, tuple[dict, str]] = {
+    "10,000 deep": ({"json": deep({"items": {}}, 10_000)}, "it is nested too deeply, make it flatter"),
+    "60 deep": ({"json": deep({"items": {}}, 60)}, "it is nested more than 50 deep"),
+    "50 deep": ({"json": deep({"items": {}}, 48)}, "a grammar"),
+    "10,000 deep as text": ({"json": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "it is no valid JSON"),
+    "deep value": ({"json": {"const": deep({"a": []}, 100)}}, "its value is nested more than 50 deep"),
+    "enum of 1 MB": ({"json": {"enum": [f"{at:07}{'x' * 13}" for at in range(50_000)]}}, "at most 262144 are supported"),
+    "enum of 200 kB": ({"json": {"enum": [f"{at:07}{'x' * 13}" for at in range(8_000)]}}, "a grammar"),
+    "long text": ({"json": {"const": "x" * 200_000}}, "a text has more than 8192 characters"),
+    "many names": ({"json": {"required": [str(at) for at in range(20_000)]}}, "at most 1000 properties in an object"),
+    "many objects": (
+        {"json": {"prefixItems": [{"required": [str(at) for at in range(900)]}] * 20}}, "at most 1000 properties in an object and 5000 in",
+    ),
+    "1,000 names": ({"json": {"properties": {str(at): {"type": "string"} for at in range(1_000)}}}, "a grammar"),
+    "long chain": ({"json": chain(1_500, 0)}, LEVELS),
+    "long line": ({"json": chain(1_500, "end")}, LEVELS),
+    "the longest chain": ({"json": chain(140, 0)}, "a grammar"),
+    "the longest line": ({"json": chain(140, "end")}, "a grammar"),
+    "no end": ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}}, "no answer"),
+    "doubling": (
+        {"json": {"$ref": "#/$defs/0", "$defs": {
+            str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * 2} for at in range(25)} | {"25": {"type": "null"}}}}, "a grammar",
+    ),
+    "product": (
+        {"json": {"allOf": [{"anyOf": [{"required": [f"{at} {by}"]} for by in range(4)]} for at in range(10)]}}, "schema too large",
+    ),
+    "catastrophic": ({"regex": "(a+)+(a|aa)*b{1,1000}(.|b)*a(a|.){500}c"}, "a grammar"),
+    "catastrophic pattern": ({"json": {"type": "string", "pattern": "^(a|b)*a(a|b){20}$", "minLength": 9}}, "a grammar"),
+    "deep regex": ({"regex": "(" * 10_000 + "a" + ")" * 10_000}, "cannot be kept"),
+    "and": ({"grammar": "start: A\nA: /(a|b)*a(a|b){200}/ & /(a|b)*b(a|b){201}/ & ~/(a|b)*a(a|b){203}/"}, "fuel exhausted"),
+    "multiple": ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "only a positive number of at most 10000"),
+    "left recursion": ({"grammar": 'start: start "a" | start start | "b"'}, "a grammar"),
+    "only itself": ({"grammar": "start: start"}, "no answer satisfies it"),
+    "ambiguous": ({"grammar": 'start: a a a a\na: a a | "x" | ""'}, "a grammar"),
+    "chain of rules": ({"grammar": rules(9_000, "r{}: r{}")}, RULES),
+    "the longest chain of rules": ({"grammar": rules(990, "r{}: r{}")}, "a grammar"),
+    "chain of terminals": ({"grammar": rules(9_000, "R{}: R{}", start="R0")}, RULES),
+    "deep rules": ({"grammar": rules(250, "r{}: " + '("b"? ' * 20 + "r{}" + ")" * 20)}, RULES),
+    "deep rules, as many as there may be": ({"grammar": rules(45, "r{}: " + '("b"? ' * 20 + "r{}" + ")" * 20)}, "a grammar"),
+    "deep terminals, as many as there may be": (
+        {"grammar": rules(45, "R{}: " + '("b"? ' * 20 + "R{}" + ")" * 20, start="R0")}, "a grammar",
+    ),
+    "rules in what looks like a comment": ({"grammar": rules(9_000, 'r{}: "//" r{}')}, RULES),
+    "doubling terminals": ({"grammar": rules(40, "R{0}: R{1} R{1}", start="R0")}, "too big"),
+    "deep groups": ({"grammar": "start: " + "(" * 10_000}, RULES),
+    "deep groups in GBNF": ({"grammar": "root ::= " + "(" * 900 + '"a"' + ")" * 900}, "cannot be kept"),
+    "chain of rules in GBNF": ({"grammar": rules(900, "r{} ::= r{}").replace("start:", "root ::=").replace("r900:", "r900 ::=")}, "a grammar"),
+    "chain of terminals in GBNF": (
+        {"grammar": "\n".join(['root ::= r990', 'r0 ::= "a"', *(f"r{at + 1} ::= r{at}" for at in reversed(range(990)))])}, "a grammar",
+    ),
+    "schema in a grammar": ({"grammar": "start: %json " + json.dumps(chain(1_000, 0))}, LEVELS),
+    "no JSON in a grammar": ({"grammar": 'start: %json {"type": "integer", }'}, "a JSON schema follows it"),
+    "half a character": ({"choice": ["a", "\ud800"]}, "half a character"),
+    "many alternatives": ({"grammar": "start: " + " | ".join(f'"alternative {at}"' for at in range(9_000))}, "a grammar"),
+    "many choices": ({"choice": [f"choice number {at}" for at in range(9_000)]}, "a grammar"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sentences() -> dict[str, str]:
+    """What a process says to each, up to the one that it dies of."""
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    command = [sys.executable, "-c", f"import sys; sys.path += {path!r}\n{TRY}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return dict(line.split("|", 1) for line in ran.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_it_gets_a_grammar_or_one_sentence(name: str, sentences: dict[str, str]) -> None:
+    assert HOSTILE[name][1] in sentences[name] and len(sentences[name]) < 1_000
+
+
+def test_the_search_for_a_place_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    compile_ = grammar_module._compile
+    monkeypatch.setattr(grammar_module, "_compile", lambda *given: tried.append(1) or compile_(*given))
+    schema = {"properties": {f"name {at}": {"type": "string"} for at in range(900)}, "type": "strin"}
+    with pytest.raises(InvalidRequest, match="Invalid type: strin"):
+        grammar_module.grammar_of(Asked(kind="json", value=schema, path="guided_json"), None)
+    assert len(tried) < 10

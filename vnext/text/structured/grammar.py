@@ -1,0 +1,266 @@
+"""Grammar: from StructuredOutputsParams to the text of a grammar that llguidance has accepted.
+
+Owns the kinds, the way JSON is written, and the bounds on size and work: lengths, nesting and llguidance's fuel, no clock.
+Compiling lets other threads run. Raises InvalidRequest with one sentence that names the field, the place and the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.state.params import Constraint
+from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
+from vnext.text.tokenizer import Tokenizer
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+BYTES_MAX = 2**18
+LARK_LEVELS_MAX = 1_000
+"""Of rules and groups: llguidance reads them by recursion and overflows 8 MiB of stack beyond 2,000."""
+LIMITS = LLParserLimits(initial_lexer_fuel=400_000, precompute_large_lexemes=False, verbose_errors=False)
+PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
+REASON_CHARACTERS_MAX = 300
+
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded: a model that has begun to indent must come to an end
+_WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
+_LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+_JSON_IN_LARK = re.compile(r"%json\s*")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for: one of KINDS and its value, how JSON is written, and the path of the field, for errors."""
+
+    kind: str
+    value: Any
+    path: str
+    options: StructuredOutputsParams = StructuredOutputsParams()
+
+
+def asked_of(params: StructuredOutputsParams, path: str = "structured_outputs") -> Asked:
+    """What `params` ask for. Raises InvalidRequest unless they name exactly one kind."""
+    kinds = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
+    if len(kinds) != 1:
+        given = f"has {' and '.join(kinds)}" if kinds else "has none of its kinds"
+        raise InvalidRequest(f"{path} {given}: set exactly one of {', '.join(KINDS)}.", path)
+    return Asked(kind=kinds[0], value=getattr(params, kinds[0]), path=f"{path}.{kinds[0]}", options=params)
+
+
+def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
+    """The grammar's text, as LLMatcher takes it. Raises InvalidRequest."""
+    refuse = partial(_refused, asked.path)
+    _check_value(asked.value, refuse)
+    _check_whitespace(asked.options)
+    return _MAKERS[asked.kind](asked.value, asked.options, refuse, tokenizer)
+
+
+def constraint_of(asked: Asked, tokenizer: Tokenizer) -> Constraint:
+    """The constraint of a request without reasoning. Raises InvalidRequest."""
+    return Constraint(grammar=grammar_of(asked, tokenizer))
+
+
+def _check_value(value: Any, refuse: Refuse) -> None:
+    """Bound its size. Raises InvalidRequest also for what no JSON text can hold."""
+    try:
+        size = len(value.encode()) if isinstance(value, str) else len(msgspec.json.encode(value))
+    except UnicodeError as error:
+        raise refuse("", "a text in it holds half a character (a lone surrogate), leave it out") from error
+    except RecursionError as error:
+        raise refuse("", "it is nested too deeply, make it flatter") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refuse("", f"it cannot be written as JSON ({error})") from error
+    if size > BYTES_MAX:
+        raise refuse("", f"it has {size} bytes and at most {BYTES_MAX} are supported, shorten it")
+
+
+def _refused(path: str, place: str, reason: str) -> InvalidRequest:
+    """One sentence; a long or broken reason is cut."""
+    reason = reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode().rstrip(" .")
+    at = f" at {place[:200].encode(errors='replace').decode()}" if place else ""
+    return InvalidRequest(f"{path} cannot be kept{at}: {reason}.", path)
+
+
+def _check_whitespace(options: StructuredOutputsParams) -> None:
+    pattern, name = options.whitespace_pattern, "whitespace_pattern"
+    if pattern is not None and options.disable_any_whitespace:
+        raise InvalidRequest(f"{name} contradicts disable_any_whitespace: leave one out.", name)
+    if pattern is not None and not (len(pattern) <= 100 and _WHITESPACE_ONLY.fullmatch(pattern)):
+        raise InvalidRequest(f"{name} must be a short pattern of blanks, tabs and line ends only, such as '[ \\n]?'.", name)
+
+
+def _of_json(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    reader, schema = _read_schema(value, params, refuse)
+    error = _compile(grammar := _json_grammar(schema, params))
+    if error:
+        raise refuse(_place(reader, params, error), error)
+    return grammar
+
+
+def _of_json_object(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    return _of_json({"type": "object"}, params, refuse, tokenizer)
+
+
+def _of_regex(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    return _checked(LLMatcher.grammar_from_regex(value), refuse)
+
+
+def _of_choice(value: list[str], params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    if not value:
+        raise refuse("", "it is an empty list, name at least one answer")
+    return _checked(f"start: CHOICE\nCHOICE: {' | '.join(_quoted(each) for each in value)}", refuse)
+
+
+def _of_grammar(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    pieces = _schemas_apart(value, params, refuse)
+    bare = _LARK_TEXTS.sub("", "".join(pieces[::2]).replace("::=", ":"))
+    if sum(map(bare.count, ":([{")) > LARK_LEVELS_MAX:
+        raise refuse("", f"it has more than {LARK_LEVELS_MAX} rules and groups, simplify it")
+    try:
+        lark = any_to_lark("".join(pieces))
+    except Exception as error:  # the library raises bare Exceptions, and IndexErrors for texts that are cut off
+        raise refuse("", f"it is neither Lark with a rule 'start' nor GBNF with a rule 'root' ({error})") from error
+    return _checked(lark, refuse, tokenizer)
+
+
+def _of_structural_tag(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    """Lark for free text with tags in it, each of which begins with a trigger: a special token, or a text."""
+    spec = _loaded(value, refuse)
+    tags, triggers = (spec.get(name) if isinstance(spec, Mapping) else None for name in ("structures", "triggers"))
+    if not (isinstance(tags, list) and tags and isinstance(triggers, list)):
+        raise refuse("", "it is an object with 'structures', each of begin, schema and end, and 'triggers'")
+    rules = [_tag_rule(tag, at, triggers, params, refuse, tokenizer) for at, tag in enumerate(tags)]
+    names = " | ".join(f"tag_{at}" for at in range(len(tags)))
+    lark = "\n".join(["%llguidance {}", f"start: ({names})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules])
+    return _checked(lark, refuse, tokenizer)
+
+
+def _tag_rule(
+    tag: Any, at: int, triggers: list[Any], params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer
+) -> str:
+    place = f"structures[{at}]"
+    begin, end = (tag.get(name) if isinstance(tag, Mapping) else None for name in ("begin", "end"))
+    if not (isinstance(begin, str) and isinstance(end, str) and "schema" in tag):
+        raise refuse(place, "it has begin, schema and end")
+    trigger = next((each for each in triggers if isinstance(each, str) and each and begin.startswith(each)), None)
+    if trigger is None:
+        raise refuse(place, "none of the triggers is how it begins")
+    _, schema = _read_schema(tag["schema"], params, lambda inner, why: refuse(f"{place}.schema{inner and '.'}{inner}", why))
+    texts = [_quoted(text) if text else "" for text in (begin.removeprefix(trigger), end)]
+    body = f"{texts[0]} %json {dumps(_with_options(schema, params))} {texts[1]}"
+    if (special := tokenizer.special_id(trigger)) is not None:
+        return f"tag_{at}: TEXT <[{special}]> {body}"
+    return f"trigger_{at}[lazy]: TEXT {_quoted(trigger)}\ntag_{at}: trigger_{at} {body}"
+
+
+def _read_schema(value: Any, params: StructuredOutputsParams, refuse: Refuse) -> tuple[SchemaReader, Schema]:
+    reader = SchemaReader(_loaded(value, refuse), refuse, closed=params.disable_additional_properties)
+    schema = reader.read()
+    try:
+        dumps(schema)
+    except ValueError as error:
+        raise refuse("", "it holds a number that JSON cannot write") from error
+    return reader, schema
+
+
+def _loaded(value: Any, refuse: Refuse) -> Any:
+    """A schema that is sent as text."""
+    try:
+        return msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise refuse("", f"it is no valid JSON ({error})") from error
+
+
+def _with_options(schema: Schema, params: StructuredOutputsParams) -> Schema:
+    """The schema with llguidance's own options in it. Only short escapes are allowed: a name written with \\u would pass for
+    another name, and its value escape its schema."""
+    whitespace = {"whitespace_pattern": (params.whitespace_pattern or _WHITESPACE).replace(r"\s", r"[ \t\n\r]")}
+    options = {"whitespace_flexible": False} if params.disable_any_whitespace else whitespace
+    options |= {"lenient": False, "coerce_one_of": False, "json_allowed_escapes": 'nrbtf"\\'}
+    return (
+        {**schema, "x-guidance": options} if isinstance(schema, dict) else _with_options({} if schema else {"enum": []}, params)
+    )
+
+
+def _json_grammar(schema: Schema, params: StructuredOutputsParams) -> str:
+    return LLMatcher.grammar_from_json_schema(dumps(_with_options(schema, params)))
+
+
+def _schemas_apart(lark: str, params: StructuredOutputsParams, refuse: Refuse) -> list[str]:
+    """The grammar cut before and after each of its JSON schemas (%json {...}), which become the schemas to keep."""
+    pieces, at = [], 0
+    while found := _JSON_IN_LARK.search(lark, at):
+        try:
+            value, end = json.JSONDecoder().raw_decode(lark, found.end())
+        except (ValueError, RecursionError) as error:
+            raise refuse("%json", f"a JSON schema follows it ({error})") from error
+        pieces += [lark[at : found.end()], dumps(_with_options(_read_schema(value, params, refuse)[1], params))]
+        at = end
+    return [*pieces, lark[at:]]
+
+
+def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -> str:
+    """The grammar, if llguidance accepts it."""
+    try:
+        tokens = vocabulary(tokenizer)
+    except ValueError as error:
+        raise refuse("", "grammars cannot be used with this model's tokenizer") from error
+    if error := _compile(grammar, tokens):
+        raise refuse("", error)
+    return grammar
+
+
+def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
+    """Why llguidance refuses a grammar, "" where it accepts it. Tries its first step, where fuel may run out."""
+    matcher = LLMatcher(tokens or vocabulary(), grammar, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return _reason(matcher.get_error())
+    return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else _EMPTY)
+
+
+_EMPTY = "no answer satisfies it"
+
+
+def _reason(error: str) -> str:
+    """The cause within llguidance's message, which quotes the grammar over several lines."""
+    if "NoExtension" in error:
+        return _EMPTY
+    cause = re.search(r"error: (.*)", error)
+    line = cause[1] if cause else re.sub(r"^(at )?\d+\(\d+\): ", "", error.partition("\n")[0])
+    return line or "it is not valid"
+
+
+def _place(reader: SchemaReader, params: StructuredOutputsParams, error: str) -> str:
+    """The innermost part of the schema that llguidance refuses for the same reason."""
+    tries = min(PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX // len(dumps(reader.whole(reader.parts[-1][1]))))
+    for place, part in reader.parts[:tries]:
+        if _compile(_json_grammar(reader.whole(part), params)) == error:
+            return place
+    return ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@lru_cache(maxsize=4)
+def vocabulary(tokenizer: Tokenizer | None = None) -> LLTokenizer:
+    """The tokens as grammars see them; without a tokenizer those of bytes, which suffice where no special token is named.
+    Raises ValueError for a tokenizer that llguidance cannot read."""
+    return LLTokenizer("byte" if tokenizer is None else tokenizer.to_json(), slices=[])
+
+
+Refuse = Callable[[str, str], InvalidRequest]
+_Maker = Callable[[Any, StructuredOutputsParams, Refuse, Tokenizer], str]
+_MAKERS: Mapping[str, _Maker] = {
+    "json": _of_json, "json_object": _of_json_object, "regex": _of_regex, "choice": _of_choice, "grammar": _of_grammar,
+    "structural_tag": _of_structural_tag,
+}  # fmt: skip

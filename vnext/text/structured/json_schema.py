@@ -1,0 +1,246 @@
+"""JSON schema: reads a client's schema into one that llguidance keeps exactly, or says which keyword it cannot keep.
+
+The result holds only keywords that constrain; every schema that a reference reaches stands under the root's "$defs". Ranks
+compile it by recursion and on small stacks, so nesting, names and texts are bounded here.
+Source of the keywords: JSON Schema, draft 2020-12, "Core" and "Validation".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+from urllib.parse import unquote
+
+from vnext.sampling_params import InvalidRequest
+
+DEPTH_MAX = 50
+LEVELS_MAX = 1_000
+"""Levels of JSON on the longest path through a schema and its references. llguidance overflows a stack of 8 MiB beyond 2,000."""
+NAMES_MAX, NAMES_IN_OBJECT_MAX = 5_000, 1_000
+VALUE_CHARACTERS_MAX = 8_192
+MULTIPLE_MAX = 10_000
+
+_ONE = ("additionalProperties", "additionalItems", "items")
+_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties")
+_PLAIN = frozenset(
+    "type enum const required minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern "
+    "format minItems maxItems minProperties maxProperties".split()
+)
+_UNKEPT = frozenset(
+    "not if then else contains minContains maxContains propertyNames dependentRequired dependentSchemas dependencies uniqueItems "
+    "unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef x-guidance".split()
+)
+_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
+_UNKEPT_FORMATS = frozenset(
+    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer regex".split()
+)
+_CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f]")  # what JSON writes as \u only
+
+Schema = dict[str, Any] | bool
+Refuse = Callable[[str, str], InvalidRequest]
+"""From a place in the schema, and a reason, to the error."""
+
+
+class SchemaReader:
+    """One client's schema. `refuse` words the errors. `parts` are the schemas read so far, inner ones first and those
+    of the root last, each with its place in the client's schema."""
+
+    def __init__(self, root: Any, refuse: Refuse, *, closed: bool = False) -> None:
+        """`closed`: objects with `properties` admit no others, unless the schema says so itself."""
+        self._root = root
+        self._refuse = refuse
+        self._closed = closed
+        self._numbers: dict[str, int] = {}
+        self._names_count = 0
+        self.parts: list[tuple[str, Schema]] = []
+        self.definitions: dict[str, Schema] = {}
+
+    def read(self) -> Schema:
+        """The schema to keep. Raises InvalidRequest, naming the keyword and its place."""
+        schema = self._schema(self._root, "", 0)
+        of_root, self.parts = self.parts, []
+        for pointer in (found := list(self._numbers)):
+            self.definitions[str(self._numbers[pointer])] = self._schema(self._target(pointer), _dotted(pointer), 0)
+            found += list(self._numbers)[len(found) :]
+        self.parts += of_root
+        if _levels(schema, self.definitions) > LEVELS_MAX:
+            raise self._refuse("", f"its references lead through more than {LEVELS_MAX} nested schemas, make it flatter")
+        return self.whole(schema)
+
+    def whole(self, part: Schema) -> Schema:
+        """A part that stands by itself, with the definitions."""
+        return {**part, "$defs": self.definitions} if self.definitions and isinstance(part, dict) else part
+
+    def _schema(self, schema: Any, path: str, depth: int) -> Schema:
+        if depth > DEPTH_MAX:
+            raise self._refuse("", f"it is nested more than {DEPTH_MAX} deep, make it flatter")
+        if not isinstance(schema, Mapping | bool):
+            raise self._refuse(path, "a schema is an object or a boolean")
+        kept = schema if isinstance(schema, bool) else dict(self._keywords(schema, path, depth))
+        if isinstance(kept, dict):
+            self._check(kept, path)
+        self.parts.append((path, kept))
+        return kept
+
+    def _keywords(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Any]]:
+        for name, value in schema.items():
+            place = _join(path, name)
+            if name in _NAMED:
+                yield name, {key: self._schema(each, _join(place, key), depth + 1) for key, each in self._object(value, place)}
+            elif name in _SEVERAL or (name == "items" and isinstance(value, list)):
+                yield name, [self._schema(each, f"{place}[{at}]", depth + 1) for at, each in self._list(value, place)]
+            elif name in _ONE:
+                yield name, self._schema(value, place, depth + 1)
+            elif name == "$ref":
+                yield name, f"#/$defs/{self._reference(value, place)}"
+            elif name in _PLAIN:
+                yield from self._plain(name, value, place)
+            elif name in _UNKEPT and not (name == "uniqueItems" and value is False):
+                raise self._refuse(path, f"the keyword {name!r} is not supported, leave it out")
+            elif name == "$id" and path:
+                raise self._refuse(path, "'$id' is only supported at the top, leave it out")
+        if self._closed and "properties" in schema and "additionalProperties" not in schema:
+            yield "additionalProperties", False
+
+    def _plain(self, name: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
+        if name in ("const", "enum"):
+            self._value(value, place, 0)
+        elif name == "format" and str(value) in _UNKEPT_FORMATS:
+            raise self._refuse(place, f"the format {value!r} is not supported, use a pattern")
+        elif name == "format" and str(value) not in _FORMATS:
+            return  # a name that JSON Schema does not define constrains nothing
+        elif name == "multipleOf" and not _small_multiple(value):
+            raise self._refuse(place, f"only a positive number of at most {MULTIPLE_MAX}, without its point, is supported")
+        elif isinstance(value, str) and len(value) > VALUE_CHARACTERS_MAX:
+            raise self._refuse(place, f"its text has more than {VALUE_CHARACTERS_MAX} characters, shorten it")
+        yield name, value
+
+    def _check(self, kept: dict[str, Any], path: str) -> None:
+        """Bounds on names, which cost more than linear time, and a number of properties that repeated names could reach."""
+        required = kept.get("required", [])
+        if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+            raise self._refuse(_join(path, "required"), "it is a list of names")
+        names = {*required, *kept.get("properties", {}), *kept.get("patternProperties", {})}
+        for name in names:
+            self._value(name, path, 0)
+        self._names_count += len(names)
+        if len(names) > NAMES_IN_OBJECT_MAX or self._names_count > NAMES_MAX:
+            raise self._refuse(
+                path, f"at most {NAMES_IN_OBJECT_MAX} properties in an object and {NAMES_MAX} in all are supported, name fewer"
+            )
+        open_ended = kept.get("additionalProperties", True) is not False or "patternProperties" in kept
+        least = kept.get("minProperties", 0)
+        if open_ended and isinstance(least, int | float) and least > len(set(required)) + 1:
+            raise self._refuse(
+                path,
+                "'minProperties' is only supported up to one more than 'required' where names are open, name the properties",
+            )
+
+    def _value(self, value: Any, place: str, depth: int) -> None:
+        """Check a constant: how deep it is, and its texts."""
+        if depth > DEPTH_MAX:
+            raise self._refuse(place, f"its value is nested more than {DEPTH_MAX} deep, make it flatter")
+        if isinstance(value, str):
+            if len(value) > VALUE_CHARACTERS_MAX:
+                raise self._refuse(place, f"a text has more than {VALUE_CHARACTERS_MAX} characters, shorten it")
+            if _CONTROL.search(value):
+                raise self._refuse(place, "a text holds a control character, leave it out")
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                self._value(key, place, depth + 1)
+                self._value(each, place, depth + 1)
+        elif isinstance(value, list | tuple):
+            for each in value:
+                self._value(each, place, depth + 1)
+
+    def _object(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        if not isinstance(value, Mapping):
+            raise self._refuse(place, "it is an object of schemas")
+        return value.items()
+
+    def _list(self, value: Any, place: str) -> Iterable[tuple[int, Any]]:
+        if not isinstance(value, list | tuple):
+            raise self._refuse(place, "it is a list of schemas")
+        return enumerate(value)
+
+    def _reference(self, value: Any, place: str) -> int:
+        """The number of the definition that a reference leads to."""
+        if not isinstance(value, str) or not re.match(r"#(/|$)", value):
+            raise self._refuse(place, "only a reference into the schema itself (#/...) is supported")
+        self._target(value)
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def _target(self, pointer: str) -> Any:
+        """What a JSON pointer (RFC 6901) in a URI fragment leads to."""
+        target: Any = self._root
+        for part in pointer.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, Mapping) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                raise self._refuse(_dotted(pointer), f"the reference {pointer[:100]!r} leads nowhere")
+        return target
+
+
+def dumps(schema: Schema) -> str:
+    """The schema's JSON text. Raises ValueError for numbers that JSON cannot write."""
+    return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _levels(root: Schema, definitions: Mapping[str, Schema]) -> int:
+    """An upper bound on the nested schemas of a path through references. Definitions that refer to each other in a circle
+    count as one path."""
+    heights = {name: _height(schema) for name, schema in definitions.items()}
+    following = {name: definitions.keys() & set(_references(schema)) for name, schema in definitions.items()}
+    sorter, reach = TopologicalSorter(following), {}
+    try:
+        sorter.prepare()
+    except CycleError:
+        pass  # what does not lead into a circle is still sorted
+    while ready := sorter.get_ready():
+        for name in ready:
+            reach[name] = heights[name] + max((reach[after] for after in following[name]), default=0)
+        sorter.done(*ready)
+    circle = sum(heights[name] for name in definitions.keys() - reach.keys())
+    return _height(root) + circle + max(reach.values(), default=0)
+
+
+def _inner(schema: Any) -> Iterable[Any]:
+    return schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+
+
+def _height(schema: Any) -> int:
+    return 1 + max(map(_height, _inner(schema)), default=0)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    for each in _inner(schema):
+        yield from _references(each)
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+        yield reference.removeprefix("#/$defs/")
+
+
+def _small_multiple(value: Any) -> bool:
+    """Whether the digits of a multiple make a small number: their automaton has a state for each remainder."""
+    try:
+        digits = Decimal(str(value)).normalize().as_tuple()
+    except InvalidOperation:
+        return False
+    number = int("".join(map(str, digits.digits)))
+    exponent = digits.exponent if isinstance(digits.exponent, int) else 10
+    return not digits.sign and 0 < number and -10 < exponent < 5 and number * 10 ** max(exponent, 0) <= MULTIPLE_MAX
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _dotted(pointer: str) -> str:
+    return pointer.removeprefix("#/").replace("/", ".").removeprefix("#")
