@@ -109,7 +109,7 @@ def test_what_is_no_count_is_refused(capsys: pytest.CaptureFixture[str], text: s
 
 VLLM_LINE = (
     "--model folder --trust-remote-code --load-format auto --disable-log-requests --enable-auto-tool-choice "
-    "--tool-call-parser hermes --tokenizer-mode auto --swap-space 4 --kv-cache-dtype auto --distributed-executor-backend mp "
+    "--tool-call-parser hermes --reasoning-parser qwen3 --tokenizer-mode auto --swap-space 4 --kv-cache-dtype auto --distributed-executor-backend mp "
     "--pipeline-parallel-size 1 --enable-prefix-caching --enable-chunked-prefill --enforce-eager --generation-config vllm "
     "--dtype half --max-model-len 4k --uvicorn-log-level info --no-enable-lora --gpu-memory-utilization 0.9"
 )
@@ -125,7 +125,7 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     assert "vnext serve: ignored: --swap-space 4 (a preempted request is computed again and never swapped)" in said
     assert all(line.startswith("vnext serve: ignored: --") and line.endswith(")") for line in said)
     assert [line.split()[3] for line in said] == [
-        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice", "--tool-call-parser",
+        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser",
         "--tokenizer-mode", "--swap-space", "--kv-cache-dtype", "--distributed-executor-backend", "--pipeline-parallel-size",
         "--no-enable-lora",
     ]  # fmt: skip
@@ -139,6 +139,8 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
         ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
         ("--enable-lora", "there is no option --enable-lora: adapters are not supported; merge this one into the weights."),
+        ("--reasoning-parser my_own", "--reasoning-parser is 'my_own': the server shows reasoning apart"),
+        ("--reasoning-parser-plugin p.py", "the server runs no third-party code; leave it out"),
         ("--generation-config folder", "; another file's values go into the model folder's generation_config.json."),
         ("--port", "--port needs a value after it"),
         ("--served-model-name", "--served-model-name needs a value after it"),

@@ -57,7 +57,7 @@ NO_MEDIA = "images and audio are not supported"
 GRAMMARS = "llguidance keeps every schema and grammar"
 BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
-THOUGHTS = "a model's reasoning is part of its answer's text"
+THOUGHTS = "the server shows reasoning apart, by the marks that the model's chat template uses"
 EXPERTS = "each rank holds a part of every expert"
 LAYERS = "ranks share layers"
 SEVERAL = "start several servers, each on its own port, behind a proxy"
@@ -79,6 +79,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_switches("attention shares a prefix only where that is faster, with the same result", "--disable-cascade-attn"),
             *_switches(NO_MEDIA, "--disable-mm-preprocessor-cache", "--skip-mm-profiling", "--disable-chunked-mm-input",
                        "--interleave-mm-strings"),
+            *_switches(THOUGHTS, "--enable-reasoning"),
             *_switches("every answer has its X-Request-Id", "--enable-request-id-headers"),
             *_switches("/load always counts", "--enable-server-load-tracking"),
             *_switches("steps overlap as --async-scheduling says", "--disable-async-output-proc", "--multi-step-stream-outputs"),
@@ -94,6 +95,10 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values(
                 "hermes qwen qwen25 qwen3 llama3 llama3_json llama4_json mistral phi4_mini_json", TOOLS,
                 "see docs/server.md for the formats that it knows", "--tool-call-parser",
+            ),
+            *_values(
+                "deepseek_r1 deepseek_v3 qwen3 glm45 mistral granite olmo3 ernie45 minimax_m2", THOUGHTS,
+                "see docs/server.md for the marks that it knows", "--reasoning-parser",
             ),
             *_values("auto", "the cache has the model's dtype", "see --dtype", "--kv-cache-dtype"),
             *_values("*", "a preempted request is computed again and never swapped", "", "--swap-space"),
@@ -132,8 +137,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                      "-dcp"),
             *_values("0", EXPERTS, "leave it out", "--num-redundant-experts"),
             # features that vnext does not have, with the remedy
-            *_refused(THOUGHTS, "cut it off there", "--reasoning-parser", "--reasoning-parser-plugin"),
-            *_refused(THOUGHTS, "cut it off there", "--enable-reasoning", takes=0),
             *_refused("the log level controls request lines", "see --log-level info", "--enable-log-requests", takes=0),
             *_refused("the log keeps texts on request", "see --log full", "--enable-log-outputs", takes=0),
             *_refused("a request asks for it", "send return_tokens_as_token_ids", "--return-tokens-as-token-ids", takes=0),
@@ -163,7 +166,8 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
                       "--lora-extra-vocab-size", takes="*"),
             *_refused(PROXY, "let a proxy in front of it listen there", "--uds"),
             *_refused("the server runs no third-party code", "leave it out", "--middleware", "--logits-processors",
-                      "--tool-parser-plugin", "--worker-cls", "--worker-extension-cls", "--io-processor-plugin",
+                      "--tool-parser-plugin",
+                      "--reasoning-parser-plugin", "--worker-cls", "--worker-extension-cls", "--io-processor-plugin",
                       "--logits-processor-pattern", "--additional-config"),
             *_refused("policies are functions", "see --scheduling-policy", "--scheduler-cls"),
             *_refused("vnext serves only text", "leave it out", "--allowed-local-media-path", "--override-pooler-config"),
