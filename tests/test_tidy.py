@@ -44,7 +44,8 @@ ARROWS = {
     "models/families": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
     "text/structured": {"text/*", "state/params", "sampling_params"},
-    "text": {"state/events", "state/params", "runtime/messages", "sampling_params"},
+    "text/dialects": {"text/parts"},
+    "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},
     "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},

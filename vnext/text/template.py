@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
+from vnext.text.dialects.table import dialect_of
 from vnext.text.reasoning import marks_of
-from vnext.text.tool_calls import form_of
 
 RENDER_LIMIT_S = 2.0
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -52,17 +52,18 @@ class JsonObject(dict[str, Any]):
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `tool_form`: how it makes the
-    model write tool calls, None where none can be read; `marks`: those around the model's reasoning, None where it knows none;
+    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `dialect`: how it makes the
+    model write tool calls, found from it and the tokenizer's added tokens, None where none can be read; `marks`: those around
+    the model's reasoning, None where it knows none;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = ()) -> None:
         try:
             self._template = _compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
-        self.tool_form = form_of(source)
+        self.dialect = dialect_of(source, added_tokens)
         self.marks = marks_of(source)
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 
 import openai
@@ -13,7 +12,6 @@ from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
-from vnext.text.tool_calls import Call, CallScanner, Form, form_of
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
@@ -26,48 +24,6 @@ WEATHER = {
     "function": {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}},
 }
 ASKED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-KOLN = Call("weather", '{"city": "Köln"}')
-NOW = Call("now", "{}")
-TEXTS: list[tuple[Form, str, list[str | Call]]] = [
-    ("tagged", "no call < here", ["no call < here"]),
-    ("tagged", ASKED, [KOLN]),
-    ("tagged", f"I look. \n\n{ASKED}\n\n{ASKED} \n", ["I look.", KOLN, KOLN]),
-    ("tagged", f'{ASKED}<tool_call>{{"name": "now"}}</tool_call> so.  ', [KOLN, NOW, "so.  "]),
-    ("tagged", f"{ASKED[:-12]}", [KOLN]),
-    ("tagged", "<tool_call>{broken</tool_call> and <tool_call> on", ["<tool_call>{broken</tool_call> and <tool_call> on"]),
-    ("tagged", "spaces at the end  \n", ["spaces at the end  \n"]),
-    ("bare", "  words first, {}", ["  words first, {}"]),
-    ("bare", '{"name": "weather", "parameters": {"city": "Köln"}}', [KOLN]),
-    ("bare", ' [{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "now", "arguments": {}}]\n', [KOLN, NOW]),
-    ("bare", '{"name": "now"}; {"name": "now", "arguments": "{}"}', [NOW, NOW]),
-    ("bare", '{"answer": 42}', ['{"answer": 42}']),
-    ("bare", '{"name": 5}', ['{"name": 5}']),
-    ("bare", "[1, 2", ["[1, 2"]),
-]
-
-
-@pytest.mark.parametrize(("form", "text", "expected"), TEXTS)
-def test_calls_are_found_wherever_the_pieces_end(form: Form, text: str, expected: list[str | Call]) -> None:
-    draw = random.Random(5)
-    for cuts in range(40):
-        places = sorted(draw.choices(range(len(text) + 1), k=cuts))
-        scanner, found = CallScanner(form), []
-        for start, stop in zip([0, *places], [*places, len(text)]):
-            found += scanner.push(text[start:stop])
-        found += scanner.finish()
-        joined: list[str | Call] = []
-        for piece in found:
-            if joined and isinstance(piece, str) and isinstance(joined[-1], str):
-                joined[-1] += piece
-            else:
-                joined.append(piece)
-        assert joined == expected, places
-
-
-def test_the_template_says_the_form() -> None:
-    assert form_of("{{ messages }}") is None and form_of(TEMPLATE) == "tagged"
-    assert form_of("{% if tools is not none %}{{ tools }}") == "bare"
-    assert form_of("{% if tools %}<tool_call><function=example>") is None
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import msgspec
 from vnext.sampling_params import InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
-from vnext.server.answers.parts import AnswerParts, ScannedCalls
+from vnext.server.answers.parts import AnswerParts
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.tool_choice import tool_choice_of
@@ -40,14 +40,16 @@ class ChatRequest:
         self._body = body
         self._begun = False
         self._answers: list[AnswerParts] = []
-        self._choice = tool_choice_of(body, context.tool_form is not None)
+        self._choice = tool_choice_of(body, context.dialect is not None)
         self.tools = self._choice.shown
         if self._choice.is_forced:
             raise InvalidRequest(
                 "tool_choice is neither 'auto' nor 'none': this server cannot make a model call a tool, leave it out.",
                 "tool_choice",
             )
-        self.params = _params(body, context, self.tools is not None and context.tool_form == "tagged")
+        self.params = _params(
+            body, context, self.tools is not None and context.dialect is not None and context.dialect.has_marks
+        )
         self.answer_count = max(self.params.n, 1)
 
     async def start(self, call_id: str, client: str, started_s: float) -> Generation:
@@ -71,8 +73,8 @@ class ChatRequest:
 
     def parts(self) -> AnswerParts:
         """For one answer, once `start` has made the prompt."""
-        context, form = self._context, self._context.tool_form
-        parser: Parser | None = None if self.tools is None or form is None else ScannedCalls(form)
+        context, dialect = self._context, self._context.dialect
+        parser: Parser | None = None if self.tools is None or dialect is None else dialect.parser(self.tools)
         if context.marks:
             parser = ReasoningParser(context.marks, self._begun, parser)
         shows_reasoning = self._body.include_reasoning is not False
@@ -92,9 +94,7 @@ class ChatRequest:
         return "tool_calls" if finish == "stop" and parts.call_count and self._choice.force != "named" else finish
 
 
-async def prompt_of(
-    context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str
-) -> Prompt:
+async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> Prompt:
     """The conversation as a prompt. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
     context.model_name(body.model)
     if context.template is None:

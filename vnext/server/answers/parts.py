@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from vnext.text.answer import Delta
-from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
+from vnext.text.parts import CallArguments, CallBegun, Part, Reasoning, Words
 from vnext.text.reasoning import Parser, ReasoningParser
-from vnext.text.tool_calls import Call, CallScanner, Form
 
 ID_CHARACTERS = 9  # Mistral's templates require nine; others accept any number
 
@@ -116,27 +115,3 @@ def joined(parts: Sequence[Part]) -> list[Part]:
                 continue
         found.append(part)
     return found
-
-
-class ScannedCalls:
-    """A Parser of the two formats that CallScanner reads."""
-
-    def __init__(self, form: Form) -> None:
-        self._scanner = CallScanner(form)
-        self._count = 0
-
-    def push(self, text: str) -> list[Part]:
-        return self._parts(self._scanner.push(text))
-
-    def finish(self) -> list[Part]:
-        return self._parts(self._scanner.finish())
-
-    def _parts(self, pieces: Sequence[str | Call]) -> list[Part]:
-        parts: list[Part] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                parts.append(Words(piece))
-                continue
-            index, self._count = self._count, self._count + 1
-            parts += [CallBegun(index, piece.name), CallArguments(index, piece.arguments), CallEnded(index)]
-        return parts

@@ -77,8 +77,7 @@ def up_to_the_last_words(text: str, messages: list[dict[str, Any]]) -> str:
 
 def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[str, Any]:
     """One message as the template sees it. Reasoning goes to templates that know what to show of it."""
-    form = template.tool_form
-    roles = _ROLES if form else _ROLES[:-1]
+    roles = _ROLES if template.dialect else _ROLES[:-1]
     if message.role not in roles:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(roles)}.", f"{path}.role")
     shown: dict[str, Any] = {"role": message.role, "content": _content(message, path)}
@@ -90,7 +89,7 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if thought and message.role == "assistant" and template.reasoning_name:
         shown[template.reasoning_name] = thought
     if message.tool_calls:
-        if message.role != "assistant" or form is None:
+        if message.role != "assistant" or template.dialect is None:
             raise InvalidRequest(
                 f"{path}.tool_calls belongs to an assistant whose chat template knows tools: leave it out.",
                 f"{path}.tool_calls",

@@ -38,7 +38,7 @@ TOKENS_LISTED_MIN = 2**16
 
 
 class ServerContext:
-    """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `tool_form`: how
+    """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `dialect`: how
     the model writes tool calls, None where it writes none; `marks` and `mark_tokens`: the marks around its reasoning, and their
     tokens."""
 
@@ -50,7 +50,7 @@ class ServerContext:
         self.tokenizer = tokenizer
         self.settings = settings
         self.template = template
-        self.tool_form = None if template is None else template.tool_form
+        self.dialect = None if template is None else template.dialect
         self.marks = None if template is None else template.marks
         self.mark_tokens = self.marks and tuple(tokenizer.encode(mark, False) for mark in (self.marks.open, self.marks.close))
         self.limiter = RequestLimiter(settings.live_requests_max, settings.request_answers_max, settings.client_answers_max)
@@ -175,4 +175,4 @@ def client_of(request: web.Request) -> str:
 def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
     """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable."""
     source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens, tokenizer.added_tokens)

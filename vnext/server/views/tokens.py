@@ -84,4 +84,4 @@ async def _tokens(context: ServerContext, body: TokenizeBody, client: str) -> li
         messages=body.messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
     )  # fmt: skip
-    return (await prompt_of(context, chat, tool_choice_of(chat, context.tool_form is not None).shown, client)).tokens
+    return (await prompt_of(context, chat, tool_choice_of(chat, context.dialect is not None).shown, client)).tokens

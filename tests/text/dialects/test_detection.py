@@ -1,0 +1,42 @@
+"""The table of dialects: which one a template teaches, and the names that override it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vnext.text.dialects.table import DETECTED, NAMES, dialect_of
+
+TEMPLATES = [
+    ("{{ messages }}", None),
+    ("{% if tools %}<tools>{{ tools }}</tools> return <tool_call>{\"name\": ..}</tool_call>", "hermes"),
+    ("{% if tools is not none %}{{ tools }}", "json"),
+    ("{% if tools %}Respond with {\"name\": function, \"parameters\": ..}{% endif %}{% if message.role == 'ipython' %}", "llama3_json"),
+    ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),
+    ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS] [' + call + ']' }}", "mistral_list"),
+    ("{% for tool in tools %}{{ '<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek_v31"),
+    ("{% for tool in tools %}{{ '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\\n```json\\n' }}", "deepseek_v3"),
+    ("{% if tools %}<|im_system|>{% endif %}<|tool_calls_section_begin|>", "kimi_k2"),
+    ("{% if tools %}<|start_of_role|>tools<|end_of_role|>{% endif %}write <|tool_call|> and a list", "granite"),
+    ("{% if message['tools'] %}<|tool|>{{ tools }}<|/tool|>", "phi4_mini_json"),
+    ("{{ bos_token }}{{ tools }}<start_of_turn>model", "gemma"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "name"), TEMPLATES)
+def test_the_template_shows_the_dialect(template: str, name: str | None) -> None:
+    found = dialect_of(template)
+    assert (found and found.name) == name
+
+
+def test_every_dialect_is_detected_in_a_test() -> None:
+    assert {dialect.name for dialect, _ in DETECTED} == {name for _, name in TEMPLATES if name}
+
+
+def test_a_mark_may_be_a_token_only() -> None:
+    assert dialect_of("{{ tools }}", {"[TOOL_CALLS]": 9, "[ARGS]": 32}) is NAMES["mistral"]
+
+
+def test_a_name_overrides_the_template() -> None:
+    assert dialect_of("{{ messages }}", (), "mistral") is NAMES["mistral"]
+    with pytest.raises(ValueError, match="--tool-call-parser is 'parrot': it must be one of .*hermes"):
+        dialect_of("", (), "parrot")

@@ -1,0 +1,79 @@
+"""Dialects: the outputs of each model family give the same parts wherever the pieces of a text end."""
+
+from __future__ import annotations
+
+import pytest
+from cutting import cuttings, parts_of, shown
+
+from vnext.text.dialects.table import NAMES
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+KOLN = ("weather", '{"city": "Köln"}')
+NOW = ("now", "{}")
+ASKED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+DEEPSEEK_V31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Köln"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_V3 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Köln"}\n```'
+    "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+KIMI = (
+    '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Köln"}'
+    "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+)
+TEXTS = [
+    ("hermes", "no call < here", ["no call < here"]),
+    ("hermes", ASKED, [KOLN]),
+    ("hermes", f"I look. \n\n{ASKED}\n\n{ASKED} \n", ["I look.", KOLN, KOLN]),
+    ("hermes", f'{ASKED}<tool_call>{{"name": "now"}}</tool_call> so.  ', [KOLN, NOW, "so.  "]),
+    ("hermes", f"{ASKED[:-12]}", [KOLN]),
+    ("hermes", "<tool_call>{broken</tool_call> and <tool_call> on", ["<tool_call>{broken</tool_call> and <tool_call> on"]),
+    ("hermes", f"a <tool_call> <tool_call>{ASKED}", ["a <tool_call> <tool_call>", KOLN]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": [1, 2}}</tool_call>', [("now", '{"a": [1, 2', None), "}}</tool_call>"]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "\n', [("now", '{"a": "\\n', None)]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1.5e3}, "name": "now"}</tool_call>', [("now", '{"a": 1.5e3}')]),
+    ("hermes", '<tool_call>[{"name": "now"}, {"name": "now"}]</tool_call>', [NOW, NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": tru}}', [("now", '{"a": ', None), "tru}}"]),
+    ("hermes", "spaces at the end  \n", ["spaces at the end  \n"]),
+    ("llama3_json", "  words first, {}", ["  words first, {}"]),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "Köln"}}', [KOLN]),
+    ("json", ' [{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "now", "arguments": {}}]\n', [KOLN, NOW]),
+    ("llama3_json", '{"name": "now"}; {"name": "now", "arguments": "{}"}', [NOW, NOW]),
+    ("llama3_json", '{"name": "now"} and', [NOW, "and"]),
+    ("json", '{"answer": 42}', ['{"answer": 42}']),
+    ("json", '{"name": 5}', ['{"name": 5}']),
+    ("json", '{"name": "Ada", "age": 5}', ['{"name": "Ada", "age": 5}']),
+    ("json", "[1, 2", ["[1, 2"]),
+    ("granite", f"So: <|tool_call|>[{ASKED[12:-13]}]", ["So:", KOLN]),
+    ("granite", ASKED, [KOLN]),
+    ("phi4_mini_json", f"<|tool_call|>[{ASKED[12:-13]}]<|/tool_call|>", [KOLN]),
+    ("phi4_mini_json", f"functools[{ASKED[12:-13]}]", [KOLN]),
+    ("gemma", f"I look.\n```json\n{ASKED[12:-13]}\n```\n", ["I look.", KOLN]),
+    ("gemma", '```json\n{"a": 1}\n```', ['```json\n{"a": 1}\n```']),
+    ("mistral", 'Well.[TOOL_CALLS]weather[ARGS]{"city": "Köln"}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}',
+     ["Well.", KOLN, ("now", "{}", "abcdefghi")]),
+    ("mistral", 'Well.[TOOL_CALLS]weather{"city": "Köln"}', ["Well.", KOLN]),
+    ("mistral", f"[TOOL_CALLS] [{ASKED[12:-13]}]", [KOLN]),
+    ("mistral_list", f"[TOOL_CALLS][{ASKED[12:-13]}]", [KOLN]),
+    ("mistral", "the mark [TOOL_CALLS] begins calls", ["the mark [TOOL_CALLS] begins calls"]),
+    ("deepseek_v31", f"I look.{DEEPSEEK_V31}", ["I look.", KOLN, NOW]),
+    ("deepseek_v3", f"I look.{DEEPSEEK_V3}", ["I look.", KOLN, NOW]),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜>what", ["<｜tool▁calls▁begin｜>what"]),
+    ("kimi_k2", f"I look. {KIMI}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
+    ("kimi_k2", f"I look. {KIMI[:-43]}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TEXTS)
+def test_the_parts_of_a_text_do_not_depend_on_its_pieces(name: str, text: str, expected: list[object]) -> None:
+    for pieces in cuttings(text):
+        assert shown(parts_of(NAMES[name], pieces, TOOLS)) == expected, pieces
+
+
+def test_arguments_come_as_the_model_writes_them() -> None:
+    parser, sizes = NAMES["hermes"].parser(TOOLS), []
+    for character in ASKED:
+        sizes += [len(part.text) for part in parser.push(character) if hasattr(part, "text")]
+    assert len(sizes) > 10

@@ -1,0 +1,110 @@
+"""Dialect: how one model family writes tool calls.
+
+    dialect = dialect_of(template, tokenizer.added_tokens)                     table.py
+    parser = dialect.parser(tools)                                             for one answer
+    parts = parser.push(text) + parser.finish()
+    dialect.call_grammar(tools, parallel, special)                             Lark, for forced calls
+
+Space between words and a call is not part of the words. A call's arguments stream as the model writes them. A call that breaks
+off has no CallEnded, and what follows the break is words; otherwise no text is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vnext.text.dialects.grammar import Functions, Spell, speller
+from vnext.text.dialects.reader import NoCall, Reader, Reading
+from vnext.text.parts import Part
+
+Tools = Sequence[Mapping[str, Any]]  # as OpenAI's chat API spells them: {"type": "function", "function": {"name": ...}}
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module. `opens`: each of these marks begins calls wherever it stands; () where only a whole answer can be calls.
+
+    `read(reader, opened, tools)` reads calls from the mark `opened` on ("" for a whole answer) and raises NoCall where there are
+    none, or no more. `grammar(functions, parallel, spell)` writes a Lark grammar that forces calls; `functions` are the
+    `function` of each tool, `spell` writes a text in Lark. `is_whole`: `read` reads a whole answer, words and reasoning included.
+    """
+
+    name: str
+    opens: tuple[str, ...]
+    read: Callable[[Reader, str, Tools], Reading[None]]
+    grammar: Callable[[Functions, bool, Spell], str]
+    is_whole: bool = False
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether special tokens must stay in the text, because they may be marks."""
+        return bool(self.opens) or self.is_whole
+
+    def parser(self, tools: Tools) -> DialectParser:
+        """A parser of one answer by a model that is offered `tools`."""
+        return DialectParser(self, tools)
+
+    def call_grammar(self, tools: Tools, parallel: bool, special: Mapping[str, int] | None = None) -> str:
+        """Lark, as llguidance reads it, for an answer that calls one of the tools; `parallel`: or several.
+
+        `special`: the tokenizer's special tokens, text to id: a mark that is one must be that token.
+        """
+        return self.grammar([tool["function"] for tool in tools], parallel, speller(special or {}))
+
+
+class DialectParser:
+    """A parser of one answer."""
+
+    def __init__(self, dialect: Dialect, tools: Tools) -> None:
+        self._reader = Reader()
+        read = _whole if dialect.is_whole else _marked if dialect.opens else _bare
+        self._reading = read(self._reader, dialect, tools)
+        self._is_done = False
+
+    def push(self, text: str) -> list[Part]:
+        """Take in a text; returns the parts that are certain by now."""
+        return self._look(text, False)
+
+    def finish(self) -> list[Part]:
+        """The rest: the text has ended."""
+        return self._look("", True)
+
+    def _look(self, text: str, ended: bool) -> list[Part]:
+        if self._reader.add(text, ended) and not self._is_done:
+            self._is_done = next(self._reading, StopIteration) is StopIteration
+        return self._reader.take_parts()
+
+
+def _whole(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
+    return dialect.read(reader, "", tools)
+
+
+def _marked(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
+    """Words, and calls where a mark opens them."""
+    while opened := (yield from reader.words_until(dialect.opens)):
+        try:
+            yield from dialect.read(reader, opened, tools)
+        except NoCall:
+            reader.words()
+            continue
+        reader.drop()
+        yield from reader.skip()
+        reader.drop()
+
+
+def _bare(reader: Reader, dialect: Dialect, tools: Tools) -> Reading[None]:
+    """An answer that is all calls or all words."""
+    try:
+        yield from dialect.read(reader, "", tools)
+        yield from reader.skip()
+        reader.drop()
+    except NoCall:
+        reader.words()
+    yield from reader.words_until(())
+
+
+def names_of(tools: Tools) -> frozenset[str]:
+    """The names of tools."""
+    return frozenset(tool["function"]["name"] for tool in tools)

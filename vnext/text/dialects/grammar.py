@@ -1,0 +1,106 @@
+"""Grammars that force calls: Lark text as llguidance reads it, with a function's schema inside.
+
+A call's arguments are one JSON value under the function's own schema, so that references in it hold. Where a dialect writes one
+argument after another, each gets its own schema; a function whose schema cannot be taken apart so is written as JSON instead,
+which each dialect's parser reads too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+Functions = Sequence[Mapping[str, Any]]
+Spell = Callable[[str], str]
+
+# Space as models are trained on it, and none beside it: a grammar with free space lets a model write nothing but space.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_WHOLE = {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "dependentRequired", "dependentSchemas"}
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """The text around calls: `before` the first, `between` two, `after` the last; `head` before the arguments of a name, `tail`
+    after them."""
+
+    head: Callable[[str], str]
+    tail: str = ""
+    before: str = ""
+    between: str = ""
+    after: str = ""
+
+
+def speller(special: Mapping[str, int]) -> Spell:
+    """Writes a text in Lark: special tokens by their ids, the rest as strings."""
+    pattern = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+
+    def spell(text: str) -> str:
+        pieces, place = [], 0
+        for found in pattern.finditer(text):
+            pieces += [quoted(text[place : found.start()]), f"<[{special[found[0]]}]>"]
+            place = found.end()
+        return " ".join(piece for piece in [*pieces, quoted(text[place:])] if piece)
+
+    return spell
+
+
+def quoted(text: str) -> str:
+    """A string in Lark, "" for an empty text."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def schema_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function's schema of arguments: an object, without unknown names where the names are listed."""
+    schema = {"type": "object"} | dict(function.get("parameters") or {})
+    if not _WHOLE & schema.keys():
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """The body of a rule for one JSON value."""
+    return "%json " + json.dumps({**schema, "x-guidance": _SPACING}, ensure_ascii=False)
+
+
+def properties_of(function: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], bool]] | None:
+    """Name -> (schema, is required) of each argument, with the definitions that it may refer to; None where the arguments do
+    not stand alone."""
+    schema = schema_of(function)
+    known = {
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "$schema",
+    }
+    if schema.keys() - known or schema["type"] != "object":
+        return None
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if set(required) - properties.keys() or not all(isinstance(each, dict) for each in properties.values()):
+        return None
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return {name: ({**each, **definitions}, name in required) for name, each in properties.items()}
+
+
+def framed(functions: Functions, parallel: bool, spell: Spell, frame: Frame, body: Callable[[int], str] | None = None) -> str:
+    """Calls of functions whose arguments are one JSON object each. `body` gives the rules of another: `arguments_N: ...`."""
+    rules = []
+    for place, function in enumerate(functions):
+        head, tail = spell(frame.head(function["name"])), spell(frame.tail)
+        rules += [f"call_{place}: {head} arguments_{place} {tail}"]
+        rules += [body(place) if body else f"arguments_{place}: {json_rule(schema_of(function))}"]
+    return "\n".join([start(len(functions), parallel, spell, frame), *rules]) + "\n"
+
+
+def start(count: int, parallel: bool, spell: Spell, frame: Frame) -> str:
+    """The rules `start` and `call`, over rules call_0 ... for each function."""
+    more = f"({spell(frame.between)} call)*" if parallel else ""
+    choice = " | ".join(f"call_{place}" for place in range(count))
+    return f"start: {spell(frame.before)} call {more} {spell(frame.after)}\ncall: {choice}"

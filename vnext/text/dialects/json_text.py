@@ -1,0 +1,223 @@
+"""JSON as a model writes it: one value read piece by piece, and calls that are JSON objects.
+
+A value's text is passed on while it is read, so a call's arguments stream. Line breaks and other control characters inside a
+string, which JSON forbids and models write, are passed on escaped. Depth costs no stack.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from vnext.text.dialects.reader import NoCall, Reader, Reading
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'[^"\\]*')
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_WHOLE_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+_SCALAR_SIZE_MAX = 4_096
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_CONTROLS = {place: json.dumps(chr(place))[1:-1] for place in range(32)}
+_SEPARATORS = re.compile(r"[\s;]*")
+_CLOSES = {"{": "}", "[": "]"}
+
+Take = Callable[[str], None]
+
+
+def value(reader: Reader, take: Take) -> Reading[None]:
+    """One JSON value, without space around it; `take` gets its pieces. Raises NoCall where it is none."""
+    open_: list[str] = []
+    while True:
+        done = yield from _begin_value(reader, take, open_)
+        while done and open_:
+            yield from _space(reader, take)
+            mark = yield from _one_of(reader, take, "," + _CLOSES[open_[-1]])
+            if mark == ",":
+                yield from _space(reader, take)
+                if open_[-1] == "{":
+                    yield from _key(reader, take)
+                break
+            open_.pop()
+        if not open_:
+            return
+
+
+def _begin_value(reader: Reader, take: Take, open_: list[str]) -> Reading[bool]:
+    """A scalar, or the beginning of a list or an object. Returns whether a value ends here."""
+    if not (yield from reader.more()):
+        raise NoCall
+    match reader.text[reader.place]:
+        case '"':
+            yield from _string(reader, take)
+            return True
+        case "{" | "[" as mark:
+            open_.append(mark)
+            _pass(reader, take, 1)
+            yield from _space(reader, take)
+            if (yield from reader.next_is(_CLOSES[mark])):
+                _pass(reader, take, 1)
+                open_.pop()
+                return True
+            if mark == "{":
+                yield from _key(reader, take)
+            return False
+        case _:
+            yield from _scalar(reader, take)
+            return True
+
+
+def _key(reader: Reader, take: Take) -> Reading[None]:
+    yield from _string(reader, take)
+    yield from _space(reader, take)
+    yield from _one_of(reader, take, ":")
+    yield from _space(reader, take)
+
+
+def _string(reader: Reader, take: Take) -> Reading[None]:
+    yield from _one_of(reader, take, '"')
+    while True:
+        if not (yield from reader.more()):
+            raise NoCall
+        match reader.text[reader.place]:
+            case '"':
+                _pass(reader, take, 1)
+                return
+            case "\\":
+                while not (found := _ESCAPE.match(reader.text, reader.place)):
+                    rest = reader.text[reader.place : reader.place + 6]
+                    if reader.ended or len(rest) == 6 or (len(rest) > 1 and rest[1] != "u"):
+                        raise NoCall
+                    yield
+                _pass(reader, take, len(found[0]))
+            case _:
+                found = _STRING.match(reader.text, reader.place)
+                assert found is not None
+                reader.place = found.end()
+                take(found[0].translate(_CONTROLS))
+
+
+def _scalar(reader: Reader, take: Take) -> Reading[None]:
+    while True:
+        found = _SCALAR.match(reader.text, reader.place)
+        assert found is not None
+        if found.end() < len(reader.text) or reader.ended or len(found[0]) > _SCALAR_SIZE_MAX:
+            break
+        yield
+    if len(found[0]) > _SCALAR_SIZE_MAX or not _WHOLE_SCALAR.fullmatch(found[0]):
+        raise NoCall
+    _pass(reader, take, len(found[0]))
+
+
+def _space(reader: Reader, take: Take) -> Reading[None]:
+    while (yield from reader.more()):
+        found = _SPACE.match(reader.text, reader.place)
+        assert found is not None
+        if not found[0]:
+            return
+        _pass(reader, take, len(found[0]))
+
+
+def _one_of(reader: Reader, take: Take, marks: str) -> Reading[str]:
+    if not (yield from reader.more()) or reader.text[reader.place] not in marks:
+        raise NoCall
+    mark = reader.text[reader.place]
+    _pass(reader, take, 1)
+    return mark
+
+
+def _pass(reader: Reader, take: Take, size: int) -> None:
+    reader.place += size
+    take(reader.text[reader.place - size : reader.place])
+
+
+def arguments(reader: Reader, take: Take | None = None) -> Reading[None]:
+    """A JSON object, passed on as the last call's arguments. Raises NoCall."""
+    if not (yield from reader.next_is("{")):
+        raise NoCall
+    yield from value(reader, take or reader.arguments)
+
+
+def calls(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
+    """One call as a JSON object, a list of them, or several with semicolons or nothing in between. Raises NoCall.
+
+    `names`: only these are calls.
+    """
+    while True:
+        yield from reader.skip(_SEPARATORS)
+        if (yield from reader.take("[")):
+            yield from reader.skip()
+            while True:
+                yield from call(reader, names)
+                yield from reader.skip()
+                if (yield from reader.expect(",", "]")) == "]":
+                    break
+                yield from reader.skip()
+            reader.drop()
+        else:
+            yield from call(reader, names)
+        yield from reader.skip(_SEPARATORS)
+        if not ((yield from reader.next_is("{")) or (yield from reader.next_is("["))):
+            return
+
+
+def call(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
+    """{"name": ..., "arguments": {...}}, in any order; Llama says "parameters". Once the name is known, arguments stream.
+
+    Some models encode the arguments once more as text. Raises NoCall.
+    """
+    name, id_, kept, has_begun = "", "", "", False
+    yield from reader.expect("{")
+    yield from reader.skip()
+    closed = yield from reader.take("}")
+    while not closed:
+        key: list[str] = []
+        yield from _string(reader, key.append)
+        yield from reader.skip()
+        yield from reader.expect(":")
+        yield from reader.skip()
+        pieces: list[str] = []
+        match json.loads("".join(key)):
+            case "name":
+                yield from _string(reader, pieces.append)
+                name = json.loads("".join(pieces))
+                if not name or (names is not None and name not in names):
+                    raise NoCall
+            case "id":
+                yield from value(reader, pieces.append)
+                id_ = "".join(pieces).strip('"')
+            case "arguments" | "parameters" if not (kept or has_begun):
+                if name and (yield from reader.next_is("{")):
+                    has_begun = True
+                    reader.begin_call(name, id_)
+                    yield from value(reader, reader.arguments)
+                else:
+                    yield from value(reader, pieces.append)
+                    kept = _object("".join(pieces))
+            case _:
+                yield from value(reader, pieces.append)
+        yield from reader.skip()
+        closed = (yield from reader.expect(",", "}")) == "}"
+        yield from reader.skip()
+    if not name:
+        raise NoCall
+    if not has_begun:
+        reader.begin_call(name, id_)
+        reader.arguments(kept or "{}")
+    reader.end_call()
+
+
+def _object(text: str) -> str:
+    """The text of an object, which may be encoded as a string. Raises NoCall."""
+    if text.startswith('"'):
+        text = json.loads(text).strip() or "{}"
+        try:
+            if not isinstance(json.loads(text), dict):
+                raise NoCall
+        except (ValueError, RecursionError) as error:
+            raise NoCall from error
+    if text == "null":
+        return "{}"
+    if not text.startswith("{"):
+        raise NoCall
+    return text
