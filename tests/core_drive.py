@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from vnext.sched.schedule import schedule
+from vnext.sched.sim.checks.plain_state import PlainState
+from vnext.sched.sim.laws import decision_laws
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,
@@ -125,3 +127,8 @@ class Engine:
 
     def tokens(self, id_: int) -> list[int]:
         return row_tokens(self.state, self.running.index(id_)).tolist()
+
+
+def check_decision(before: State, plan: StepPlanned | None, after: State) -> None:
+    """All laws of one decision. Raises LawBroken."""
+    decision_laws(PlainState(before), plan, PlainState(after))

@@ -170,7 +170,7 @@ RETIRED = {
     "epochs": "preemption_counts", "felt": "latency", "flight": "StepInFlight", "flights": "in_flight",
     "floors": "weight_thresholds", "fresh_pages": "new_page_count", "group_key": "group_hash",
     "heaviest": "top_weights", "keyframe": "snapshot", "keyframes": "snapshots", "log_forms": "log_bytes",
-    "mixed_one": "place_hash", "model_len_max": "max_model_len", "named_blocks": "prefix_entries",
+    "mixed_one": "place_hash", "model_len_max": "max_model_len", "named_blocks": "prefix_index.blocks",
     "no_names": "empty_prefix_index", "offered": "insert", "own_copy": "private_copy", "pack_block": "compress_block",
     "patience_ms": "timeout_ms", "patience_s": "poll_timeout_s", "prefill_threshold": "long_prefill_token_threshold",
     "retold": "redecided", "root_key": "root_hash", "running_max": "max_num_seqs", "sealed": "hashed_blocks",

@@ -10,10 +10,9 @@ A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*
 
 from __future__ import annotations
 
-from core_drive import Engine, arrival_of
+from core_drive import Engine, arrival_of, check_decision
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.laws import check_decision
 from vnext.state.events import PrefixCacheReset, StepPlanned
 from vnext.state.feasibility import refusal
 from vnext.state.pool import free_blocks

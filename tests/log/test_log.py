@@ -192,6 +192,12 @@ def test_the_width_follows_the_vocabulary(bound, width):
     assert token_width.width_bytes(bound) == width
 
 
+@pytest.mark.parametrize("read", [token_width.tokens_of, lambda event: token_width.with_tokens(event, b"")])
+def test_what_is_no_event_has_no_tokens(read):
+    with pytest.raises(AssertionError):
+        read("an event of tomorrow")
+
+
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.sampled_from([2, 3, 4]))
 def test_packing_is_lossless_exactly_when_the_tokens_fit(tokens, width):
     data = pack_tokens(tokens)

@@ -31,6 +31,11 @@ def common(one: list[int], two: list[int]) -> int:
     return next((place for place, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
+def test_a_block_of_unknown_content_has_a_label_of_its_own():
+    labels = {pseudonyms.block_label(key, name) for key in (KEY, bytes(16)) for name in (b"", b"one", b"two")}
+    assert len(labels) == 6 and {len(label) for label in labels} == {16}
+
+
 @pytest.mark.parametrize("base", [2**8, 2**18, 2**30])
 def test_every_position_permutes_its_tokens(base):
     tokens = np.arange(base - 256, base, dtype=np.int64).astype(np.int32)

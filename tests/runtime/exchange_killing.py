@@ -153,9 +153,9 @@ def opcodes(form: str, stride: int) -> Iterator[Account]:
             step += stride
 
 
-def busy(form: str, seconds: float) -> Iterator[Account]:
+def busy(form: str, count: int) -> Iterator[Account]:
     """Killed at random moments of a busy group."""
-    rng, end_s = random.Random(7), time.monotonic() + seconds
+    rng = random.Random(7)
 
     def victim(join: Join) -> None:
         group = join()
@@ -163,7 +163,7 @@ def busy(form: str, seconds: float) -> Iterator[Account]:
             operate(group, VICTIM, number)
 
     with surviving(form) as survivors:
-        while time.monotonic() < end_s:
+        for _ in range(count):
             yield kill(form, survivors, victim, BUSY_OPERATIONS, rng)
 
 

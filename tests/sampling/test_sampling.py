@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from vnext.kernels.random_numpy import Domain, child_seed, step_words
+from vnext.kernels.random_numpy import Domain, step_words
 from vnext.sampling.draw import draw_by_gumbel, draw_by_inversion, scale
 from vnext.sampling.sampling import Banned, LogitBias, Penalties, SamplingInputs, sample
 from vnext.sampling.weights import fixed_point_weights
+from vnext.sampling_params import answer_seed
 from vnext.state.params import ROW_DTYPES
 
 DRAWS = [None, draw_by_inversion, draw_by_gumbel]  # None is the product: compiled where it can be
@@ -249,7 +250,7 @@ PINNED = [31, 5, 43, 39, 19, 22, 10, 10]
 
 def test_the_n_answers_of_one_seeded_prompt_differ() -> None:
     logits = torch.zeros(50_000)
-    seeds = [child_seed(123, answer) for answer in range(32)]
+    seeds = [answer_seed(123, answer) for answer in range(32)]
     tokens = tokens_of([Row(logits, seed=seed, position=9) for seed in seeds])
     assert len(set(tokens)) > 28
     assert tokens == tokens_of([Row(logits, seed=seed, position=9) for seed in seeds])

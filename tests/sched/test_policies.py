@@ -7,14 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from core_drive import Engine
+from core_drive import Engine, check_decision
 from log_drive import record, small_config
 
 from vnext.replay.cli.main import main
 from vnext.sched import ranking
 from vnext.sched.policies import BUILT_IN, SAMPLES, Candidate, PolicyError, policy_of
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.laws import check_decision
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.digest import digest

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_drive import Engine
+from core_drive import Engine, check_decision
 from msgspec.structs import replace
 
-from vnext.sched.sim.laws import check_decision
 from vnext.state.errors import LawBroken
 
 

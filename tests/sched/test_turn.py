@@ -136,8 +136,10 @@ def test_what_is_no_steady_turn_is_left_to_the_others() -> None:
     assert steady_turn(state, fine) is None, "another future has the stores by now"
 
 
-def test_a_plan_that_has_no_blocks_is_left_to_the_scheduler() -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.split(".")[-1])
+def test_a_plan_that_has_no_blocks_is_left_to_the_scheduler(form: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has to preempt."""
+    monkeypatch.setattr(columns, "impl", form)
     state, steady = steady_state(page_count=11), True
     while steady:
         state, steady = compared(state, StepCommitted(step=state.committed, tokens=pack_tokens([7, 8])))

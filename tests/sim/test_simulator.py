@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from core_drive import check_decision
 
 from vnext.sched.sim import laws as sim_laws
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.sched.sim.laws import check_decision
 from vnext.sched.sim.rank import Rank, Story, rebuilt
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Faults, Scenario

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, StepPlanned, pack_tokens
-from vnext.state.pool import prefix_entries
 from vnext.state.reduce import reduce, start
 
 
@@ -71,7 +70,7 @@ def everything(engine: Engine) -> tuple:
         parts(state),
         tokens,
         state.waiting,
-        sorted(prefix_entries(state.pool).items()),
+        sorted(state.pool.prefix_index.blocks().items()),
         sorted(state.requests.items()),
         state.token_digest,
     )

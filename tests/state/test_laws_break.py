@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from vnext.state import laws
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
-from vnext.state.pool import prefix_entries
 from vnext.state.state import State
 from vnext.state.store import columns, columns_numpy, extents, fields
 from vnext.state.store.prefix_index import PrefixIndex
@@ -93,11 +92,11 @@ def bad_prompt(state: State) -> State:
 
 def name_of_other(state: State) -> State:
     """Two keys trade their blocks on one side of the table only."""
-    (first, block), (second, other) = list(prefix_entries(state.pool).items())[:2]
+    (first, block), (second, other) = list(state.pool.prefix_index.blocks().items())[:2]
     return with_pool(
         state,
         prefix_index=PrefixIndex(
-            {**prefix_entries(state.pool), first: other, second: block}, state.pool.prefix_index.keys()
+            {**state.pool.prefix_index.blocks(), first: other, second: block}, state.pool.prefix_index.keys()
         ),
     )
 
@@ -184,7 +183,7 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
         "P1",
         laws.prefix_index_is_mutual,
         lambda s: with_pool(
-            s, prefix_index=PrefixIndex(dict(list(prefix_entries(s.pool).items())[1:]), s.pool.prefix_index.keys())
+            s, prefix_index=PrefixIndex(dict(list(s.pool.prefix_index.blocks().items())[1:]), s.pool.prefix_index.keys())
         ),
     ),
     ("P1", laws.prefix_index_is_mutual, name_of_other),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vnext.state import pool as pools
-from vnext.state.pool import Pool, free_blocks, new_pool, prefix_entries
+from vnext.state.pool import Pool, free_blocks, new_pool
 from vnext.state.store import columns, columns_numpy
 from vnext.state.store.versions import VersionedArray
 
@@ -49,7 +49,7 @@ def assert_equal(pool: Pool, naive: Naive) -> None:
     assert pool.ref.tolist() == naive.holders
     assert free_blocks(pool).tolist() == naive.queue
     assert pool.free == len(naive.queue)
-    assert prefix_entries(pool) == naive.names and len(pool.prefix_index) == len(naive.names)
+    assert dict(pool.prefix_index.blocks()) == naive.names and len(pool.prefix_index) == len(naive.names)
     assert {key: block for block, key in enumerate(pool.prefix_index.keys()) if key} == naive.names
     assert pool.status.hash == VersionedArray(pool.status.values().copy()).hash
 
@@ -121,14 +121,14 @@ def test_a_taken_block_loses_its_name_and_a_revived_one_keeps_it() -> None:
     assert free_blocks(revived).tolist() == [2, 0]
     evicted, taken = pools.take(revived, 2)
     assert taken.tolist() == [2, 0]
-    assert prefix_entries(evicted) == {key_of(2): 1}
+    assert dict(evicted.prefix_index.blocks()) == {key_of(2): 1}
 
 
 def test_the_first_block_of_a_content_keeps_the_name() -> None:
     pool, _ = pools.take(new_pool(3), 3)
     pool = pools.insert_hashes(pool, [(key_of(1), 2), (key_of(1), 0)])
     pool = pools.insert_hashes(pool, [(key_of(1), 1)])
-    assert prefix_entries(pool) == {key_of(1): 2} and pool.prefix_index.keys() == [None, None, key_of(1)]
+    assert dict(pool.prefix_index.blocks()) == {key_of(1): 2} and pool.prefix_index.keys() == [None, None, key_of(1)]
 
 
 def test_the_longest_prefix_ends_at_the_first_gap_and_at_its_bound() -> None:

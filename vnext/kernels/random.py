@@ -3,7 +3,7 @@
 Owns the torch form of Threefry2x32-20 and of the key of a step. May not hold state or call a generator: the same
 arguments give the same bits in any batch, order, process and on any device (integer arithmetic only).
 A word is a uint32 kept in an int64 tensor, because torch has few operations on unsigned types.
-Plain twin and the meaning of the domains: `random_numpy`.
+Reference implementation and the meaning of the domains: `random_numpy`.
 """
 
 from __future__ import annotations

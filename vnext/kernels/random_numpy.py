@@ -1,10 +1,9 @@
-"""Counter-based randomness without torch: the domains, a child's seed, and the plain twin of `random`.
+"""Counter-based randomness without torch: the domains, and the reference implementation of `random`.
 
 Owns what every random word means. Holds no state: a word is a function of its key and its counter, nothing else.
 The second counter word is always a `Domain`, so two uses never share a word.
 
     seed -> step key   threefry2x32(seed, (position, POSITION))     one key for each token to be sampled
-    seed -> child      threefry2x32(seed, (index, CHILD))           one seed for each of the n answers to a prompt
     step key -> noise  threefry2x32(step key, (counter, use))       counter: 0, or the token id for noise of a token
 """
 
@@ -24,7 +23,6 @@ class Domain(IntEnum):
     """Second counter word. A number is never given twice: recorded runs depend on it."""
 
     POSITION = 1
-    CHILD = 2
     INVERSION = 3
     GUMBEL = 4
 
@@ -54,13 +52,7 @@ def seed_words(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([seed >> 32], dtype=np.uint32), np.array([seed & WORD_MAX], dtype=np.uint32)
 
 
-def child_seed(seed: int, index: int) -> int:
-    """uint64 seed of answer `index` (uint32) of a prompt whose uint64 seed is `seed`."""
-    high, low = threefry2x32(seed_words(seed), (np.uint32(index), np.uint32(Domain.CHILD)))
-    return int(high[0]) << 32 | int(low[0])
-
-
 def step_words(seed: int, position: int, counter: np.ndarray, use: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two words uint32[N] of `use` for one token to be sampled; `counter` uint32[N]. Twin of `random.step_words`."""
+    """Two words uint32[N] of `use` for one token to be sampled; `counter` uint32[N]. Reference of `random.step_words`."""
     key = threefry2x32(seed_words(seed), (np.uint32(position), np.uint32(Domain.POSITION)))
     return threefry2x32(key, (counter, np.uint32(use)))

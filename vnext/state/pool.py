@@ -136,11 +136,6 @@ def insert_hashes(pool: Pool, pairs: list[tuple[bytes, int]]) -> Pool:
     return _replace(pool, prefix_index=pool.prefix_index.insert(pairs))
 
 
-def prefix_entries(pool: Pool) -> dict[bytes, int]:
-    """The prefix index in one direction: block hash -> page."""
-    return dict(pool.prefix_index.blocks())
-
-
 def _forget(pool: Pool, blocks: np.ndarray) -> Pool:
     """Remove these pages, which have just been taken, from the prefix index."""
     prefix_index = pool.prefix_index.remove(blocks)

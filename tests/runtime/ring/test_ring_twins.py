@@ -113,6 +113,26 @@ def test_released_memory_is_not_touched() -> None:
     buffer.clear()  # nobody holds it any more
 
 
+class NeverSleeps(futex.SleepPoll):
+    """Fails where a wait would sleep."""
+
+    def wait(self, *_: object) -> None:
+        raise AssertionError("nothing is to be waited for")
+
+
+@pytest.mark.parametrize(
+    ("published", "presence", "known"), [(8, Presence.ATTACHED, 0), (0, Presence.GONE, 0), (8, Presence.GONE, 0)]
+)
+def test_a_change_of_either_kind_ends_a_wait_at_once(published: int, presence: Presence, known: int) -> None:
+    """A new position, an owner that has left, or both."""
+    memory = PlainMemory(bytearray(LINE_BYTES * 2 + 64), 1, 64, NeverSleeps(), lambda: None)
+    memory.publish(0, published, presence)
+    memory.await_change(0, known, 0, 10**12)
+    with pytest.raises(AssertionError, match="nothing is to be waited for"):
+        memory.publish(0, 8, Presence.ATTACHED)
+        memory.await_change(0, 8, 0, 10**12)
+
+
 def refuses_release_while_waited_on() -> bool:
     """False when the waiting thread came too late to be met."""
     memory = compiled.Memory(bytearray(LINE_BYTES * 2 + 64), 1, 64)

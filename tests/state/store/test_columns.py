@@ -11,7 +11,7 @@ import pytest
 
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
-from vnext.state.store import columns, columns_numpy
+from vnext.state.store import columns, columns_numpy, fields
 from vnext.state.store.fields import FIELD_COUNT, FIELD_NAMES
 
 compiled = columns._columns
@@ -92,6 +92,15 @@ def test_the_two_forms_agree_on_every_call(calls: Counter[str]) -> None:
 def test_either_form_serves_alone(form: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "impl", form)
     assert len(simulate(scenario(3, client_count=12)).events) > 50
+
+
+@pytest.mark.parametrize("form", [columns_numpy, compiled], ids=["numpy", "compiled"])
+@pytest.mark.parametrize(("computed", "is_lawful"), [(4, True), (5, True), (6, False)])
+def test_a_row_is_lawful_up_to_the_placeholder_it_owes(form: object, computed: int, is_lawful: bool) -> None:
+    cells = np.zeros((FIELD_COUNT, 1), dtype=np.int64)
+    cells[fields.KNOWN], cells[fields.PLACEHOLDERS], cells[fields.LIMIT] = 4, 1, 9
+    cells[fields.COMPUTED], cells[fields.BLOCKS] = computed, -(-computed // 4)
+    assert form.lawful(cells, 4) == is_lawful
 
 
 def test_the_layouts_are_one() -> None:

@@ -37,6 +37,14 @@ def test_what_is_missing_is_missing() -> None:
         version.without([b"\x07other"])
 
 
+def test_a_version_does_not_hold_the_dict_it_was_given() -> None:
+    older = VersionedMap().with_items([(1, "a")])
+    given = {2: "b"}
+    newer = older.with_items(given)
+    given[3] = "c"
+    assert older.items() == [(1, "a")] and newer.items() == [(1, "a"), (2, "b")]
+
+
 def test_unchanged_means_the_same_object() -> None:
     version = VersionedMap().with_items([(1, "a")])
     assert version.with_items([]) is version and version.without([]) is version

@@ -59,11 +59,6 @@ class Mirror:
         except (Silent, Lost) as error:
             raise UnusableLog(str(error)) from error
 
-    @property
-    def behind_bytes(self) -> int:
-        """Bytes known to be written and not yet copied."""
-        return sum(size for number, size in self._listing.segments if number >= self._segment) - self._size
-
     def pull(self) -> bool:
         """Copy new data, at most a few parts; returns whether there is more. Raises Silent or Lost."""
         self._listing = self._list()

@@ -16,13 +16,8 @@ from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.order import policy_keys
 from vnext.state.errors import LawBroken
 from vnext.state.events import AnyEvent, RequestArrived, StepPlanned
-from vnext.state.state import State, Waiting, blocks_for
+from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
-
-
-def check_decision(before: State, plan: StepPlanned | None, after: State) -> None:
-    """The same as `decision_laws`, for states without snapshots."""
-    decision_laws(PlainState(before), plan, PlainState(after))
 
 
 def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainState) -> None:
