@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from vnext.replay.console import render
 from vnext.replay.console.commands import DIFFERENT, SAME, command, index_of, print_answer
-from vnext.replay.reading.source import open_log
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+
+if TYPE_CHECKING:
+    from vnext.replay.rerun.grammars import GrammarCheck
 
 
 def add(commands) -> None:
@@ -23,6 +28,8 @@ def add(commands) -> None:
         "difference. A log that ends in the middle of a record (kill, power cut) is a shorter log, not a difference.",
     )  # fmt: skip
     verifying.add_argument("--laws", action="store_true", help="check all laws after every event (slower)")
+    verifying.add_argument("--grammar", action="store_true", help="check that each token was one its grammar allowed")
+    verifying.add_argument("--model", help="with --grammar: a folder or hub id of the model (default: the one in the log)")
     verifying.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
     showing = command(
         commands, "show", _show, "show the engine's state in a step, or at the end",
@@ -48,9 +55,27 @@ def _info(arguments: argparse.Namespace, console: Console) -> int:
 def _verify(arguments: argparse.Namespace, console: Console) -> int:
     from vnext.replay.reading.verify import verify
 
-    answer = verify(open_log(arguments.log), arguments.laws, arguments.own_policy)
+    log = open_log(arguments.log)
+    also = _grammar_check(log, arguments.model) if arguments.grammar else None
+    answer = verify(log, arguments.laws, arguments.own_policy, also)
+    if also is not None:
+        answer = replace(answer, constrained_requests=also.requests, constrained_tokens=also.tokens)
     print_answer(arguments, console, answer, render.print_verdict)
     return SAME if answer.same else DIFFERENT
+
+
+def _grammar_check(log: Log, model: str | None) -> GrammarCheck:
+    """Raises UnusableLog."""
+    from vnext.replay.rerun.grammars import GrammarCheck
+    from vnext.replay.rerun.model_of_log import folder_of
+    from vnext.replay.rerun.numerics import CannotRun
+
+    if log.header.privacy == "shape":
+        raise UnusableLog("a log without texts holds no grammars: record with --log full to check them")
+    try:
+        return GrammarCheck(folder_of(log.header.started, model), log.header.started.config)
+    except CannotRun as error:
+        raise UnusableLog(str(error)) from error
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:

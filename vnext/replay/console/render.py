@@ -143,6 +143,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
         ("digests", answer.digests_unchecked or f"{answer.digests:,} of frames, {answer.rank_digests:,} of ranks{late}"),
         ("snapshots", f"{answer.snapshots:,}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
+        *_reported_grammars(answer),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
     if answer.decisions:
@@ -164,6 +165,12 @@ def print_decisions(console: Console, answer: Verdict) -> None:
     rows = [{"step": each.step, "field": each.field, "then": each.recorded, "now": each.recomputed} for each in answer.decisions]
     title = f"this scheduler ({__version__}) would decide differently from vnext {answer.written_by}"
     records(console, f"{title}, {counted(answer.decisions_differ, 'step')}; the first", tuple(rows[0]), rows)
+
+
+def _reported_grammars(answer: Verdict) -> list[tuple[str, str]]:
+    if answer.constrained_tokens < 0:
+        return []
+    return [("grammars", f"{counted(answer.constrained_tokens, 'token')} of {counted(answer.constrained_requests, 'request')}")]
 
 
 def _reported_plans(answer: Verdict) -> str:

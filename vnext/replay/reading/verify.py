@@ -8,19 +8,20 @@ differently now, the recorded plan is folded, and all differing decisions are co
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from vnext.log import codec as logs
 from vnext.log.codec import LogEnd, RankDetail, RankDigest
 from vnext.log.snapshot import BadSnapshot, decode, snapshot
-from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, fold
+from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
 from vnext.replay.reading.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
 from vnext.sched.schedule import schedule
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
 from vnext.state.errors import LawBroken
-from vnext.state.events import StepPlanned
+from vnext.state.events import AnyEvent, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.state import State
 
@@ -48,7 +49,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshots": "k
     the segments after the first. `plans_unchecked` says why no plan was decided again, "" if all were: an engine's own
     policy may be unavailable here. `decisions_differ` counts the plans that the scheduler would not make today;
     `decisions` are the first of them. `digests_unchecked` says why no digest and no snapshot was compared, "" if all
-    were: the log may have another version of digests.
+    were: the log may have another version of digests. `constrained_tokens` were held to the constraints of
+    `constrained_requests`; -1 where that was not asked for.
     """
 
     same: bool
@@ -67,15 +69,30 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshots": "k
     laws: str
     difference: Difference | None
     end: LogEnd | None
+    constrained_requests: int = 0
+    constrained_tokens: int = -1
 
 
-def verify(log: Log, all_laws: bool = False, own_policy: bool = False) -> Verdict:
+class EventCheck(Protocol):
+    """A further check of every event."""
+
+    def begin(self, state: State) -> None:
+        """Take in the state in which the log begins."""
+
+    def __call__(self, before: State, event: AnyEvent, after: State) -> str:
+        """What is wrong with an event, in one sentence; "" for nothing."""
+
+
+def verify(log: Log, all_laws: bool = False, own_policy: bool = False, also: EventCheck | None = None) -> Verdict:
     """Replay the log. A torn tail is a shorter log; damage, a gap or any difference makes `same` false.
 
     Cheap laws are checked once per frame; with `all_laws`, all laws are checked after every event. With `own_policy` a
-    policy that is not built in is imported by the name in the log, which runs its module's code.
+    policy that is not built in is imported by the name in the log, which runs its module's code. `also` checks every
+    event besides.
     """
-    check_log = _Checks(log, all_laws, own_policy)
+    check_log = _Checks(log, all_laws, own_policy, also)
+    if also is not None:
+        also.begin(first_state(log))
     meet = {
         Planning: check_log.plan, Folded: check_log.folded, FrameFolded: check_log.frame,
         SegmentFolded: check_log.segment, Broken: check_log.broken, LogEnd: check_log.ended,
@@ -90,8 +107,9 @@ def verify(log: Log, all_laws: bool = False, own_policy: bool = False) -> Verdic
 class _Checks:
     """The running comparison."""
 
-    def __init__(self, log: Log, all_laws: bool, own_policy: bool) -> None:
+    def __init__(self, log: Log, all_laws: bool, own_policy: bool, also: EventCheck | None) -> None:
         self.chain = log.chain
+        self._also = also
         self.decisions: list[Difference] = []
         self.end: LogEnd | None = None
         self.difference: Difference | None = None
@@ -153,6 +171,8 @@ class _Checks:
 
     def folded(self, item: Folded) -> None:
         self._events += 1
+        if self._also is not None and (why := self._also(item.before, item.event, item.after)):
+            self._differ(item.after.planned - 1, item.number, "tokens", "", "", why)
         if isinstance(item.event, StepPlanned):
             self._steps += 1
             if not self._digests_unchecked:

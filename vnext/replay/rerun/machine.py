@@ -21,11 +21,11 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.sharding import check_world_size
 from vnext.models.loading.checkpoint import fingerprint
+from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun, Numerics
 from vnext.replay.rerun.shard import Kernels, Shard
 from vnext.replay.rerun.turns import Turns
 from vnext.runtime.processes.determinism import describe_process
-from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US, default_threads
 from vnext.runtime.settings import SettingsError
 from vnext.sampling.constraint import Vocabulary
@@ -99,7 +99,7 @@ def tensors_of(cache: KvCache) -> list[torch.Tensor]:
 
 def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool) -> Machine:
     """The log's model, from `model` or from where the log says. Raises CannotRun if it is another model, or missing."""
-    path = _folder(started, model)
+    path = folder_of(started, model)
     try:
         found = fingerprint(path)
     except (ModelError, OSError) as error:
@@ -113,20 +113,6 @@ def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, 
     machine = Machine(path, msgspec.structs.replace(numerics, threads=threads))
     require_fit(machine, started.config)
     return machine
-
-
-def _folder(started: EngineStarted, model: str | None) -> Path:
-    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder here, or
-    the bundled model."""
-    name = started.model if model is None else model
-    if name in ("", "demo") and not Path(name or "demo").is_dir():
-        return DEMO_MODEL
-    if model is None and not Path(name).expanduser().is_dir():
-        raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
-    try:
-        return model_folder(name)
-    except ModelError as error:
-        raise CannotRun(str(error)) from error
 
 
 def require_fit(machine: Machine, config: SchedulerConfig) -> None:

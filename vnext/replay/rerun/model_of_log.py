@@ -1,0 +1,24 @@
+"""The folder of the model that a log was recorded with. Loads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vnext.models.errors import ModelError
+from vnext.replay.rerun.numerics import CannotRun
+from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
+from vnext.state.events import EngineStarted
+
+
+def folder_of(started: EngineStarted, model: str | None) -> Path:
+    """The model's folder. Only a model that the user names may be downloaded; a name in a log must be a folder here, or
+    the bundled model."""
+    name = started.model if model is None else model
+    if name in ("", "demo") and not Path(name or "demo").is_dir():
+        return DEMO_MODEL
+    if model is None and not Path(name).expanduser().is_dir():
+        raise CannotRun(f"the log names the model {name!r}, which is no folder here: give the model with --model")
+    try:
+        return model_folder(name)
+    except ModelError as error:
+        raise CannotRun(str(error)) from error
