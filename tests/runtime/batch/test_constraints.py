@@ -85,7 +85,7 @@ def test_a_grammar_that_fails_ends_its_request_with_a_sentence_and_no_other() ->
         for output in llm._client.run(requests):
             outputs[output.name].append(output)
     assert [outputs["bad"][-1].finish, outputs["good"][-1].finish] == ["abort", "length"]
-    assert "cannot keep to its grammar" in outputs["bad"][-1].error and not outputs["good"][-1].error
+    assert "cannot keep to its constraint" in outputs["bad"][-1].error and not outputs["good"][-1].error
     assert sum(len(unpack_tokens(output.tokens)) for output in outputs["good"]) == 20
 
 
