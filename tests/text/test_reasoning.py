@@ -8,6 +8,7 @@ import pytest
 
 from vnext.text.parts import Part, Reasoning, Words
 from vnext.text.reasoning import Marks, ReasoningParser, marks_of
+from vnext.text.template import ChatTemplate
 
 THINK = Marks("<think>", "</think>")
 TEXTS: list[tuple[bool, str, list[Part]]] = [
@@ -56,8 +57,10 @@ def test_an_answer_is_plain_once_its_words_have_begun() -> None:
 def test_the_template_tells_the_marks_and_the_prompt_what_is_expected() -> None:
     assert marks_of("{{ messages }}") is None
     assert marks_of("{{ x.split('[/THINK]') }}") == Marks("[THINK]", "[/THINK]")
-    marks = marks_of("{% if enable_thinking is false %}<think></think>{% endif %}")
-    assert marks == Marks("<think>", "</think>", is_switched=True)
+    marks = ChatTemplate("{% if enable_thinking is false %}<think>\n\n</think>\n{% endif %}", {}).marks
+    assert marks == Marks("<think>", "</think>", is_closed_off=True)
+    assert ChatTemplate("{% if enable_thinking %}<think>{% endif %}{# </think> #}", {}).marks == THINK
+    assert ChatTemplate("{{ raise_exception('no') }}</think>", {}).marks == THINK
     assert marks.are_open("<|assistant|><think>\n") and not marks.are_open("<think>?<|assistant|>")
     assert marks.are_expected("<|assistant|>") and not marks.are_expected("<|assistant|><think>\n\n</think>\n\n")
     assert not THINK.are_expected("<|assistant|>") and THINK.are_expected("<|assistant|><think>")

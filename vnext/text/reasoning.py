@@ -10,11 +10,12 @@ reasoning. Space around the marks belongs to neither side.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
+from vnext.state.params import Constraint
 from vnext.text.parts import Part, Reasoning, Words
 
 
@@ -29,11 +30,11 @@ class Parser(Protocol):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """The texts around reasoning. `is_switched`: a variable of the template switches the reasoning on and off."""
+    """The texts around reasoning. `is_closed_off`: prompts end with the closing mark when reasoning is switched off."""
 
     open: str
     close: str
-    is_switched: bool = False
+    is_closed_off: bool = False
 
     def are_open(self, prompt: str) -> bool:
         """Whether the prompt begins the reasoning that its answer continues."""
@@ -41,16 +42,26 @@ class Marks(msgspec.Struct, frozen=True):
 
     def are_expected(self, prompt: str) -> bool:
         """Whether the answer to a prompt begins with reasoning, by all that the template shows."""
-        return self.are_open(prompt) or (self.is_switched and not prompt.rstrip().endswith(self.close))
+        return self.are_open(prompt) or (self.is_closed_off and not prompt.rstrip().endswith(self.close))
+
+
+def with_reasoning(
+    constraint: Constraint | None, marks: tuple[Sequence[int], Sequence[int]], is_begun: bool, budget: int | None
+) -> Constraint | None:
+    """The constraint of an answer that begins with reasoning: it holds from the tokens of the closing mark on. `budget`
+    bounds the tokens between the marks; the answer writes the opening mark itself unless the prompt has begun it."""
+    if constraint is None and budget is None:
+        return None
+    reasoning_max = -1 if budget is None else budget + (0 if is_begun else len(marks[0]))
+    return Constraint(
+        grammar=constraint.grammar if constraint else "", reasoning_end=tuple(marks[1]), reasoning_max=reasoning_max
+    )
 
 
 def marks_of(template: str) -> Marks | None:
     """The marks in a chat template, None where it knows none."""
-    is_switched = re.search(r"\b(enable_thinking|thinking|reasoning_effort)\b", template) is not None
-    for opening, closing in (("<think>", "</think>"), ("[THINK]", "[/THINK]")):
-        if closing in template:
-            return Marks(opening, closing, is_switched)
-    return None
+    known = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+    return next((Marks(opening, closing) for opening, closing in known if closing in template), None)
 
 
 class ReasoningParser:

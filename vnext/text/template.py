@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -23,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
 from vnext.text.dialects.table import dialect_of
-from vnext.text.reasoning import marks_of
+from vnext.text.reasoning import Marks, marks_of
 
 RENDER_LIMIT_S = 2.0
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -64,8 +65,18 @@ class ChatTemplate:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
         self.dialect = dialect_of(source, added_tokens)
-        self.marks = marks_of(source)
+        self.marks = self._tried(marks_of(source))
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
+
+    def _tried(self, marks: Marks | None) -> Marks | None:
+        """The marks with what the template does when reasoning is switched off."""
+        if marks is None:
+            return None
+        try:
+            prompt = self.render([{"role": "user", "content": "x"}], {"enable_thinking": False, "thinking": False})
+        except (InvalidRequest, TemplateSlow):
+            return marks
+        return msgspec.structs.replace(marks, is_closed_off=prompt.rstrip().endswith(marks.close))
 
     def render(
         self,

@@ -57,6 +57,7 @@ class Tokenizer:
         self.characters_per_token = characters_per_token(spec)
         self._special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
         self.added_tokens = {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
+        self.special_ids = {text: id_ for text, id_ in self.added_tokens.items() if id_ in self._special}
         self._tokens = {skip: self._token_table(skip) for skip in (False, True)}
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.special_tokens = _special_tokens(config or {})

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from edge_server import EdgeServer
-from test_tools import ASKED, WEATHER, prompt_of
+from edge_server import TOKENIZER, EdgeServer
+from test_tools import ASKED, WEATHER, prompt_of, request_of
 from toy_tokenizers import byte_level
 
 TEMPLATE = (
@@ -105,3 +105,18 @@ def test_what_switches_reasoning(thinker: EdgeServer) -> None:
     for body, end in cases:
         answer = ask(thinker, "", messages=[{"role": "user", "content": "x"}], max_tokens=1, extra_body=body)
         assert prompt_of(thinker, answer.id).endswith(end), body
+
+
+def test_what_bounds_the_answer_begins_after_the_reasoning(thinker: EdgeServer) -> None:
+    opened = {"chat_template_kwargs": {"opened": True}, "thinking_token_budget": 5}
+    close = tuple(TOKENIZER.encode("</think>", False))
+    for body, options, expected in (
+        (opened, {}, (False, close, 5)),
+        (opened, {"tools": [WEATHER], "tool_choice": "required"}, (True, close, 5)),
+        (opened | {"thinking_token_budget": None}, {"response_format": {"type": "json_object"}}, (True, close, -1)),
+        ({"thinking_token_budget": 5}, {"response_format": {"type": "json_object"}}, (True, (), -1)),
+    ):
+        answer = ask(thinker, "</think>a", extra_body=body, **options)
+        found = request_of(thinker, answer.id).sampling.constraint
+        assert (bool(found.grammar), found.reasoning_end, found.reasoning_max) == expected, body
+    assert request_of(thinker, ask(thinker, "a", extra_body={"thinking_token_budget": 5}).id).sampling.constraint is None

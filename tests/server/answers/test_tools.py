@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import openai
 import pytest
 from edge_server import TOKENIZER, EdgeServer
+from llguidance import LLMatcher, LLTokenizer
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
 from vnext.state.events import unpack_tokens
+from vnext.state.params import Constraint
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% for message in messages %}"
@@ -34,12 +36,19 @@ def tools_server() -> Iterator[EdgeServer]:
 
 def ask(server: EdgeServer, words: str, **options: object) -> openai.types.chat.ChatCompletion:
     messages = [{"role": "user", "content": f"say:{words}"}]
-    return server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER], **options)
+    return server.openai().chat.completions.create(model="toy", messages=messages, **{"tools": [WEATHER], **options})
+
+
+def request_of(server: EdgeServer, id_: str) -> SubmitRequest:
+    return next(message for message in server.engine.of_kind(SubmitRequest) if message.name.startswith(id_))
 
 
 def prompt_of(server: EdgeServer, id_: str) -> str:
-    found = [message for message in server.engine.of_kind(SubmitRequest) if message.name.startswith(id_)]
-    return TOKENIZER.decode(unpack_tokens(found[0].prompt).tolist())
+    return TOKENIZER.decode(unpack_tokens(request_of(server, id_).prompt).tolist())
+
+
+def tool_with(parameters: dict, name: str = "rain") -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 def test_an_answer_that_calls(tools_server: EdgeServer) -> None:
@@ -96,10 +105,61 @@ def test_results_go_back_into_the_conversation(tools_server: EdgeServer) -> None
 def test_what_cannot_be_done_is_said(tools_server: EdgeServer, server: EdgeServer) -> None:
     with pytest.raises(openai.BadRequestError, match="chat template of this model knows none"):
         ask(server, "a")
-    with pytest.raises(openai.BadRequestError, match="cannot make a model call a tool"):
-        ask(tools_server, "a", tool_choice={"type": "function", "function": {"name": "weather"}})
+    named = {"type": "function", "function": {"name": "weather"}}
+    refused: list[tuple[str, dict]] = [
+        ("names 'rain', which is not among tools", {"tool_choice": {"type": "function", "function": {"name": "rain"}}}),
+        ("must be 'none', 'auto', 'required'", {"tool_choice": {"type": "custom"}}),
+        ("there are no tools", {"tool_choice": "required", "tools": []}),
+        ("makes the answer a call", {"tool_choice": named, "response_format": {"type": "json_object"}}),
+        ("cannot be combined with tool_choice", {"tool_choice": "required", "extra_body": {"use_beam_search": True}}),
+        ("tools cannot be kept", {"tool_choice": "required", "tools": [tool_with({"type": "rain"})]}),
+        ("marks no reasoning", {"extra_body": {"thinking_token_budget": 3}}),
+    ]
+    for words, options in refused:
+        with pytest.raises(openai.BadRequestError, match=words):
+            ask(tools_server, "a", **options)
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{"}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     with pytest.raises(openai.BadRequestError, match="not the text of a JSON object") as caught:
         tools_server.openai().chat.completions.create(model="toy", messages=messages, tools=[WEATHER])
     assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+
+
+def is_allowed(constraint: Constraint, text: str) -> bool:
+    """Whether an answer may be this text, as llguidance matches it."""
+    tokenizer = LLTokenizer("byte", eos_token=0)
+    matcher = LLMatcher(tokenizer, constraint.grammar)
+    return matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting()
+
+
+def calling(name: str, arguments: str = '{"city": "Köln"}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_forced_calls(tools_server: EdgeServer) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [tool_with(city, "weather"), tool_with(city, "rain")]
+    both = f"{calling('rain')}\n{calling('weather')}"
+    named = {"type": "function", "function": {"name": "rain"}}
+    listed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for options, finish, two, other in (
+        ({"tool_choice": "required"}, "tool_calls", True, True),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, "tool_calls", False, True),
+        ({"tool_choice": listed}, "tool_calls", False, False),
+        ({"tool_choice": named}, "stop", False, False),
+    ):
+        answer = ask(tools_server, calling("rain"), tools=tools, **options)
+        assert answer.choices[0].finish_reason == finish and answer.choices[0].message.tool_calls[0].function.name == "rain"
+        constraint = request_of(tools_server, answer.id).sampling.constraint
+        assert is_allowed(constraint, calling("rain")) and not is_allowed(constraint, "It rains.")
+        assert not is_allowed(constraint, calling("rain", "{}")) and not is_allowed(constraint, calling("snow"))
+        assert is_allowed(constraint, both) == two and is_allowed(constraint, calling("weather")) == other
+        assert '"weather"' in prompt_of(tools_server, answer.id), "the prompt's tools do not depend on the choice"
+    assert request_of(tools_server, ask(tools_server, "a", tools=tools).id).sampling.constraint is None
+
+
+def test_allowed_tools_are_those_that_the_model_reads(tools_server: EdgeServer) -> None:
+    listed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "rain"}}]}
+    tools = [WEATHER, tool_with({}, "rain")]
+    answer = ask(tools_server, "a", tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": listed})
+    assert '"rain"' in prompt_of(tools_server, answer.id) and '"weather"' not in prompt_of(tools_server, answer.id)

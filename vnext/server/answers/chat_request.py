@@ -15,14 +15,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutputsParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.server_context import ServerContext
-from vnext.server.context.tool_choice import tool_choice_of
-from vnext.text.reasoning import Parser, ReasoningParser
+from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
+from vnext.state.params import Constraint
+from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
+from vnext.text.structured.grammar import Asked
+
+BUDGET_MAX = 2**31 - 1
+CALL_OPTIONS = StructuredOutputsParams(whitespace_pattern=" ?")  # as models are trained on it, or none: free space may never end
 
 
 class Prompt(NamedTuple):
@@ -42,11 +47,8 @@ class ChatRequest:
         self._answers: list[AnswerParts] = []
         self._choice = tool_choice_of(body, context.dialect is not None)
         self.tools = self._choice.shown
-        if self._choice.is_forced:
-            raise InvalidRequest(
-                "tool_choice is neither 'auto' nor 'none': this server cannot make a model call a tool, leave it out.",
-                "tool_choice",
-            )
+        _check_combinations(body, self._choice)
+        _check_budget(body, context)
         self.params = _params(
             body, context, self.tools is not None and context.dialect is not None and context.dialect.has_marks
         )
@@ -54,10 +56,10 @@ class ChatRequest:
 
     async def start(self, call_id: str, client: str, started_s: float) -> Generation:
         """The generation, not yet sent: `answer` sends it. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
-        constraint = await self._context.constraint(self._body, client)
         prompt = await prompt_of(self._context, self._body, self.tools, client)
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
+        constraint = await self._constraint(prompt.text, client)
         try:
             return generation_of(
                 self._context,
@@ -93,6 +95,20 @@ class ChatRequest:
         """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls that it chose itself."""
         return "tool_calls" if finish == "stop" and parts.call_count and self._choice.force != "named" else finish
 
+    async def _constraint(self, prompt: str, client: str) -> Constraint | None:
+        """What the answers must look like, after their reasoning if the prompt makes them begin with it."""
+        context, choice = self._context, self._choice
+        if choice.is_forced:
+            assert context.dialect is not None
+            lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
+            asked = Asked(kind="grammar", value=lark, path="tools", options=CALL_OPTIONS)
+            constraint: Constraint | None = Constraint(grammar=await context.grammars.grammar(asked, client))
+        else:
+            constraint = await context.constraint(self._body, client)
+        if context.mark_tokens is None or not context.marks.are_expected(prompt):
+            return constraint
+        return with_reasoning(constraint, context.mark_tokens, self._begun, self._body.thinking_token_budget)
+
 
 async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str, Any]] | None, client: str) -> Prompt:
     """The conversation as a prompt. The template writes special tokens itself. Raises InvalidRequest, Overloaded."""
@@ -107,6 +123,27 @@ async def prompt_of(context: ServerContext, body: ChatBody, tools: list[dict[str
     if not tokens:
         raise InvalidRequest("The chat template made an empty prompt of these messages: send some text.", "messages")
     return Prompt(text, tokens)
+
+
+def _check_combinations(body: ChatBody, choice: ToolChoice) -> None:
+    other = next((name for name in ("response_format", "structured_outputs") if getattr(body, name) is not None), None)
+    if body.response_format is not None and body.response_format.type == "text":
+        other = None
+    if choice.is_forced and other:
+        raise InvalidRequest(f"tool_choice makes the answer a call, and {other} makes it something else: leave one out.", other)
+    if body.use_beam_search and (choice.is_forced or body.thinking_token_budget is not None):
+        name = "tool_choice" if choice.is_forced else "thinking_token_budget"
+        raise InvalidRequest(f"use_beam_search cannot be combined with {name}: leave one out.", name)
+
+
+def _check_budget(body: ChatBody, context: ServerContext) -> None:
+    name, budget = "thinking_token_budget", body.thinking_token_budget
+    if budget is None:
+        return
+    if context.marks is None:
+        raise InvalidRequest(f"{name} is {budget}, and this model's chat template marks no reasoning: leave it out.", name)
+    if not 0 <= budget <= BUDGET_MAX:
+        raise InvalidRequest(f"{name} is {budget}: it must lie between 0 and {BUDGET_MAX}.", name)
 
 
 def _in_words_of_chat(error: InvalidRequest, body: ChatBody) -> InvalidRequest:

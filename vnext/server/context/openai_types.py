@@ -135,6 +135,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -29,7 +29,7 @@ _CONTINUE = "send continue_final_message beside the messages"
 REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "best_of prompt_logprobs prompt_embeds "
-        "thinking_token_budget repetition_detection vllm_xargs "
+        "repetition_detection vllm_xargs "
         "lora_request lora_path suffix echo top_logprobs add_special_tokens "
         "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
         "no_repeat_ngram_size".split(),
@@ -37,7 +37,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     )
     | dict.fromkeys(("max_new_tokens", "max_output_tokens", "n_predict", "num_predict", "max_length"), _AS_MAX_TOKENS)
     | dict.fromkeys(("extra_body", "options", "parameters", "sampling_params"), _ITSELF)
-    | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking"), _AS_CHAT)
+    | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking", "thinking_token_budget"), _AS_CHAT)
     | dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "send it in structured_outputs")
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
     | dict.fromkeys(("messages[].audio", "moderation"), _LEAVE)

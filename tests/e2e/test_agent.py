@@ -1,0 +1,107 @@
+"""An agent over HTTP: ten turns of forced calls end in the right file, and no turn computes again what an earlier prompt had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from serving import Server, serving
+
+TEMPLATE = Path(__file__).with_name("agent_template.jinja")
+LINES = [f"{turn}: {'ab' * (turn % 3)}" for turn in range(9)]
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("log")
+    with serving(log, "--chat-template", str(TEMPLATE), "--block-size", str(BLOCK)) as running:
+        yield running
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+
+
+# The demo model knows too little to write a file: each tool's schema says what to write.
+WRITERS = [tool(f"write{place}", line={"const": line}) for place, line in enumerate(LINES)]
+TOOLS = [*WRITERS, tool("finish", done={"const": True})]
+
+
+class Turn:
+    """One answer that must call the tool `name`, whole or streamed."""
+
+    def __init__(self, server: Server, messages: list[dict[str, Any]], name: str, stream: bool, **body: Any) -> None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id, messages=messages, tools=TOOLS, temperature=0, max_tokens=80,
+                tool_choice={"type": "function", "function": {"name": name}}, extra_body=body, stream=stream,
+                **({"stream_options": {"include_usage": True}} if stream else {}),
+            )  # fmt: skip
+            if stream:
+                self._read([*answer])
+            else:
+                self.message = answer.choices[0].message.model_dump(exclude_none=True)
+                self.finish, self.usage = answer.choices[0].finish_reason, answer.usage
+
+    def _read(self, chunks: list[Any]) -> None:
+        self.usage, self.finish = chunks[-1].usage, chunks[-2].choices[0].finish_reason
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+        begun, *pieces = [call for delta in deltas for call in delta.tool_calls or []]
+        assert begun.id and begun.function.arguments == "" and not any(piece.id for piece in pieces)
+        function = {"name": begun.function.name, "arguments": "".join(piece.function.arguments for piece in pieces)}
+        thought = "".join(getattr(delta, "reasoning", None) or "" for delta in deltas)
+        self.message = {
+            "role": "assistant",
+            "content": "".join(delta.content or "" for delta in deltas),
+            "tool_calls": [{"id": begun.id, "type": "function", "function": function}],
+        } | ({"reasoning": thought} if thought else {})
+
+
+@pytest.mark.parametrize(("stream", "thinks"), [(False, False), (True, False), (True, True)])
+def test_ten_turns_of_calls(agent_server: Server, tmp_path: Path, stream: bool, thinks: bool) -> None:
+    notes = tmp_path / "notes.txt"
+    body = {"enable_thinking": True, "thinking_token_budget": 8} if thinks else {}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Write my notes. {stream} {thinks}"}]
+    before = 0
+    for name in [each["function"]["name"] for each in TOOLS]:
+        turn = Turn(agent_server, messages, name, stream, **body)
+        assert turn.finish == "stop", "a named call does not change the reason"
+        assert bool(turn.message.get("reasoning")) == thinks and not turn.message.get("content")
+        if thinks:
+            assert 0 < turn.usage.completion_tokens_details.reasoning_tokens <= 8
+        (call,) = turn.message["tool_calls"]
+        assert call["function"]["name"] == name
+        result = run_tool(notes, name, json.loads(call["function"]["arguments"]))
+        messages += [turn.message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+        cached = turn.usage.prompt_tokens_details.cached_tokens
+        assert cached > before - BLOCK, "the earlier prompt is computed again"
+        before = turn.usage.prompt_tokens
+    assert notes.read_text() == "".join(f"{line}\n" for line in LINES) and result == "done"
+
+
+def run_tool(notes: Path, name: str, arguments: dict[str, Any]) -> str:
+    if name == "finish":
+        return "done" if arguments == {"done": True} else "wrong"
+    with notes.open("a") as file:
+        file.write(f"{arguments['line']}\n")
+    return "ok"
+
+
+def test_required_calls_one_of_the_tools_and_says_so(agent_server: Server) -> None:
+    with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(3):
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id, messages=[{"role": "user", "content": "Go on"}], tools=TOOLS,
+                tool_choice="required", parallel_tool_calls=False, seed=seed, max_tokens=80,
+            )  # fmt: skip
+            (call,) = answer.choices[0].message.tool_calls
+            assert answer.choices[0].finish_reason == "tool_calls"
+            allowed = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in TOOLS}
+            constants = {name: schema["const"] for name, schema in allowed[call.function.name].items()}
+            assert json.loads(call.function.arguments) == constants
