@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from edge_server import TOKENIZER, EdgeServer
 from test_tools import ASKED, WEATHER, prompt_of, request_of
-from toy_tokenizers import byte_level
+from toy_tokenizers import byte_level, byte_level_backend
+
+from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.context.openai_types import ChatBody, ChatMessage
+from vnext.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}<tool_call>|{% for message in messages %}[{{ message.role }}]"
@@ -120,3 +124,12 @@ def test_what_bounds_the_answer_begins_after_the_reasoning(thinker: EdgeServer) 
         found = request_of(thinker, answer.id).sampling.constraint
         assert (bool(found.grammar), found.reasoning_end, found.reasoning_max) == expected, body
     assert request_of(thinker, ask(thinker, "a", extra_body={"thinking_token_budget": 5}).id).sampling.constraint is None
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
+    backend = byte_level_backend()
+    backend.add_special_tokens(["[THINK]", "[/THINK]"])
+    for template, skip in (("{{ messages }}[/THINK]", False), ("{{ messages }}</think>", True), ("{{ messages }}", True)):
+        with EdgeServer(Tokenizer(backend, {}, template)) as server:
+            chat = ChatRequest(server.context, ChatBody(messages=[ChatMessage(role="user", content="x")]))
+            assert chat.params.skip_special_tokens == skip, template

@@ -49,10 +49,14 @@ class ChatRequest:
         self.tools = self._choice.shown
         _check_combinations(body, self._choice)
         _check_budget(body, context)
-        self.params = _params(
-            body, context, self.tools is not None and context.dialect is not None and context.dialect.has_marks
-        )
+        self.params = _params(body, context, self._needs_marks())
         self.answer_count = max(self.params.n, 1)
+
+    def _needs_marks(self) -> bool:
+        """Whether special tokens stay in the text, because a parser may look for one."""
+        context = self._context
+        of_reasoning = context.marks is not None and context.tokenizer.special_id(context.marks.close) is not None
+        return of_reasoning or (self.tools is not None and context.dialect is not None and context.dialect.has_marks)
 
     async def start(self, call_id: str, client: str, started_s: float) -> Generation:
         """The generation, not yet sent: `answer` sends it. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
