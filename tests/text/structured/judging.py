@@ -31,4 +31,12 @@ class Judge:
 
 
 def _loaded(text: str) -> Any:
-    return json.loads(text, parse_float=decimal.Decimal)
+    return json.loads(text, parse_float=_number)
+
+
+def _number(text: str) -> decimal.Decimal | float:
+    """Exact; a float where the exponent is beyond exact numbers."""
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return float(text)
