@@ -95,13 +95,13 @@ def main() -> int:
         kills = []
         for killed in pool.map(kill, seeds, (forms[seed % len(forms)] for seed in seeds)):
             kills.append(killed)
-            found = f"{killed.steps:5} steps, {killed.reported:5} told, {killed.end:8} {killed.wrong}"
+            found = f"{killed.steps:5} steps, {killed.reported:5} received, {killed.end:8} {killed.wrong}"
             print(f"{killed.seed:5} {killed.form:20} {found}", flush=True)
     if options.json:
         add_to_record(options.json, kills, before, time.monotonic() - began_s)
     wrong = [killed.seed for killed in kills if killed.wrong]
     but = f"; not {wrong}" if wrong else ""
-    print(f"{len(kills) - len(wrong)} of {len(kills)} logs verify and hold what clients were told{but}")
+    print(f"{len(kills) - len(wrong)} of {len(kills)} logs verify and contain what clients received{but}")
     return int(bool(wrong))
 
 
@@ -218,7 +218,7 @@ def checked_events(log: Log, reported: Reported, **known: Any) -> Killed:
     if verdict.difference is not None:
         wrong = verdict.difference.message
     else:
-        wrong = untold(log, reported) if verdict.same else str(found.end)
+        wrong = missing_tokens(log, reported) if verdict.same else str(found.end)
     return Killed(
         **known, requests=found.requests, reported=sum(map(len, reported.values())), steps=verdict.steps, frames=found.frames,
         segments=found.segments, first_event=verdict.first_event, bytes=found.size_bytes,
@@ -228,15 +228,15 @@ def checked_events(log: Log, reported: Reported, **known: Any) -> Killed:
     )  # fmt: skip
 
 
-def untold(log: Log, reported: Reported) -> str:
+def missing_tokens(log: Log, reported: Reported) -> str:
     """Describe what a client received and the log lacks, "" if nothing. A log without texts is compared by token counts."""
     answers, arrived = answers_of(log)
     if log.header.privacy == "full":
         missing = [name for name, tokens in reported.items() if name in arrived and answers[name][: len(tokens)] != tokens]
         unknown = [] if log.header.index else [name for name in reported if name not in arrived]
-        return f"the log lacks what was told of {(missing + unknown)[0]}" if missing + unknown else ""
+        return f"the log lacks tokens that clients received of {(missing + unknown)[0]}" if missing + unknown else ""
     have, known = sum(map(len, answers.values())), sum(map(len, reported.values()))
-    return f"{known} tokens were told, the log has {have}" if have < known and not log.header.index else ""
+    return f"clients received {known} tokens, the log has {have}" if have < known and not log.header.index else ""
 
 
 def answers_of(log: Log) -> tuple[dict[str, list[int]], set[str]]:
@@ -272,7 +272,7 @@ def add_to_record(path: Path, kills: list[Killed], before: Any, seconds: float) 
         "torn_tails": sum(each["end"] == "torn" for each in every),
         "frames_lost": sum(each["frames_lost"] for each in every),
         "steps": sum(each["steps"] for each in every),
-        "tokens_told": sum(each["reported"] for each in every),
+        "tokens_received": sum(each["reported"] for each in every),
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""A hand-driven engine for tests of the core: real reducer and scheduler, tokens given by the test."""
+"""An engine that a test drives by hand: the real reducer and scheduler, and the test's own tokens."""
 
 from __future__ import annotations
 

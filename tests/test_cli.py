@@ -1,4 +1,4 @@
-"""The command line's programs: version, curl line, doctor; what people type first."""
+"""Tests of the command line: version, imports, the curl line and `vnext doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled modules: what was built from other sources is refused in one sentence, and what was not built serves plainly."""
+"""Tests of compiled modules: one sentence refuses a stale one, and Python code replaces one that was not built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane beside vLLM's: its rows and arithmetic, a run with vnext and a stand-in for the other, and its errors."""
+"""Tests of the comparison with vLLM's control plane: its rows, its arithmetic, a run against a stand-in, and its errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.peers import control_face, control_plane
+from perf.peers import control_measuring, control_plane
 
 ROOT = Path(__file__).resolve().parents[1]
 OTHER = {"other-1": {"step_32": 1e6, "arrival": 5.0}, "other-1-synchronous": {"step_32": 2e6}}
@@ -59,7 +59,7 @@ def test_an_engine_that_leaves_its_steady_state_gives_no_figure() -> None:
             return 31
 
     with pytest.raises(RuntimeError, match="31 of 32 requests"):
-        control_face.measured_steps(Leaving(), 32)
+        control_measuring.measured_steps(Leaving(), 32)
 
 
 def test_a_prompt_that_was_cached_otherwise_than_meant_gives_no_figure() -> None:
@@ -70,7 +70,7 @@ def test_a_prompt_that_was_cached_otherwise_than_meant_gives_no_figure() -> None
             return 4096
 
     with pytest.raises(RuntimeError, match="first_hit: 4096 tokens were computed instead of 16"):
-        control_face.measured_prompts(lambda shared: Cold(), tokens_hit=16, tokens_miss=4096)
+        control_measuring.measured_prompts(lambda shared: Cold(), tokens_hit=16, tokens_miss=4096)
 
 
 def test_a_run_measures_every_row_of_vnext_beside_another(tmp_path: Path) -> None:

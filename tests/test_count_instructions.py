@@ -1,4 +1,4 @@
-"""Counting instructions: what is said of counts, with and without valgrind and records; and that both programs still run."""
+"""Tests of perf.count_instructions: its output with and without valgrind and records, and a run of both programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exit statuses: 2 and one sentence for what was given and cannot be used, 1 for what had begun and failed."""
+"""Tests of exit statuses: 2 and one sentence for unusable input, 1 for a failure after the start."""
 
 from __future__ import annotations
 

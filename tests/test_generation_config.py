@@ -1,4 +1,4 @@
-"""generation_config.json: the defaults of requests that do not say otherwise, over HTTP, in LLM and in the log."""
+"""Tests of generation_config.json: it sets the defaults of requests over HTTP, in LLM and in the log."""
 
 from __future__ import annotations
 

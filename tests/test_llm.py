@@ -1,4 +1,4 @@
-"""LLM: answers in the order of the prompts, the same however they are asked for, and errors before anything is sent."""
+"""Tests of LLM: answers keep the order of the prompts and do not depend on batching; errors come before any request is sent."""
 
 from __future__ import annotations
 

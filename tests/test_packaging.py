@@ -1,4 +1,4 @@
-"""What a stranger touches first: setup.py, constraints.txt and the scripts."""
+"""Tests of what a new user runs first: setup.py, constraints.txt and the scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights: the shapes they claim, the same bytes for a seed, one model to all who load it."""
+"""Tests of checkpoints with random weights: their shapes, equal bytes for equal seeds, and one model in every library that loads them."""
 
 from __future__ import annotations
 

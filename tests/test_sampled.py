@@ -1,4 +1,4 @@
-"""What a run takes of long files: some of each, others for each seed, nothing of what is not in the table."""
+"""Tests of sampled.py: a run takes some cases of each long file, chosen by the seed, and every case of other files."""
 
 from __future__ import annotations
 

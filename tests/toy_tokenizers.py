@@ -1,4 +1,4 @@
-"""Small tokenizers built from nothing, one a family: byte-level BPE, pieces and byte tokens, Metaspace, WordPiece."""
+"""Small tokenizers built for tests, one for each family: byte-level BPE, pieces and byte tokens, Metaspace, WordPiece."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import face
+import protocol
 
 BATCH_TOKENS_MAX = 2048
 # Sequences of a context and cells of each: one for a prompt alone, one for a batch; only the one in use exists.
@@ -127,4 +127,4 @@ class LlamaCpp:
 
 
 if __name__ == "__main__":
-    face.run(LlamaCpp)
+    protocol.run(LlamaCpp)

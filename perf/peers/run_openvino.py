@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import face
+import protocol
 
 BATCH_TOKENS_MAX = 2048  # as in vnext; its own default, 256, is meant for latency under load and slows long prompts
 
@@ -51,4 +51,4 @@ class OpenVino:
 
 
 if __name__ == "__main__":
-    face.run(OpenVino)
+    protocol.run(OpenVino)

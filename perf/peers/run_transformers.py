@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import face
+import protocol
 
 
 class Transformers:
@@ -45,4 +45,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    face.run(Transformers)
+    protocol.run(Transformers)

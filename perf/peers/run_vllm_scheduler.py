@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import control_face as face
+import control_measuring
 import torch
 import vllm
 from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -202,22 +202,22 @@ class Pool:
 
 
 def main() -> None:
-    channel = face.private_output()
+    channel = control_measuring.private_output()
     with tempfile.TemporaryDirectory() as folder:
         engine = Vllm(Path(folder))
     version, ahead = vllm.__version__, not OLD
-    rows = face.measured_loop() | face.measured_blocks(Pool().turn)
-    rows |= face.measured_prompts(lambda shared: Prompts(engine, shared, ahead), tokens_hit=16, tokens_miss=LONG_PROMPT)
+    rows = control_measuring.measured_loop() | control_measuring.measured_blocks(Pool().turn)
+    rows |= control_measuring.measured_prompts(lambda shared: Prompts(engine, shared, ahead), tokens_hit=16, tokens_miss=LONG_PROMPT)
     modes: dict[str, dict[str, float]] = {"asynchronous": {}, "synchronous": {}} if ahead else {"synchronous": {}}
     for mode, steps in modes.items():
-        for request_count in face.RUNNING:
+        for request_count in control_measuring.RUNNING:
             steady = Steady(engine, request_count, mode == "asynchronous")
-            steps |= face.measured_steps(steady, request_count)
+            steps |= control_measuring.measured_steps(steady, request_count)
     default, *others = modes
     figures = {f"vllm-{version}": rows | modes[default]}
     figures |= {f"vllm-{version}-{mode}": modes[mode] for mode in others}
     about = {"version": version, "mode": default, "hash": engine.hash, "torch": torch.__version__}
-    face.tell(channel, about, figures)
+    control_measuring.tell(channel, about, figures)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import face
+import protocol
 
 
 class Vnext:
@@ -39,4 +39,4 @@ class Vnext:
 
 
 if __name__ == "__main__":
-    face.run(Vnext)
+    protocol.run(Vnext)

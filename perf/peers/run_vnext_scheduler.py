@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import control_face as face
+import control_measuring
 
 from perf.bench_state import (
     BLOCK_SIZE,
@@ -89,14 +89,14 @@ class Pool:
 
 
 def main() -> None:
-    channel = face.private_output()
-    rows = face.measured_loop() | face.measured_blocks(Pool().turn)
-    rows |= face.measured_prompts(Prompts, tokens_hit=BLOCK_SIZE, tokens_miss=LONG_PROMPT)
-    for request_count in face.RUNNING:
+    channel = control_measuring.private_output()
+    rows = control_measuring.measured_loop() | control_measuring.measured_blocks(Pool().turn)
+    rows |= control_measuring.measured_prompts(Prompts, tokens_hit=BLOCK_SIZE, tokens_miss=LONG_PROMPT)
+    for request_count in control_measuring.RUNNING:
         steady = Steady(request_count)
-        rows |= face.measured_steps(steady, request_count)
-        rows[f"bare_{request_count}"] = face.measured_us(steady.bare, face.STEPS)
-    face.tell(channel, {"version": __version__, "mode": "asynchronous, cheap laws checked"}, {"vnext": rows})
+        rows |= control_measuring.measured_steps(steady, request_count)
+        rows[f"bare_{request_count}"] = control_measuring.measured_us(steady.bare, control_measuring.STEPS)
+    control_measuring.tell(channel, {"version": __version__, "mode": "asynchronous, cheap laws checked"}, {"vnext": rows})
 
 
 if __name__ == "__main__":

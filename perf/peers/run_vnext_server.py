@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import face
+import protocol
 
 REQUEST_TIMEOUT_S = 3600
 END_TIMEOUT_S = 30
@@ -75,4 +75,4 @@ class VnextServer:
 
 
 if __name__ == "__main__":
-    face.run(VnextServer)
+    protocol.run(VnextServer)

@@ -1,4 +1,4 @@
-"""Sessions: one engine's process, from its start to its end, spoken to in lines of JSON (face.py is the other side).
+"""Sessions: one engine's process, from its start to its end, spoken to in lines of JSON (protocol.py is the other side).
 
 Owns where environments and converted models lie (.peers, or PEERS), how a runner is started, and the reading of its
 memory. Each session is a fresh process, so that a start is measured as often as everything else.

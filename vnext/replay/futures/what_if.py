@@ -298,22 +298,9 @@ def objective_of(text: str) -> Objective:
 
 
 def print_what_if(console: Console, answer: WhatIf) -> None:
-    """Print a table of all runs, bars for the objective or the throughput, and the recommendation."""
-    good = answer.step_error_p50 <= ERROR_P50_MAX and answer.step_error_p99 <= ERROR_P99_MAX
-    console.print(
-        f"step times of {answer.steps_fitted:,} steps: error on left-out steps {answer.step_error_p50:.1%} at the median, "
-        f"{answer.step_error_p99:.1%} at 99 %", style="bold" if good else "bold yellow", soft_wrap=True,
-    )  # fmt: skip
-    if answer.noise.steps:
-        console.print(
-            f"{answer.noise.steps:,} similar steps differ from each other by {answer.noise.p50:.1%} and "
-            f"{answer.noise.p99:.1%}: no model of what they compute can do better", style="dim", soft_wrap=True,
-        )  # fmt: skip
-    if answer.misfit.steps and not good:
-        console.print(
-            f"from the median of similar steps it is {answer.misfit.p50:.1%} away at the median, {answer.misfit.p99:.1%} at "
-            "99 %: the rest is the machine's hiccups, which every line below includes", style="dim", soft_wrap=True,
-        )  # fmt: skip
+    """Print the accuracy of the step times, a table of all runs, bars for the objective or the throughput, and the
+    recommendation."""
+    _print_accuracy(console, answer)
     if answer.revived:
         lived = render.counted(answer.revived, "request")
         console.print(
@@ -338,6 +325,25 @@ def print_what_if(console: Console, answer: WhatIf) -> None:
     verdict = "leave it as it is: " if answer.unchanged.met is not None else ""
     advice = f"set {answer.recommended}: {answer.reason}" if answer.recommended else f"{verdict}{answer.reason}"
     console.print(advice, style="bold green", soft_wrap=True)
+
+
+def _print_accuracy(console: Console, answer: WhatIf) -> None:
+    """Print the errors of the step times, beside those that no model could avoid."""
+    good = answer.step_error_p50 <= ERROR_P50_MAX and answer.step_error_p99 <= ERROR_P99_MAX
+    console.print(
+        f"step times of {answer.steps_fitted:,} steps: error on left-out steps {answer.step_error_p50:.1%} at the median, "
+        f"{answer.step_error_p99:.1%} at 99 %", style="bold" if good else "bold yellow", soft_wrap=True,
+    )  # fmt: skip
+    if answer.noise.steps:
+        console.print(
+            f"{answer.noise.steps:,} similar steps differ from each other by {answer.noise.p50:.1%} and "
+            f"{answer.noise.p99:.1%}: no model of what they compute can do better", style="dim", soft_wrap=True,
+        )  # fmt: skip
+    if answer.misfit.steps and not good:
+        console.print(
+            f"from the median of similar steps it is {answer.misfit.p50:.1%} away at the median, {answer.misfit.p99:.1%} at "
+            "99 %: the rest is the machine's hiccups, which every line below includes", style="dim", soft_wrap=True,
+        )  # fmt: skip
 
 
 def _print_reproduced(console: Console, answer: WhatIf) -> None:

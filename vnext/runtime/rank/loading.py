@@ -45,7 +45,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     )
     with enough_memory("the model's weights do"):
         runner = load_runner(settings, device.torch_device, parallel)
-    runner.face = device
+    runner.steps_device = device
     return device_rank(settings, runner, device), runner
 
 
@@ -101,10 +101,10 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
 def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
     """On the CPU, a quarter of the available memory, at most 4 GiB, shared by this machine's ranks. On a GPU, the rest of its
     share beside the largest step."""
-    if runner.face is not None:
+    if runner.steps_device is not None:
         from vnext.runtime.rank.gpu_loading import fitting_cache_bytes
 
-        return fitting_cache_bytes(settings, runner, runner.face)
+        return fitting_cache_bytes(settings, runner, runner.steps_device)
     return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.world_size
 
 

@@ -52,7 +52,7 @@ class ModelRunner:
         )
         self._kv = None
         self._whole: WholeStep | None = None
-        self.face: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
+        self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
         if self.device.type != "cpu":
