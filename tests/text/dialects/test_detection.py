@@ -9,6 +9,8 @@ from vnext.text.dialects.table import DETECTED, NAMES, dialect_of
 TEMPLATES = [
     ("{{ messages }}", None),
     ("{% if tools %}<tools>{{ tools }}</tools> return <tool_call>{\"name\": ..}</tool_call>", "hermes"),
+    ("{% if tools %}reply <tool_call>\n<function=example>\n<parameter=a>", "qwen3_coder"),
+    ("{% if tools %}<tool_call>{function-name}\n<arg_key>{key}</arg_key>", "glm45"),
     ("{% if tools is not none %}{{ tools }}", "json"),
     ("{% if tools %}Respond with {\"name\": function, \"parameters\": ..}{% endif %}{% if message.role == 'ipython' %}", "llama3_json"),
     ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),

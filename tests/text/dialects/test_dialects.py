@@ -7,7 +7,11 @@ from cutting import cuttings, parts_of, shown
 
 from vnext.text.dialects.table import NAMES
 
-TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
 KOLN = ("weather", '{"city": "Köln"}')
 NOW = ("now", "{}")
 ASKED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
@@ -22,6 +26,14 @@ DEEPSEEK_V3 = (
 KIMI = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Köln"}'
     "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+)
+QWEN = (
+    "So.\n<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "<parameter=note>\na < b\n\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
+)
+GLM = (
+    "So.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
 )
 TEXTS = [
     ("hermes", "no call < here", ["no call < here"]),
@@ -61,6 +73,14 @@ TEXTS = [
     ("deepseek_v31", f"I look.{DEEPSEEK_V31}", ["I look.", KOLN, NOW]),
     ("deepseek_v3", f"I look.{DEEPSEEK_V3}", ["I look.", KOLN, NOW]),
     ("deepseek_v31", "<｜tool▁calls▁begin｜>what", ["<｜tool▁calls▁begin｜>what"]),
+    ("qwen3_coder", QWEN, ["So.", ("weather", '{"city": "12", "days": 3, "note": "a < b\\n"}'), NOW]),
+    ("qwen3_coder", QWEN[:-13], ["So.", ("weather", '{"city": "12", "days": 3, "note": "a < b\\n"}'), NOW]),
+    ("qwen3_coder", ASKED, [KOLN]),
+    ("qwen3_coder", "<function=now>\n</function>\n</tool_call>", [NOW]),
+    ("qwen3_coder", "a <tool_call> b <function=", ["a <tool_call> b <function="]),
+    ("qwen3_coder", "<tool_call><function=now><parameter=a>1", [("now", "", None), "<parameter=a>1"]),
+    ("glm45", GLM, ["So.", ("weather", '{"city": "12", "days": 3}'), NOW]),
+    ("glm45", "a <tool_call> b", ["a <tool_call> b"]),
     ("kimi_k2", f"I look. {KIMI}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
     ("kimi_k2", f"I look. {KIMI[:-43]}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
 ]  # fmt: skip

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from vnext.text.dialects import named, objects
+from vnext.text.dialects import named, objects, tagged
 from vnext.text.dialects.dialect import Dialect
 
 _TOOLS = re.compile(r"\btools\b")
 # A dialect, and texts of which each must stand in the template (or be a token, where it is a mark); the first match counts.
 DETECTED: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
+    (tagged.QWEN3_CODER, ("<function=",)),
+    (tagged.GLM45, ("<arg_key>",)),
     (named.KIMI_K2, ("<|tool_calls_section_begin|>",)),
     (named.DEEPSEEK_V3, ("<｜tool▁call▁begin｜>", "```json")),
     (named.DEEPSEEK_V31, ("<｜tool▁call▁begin｜>",)),
@@ -24,12 +26,13 @@ DETECTED: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
     (objects.GEMMA, ("<start_of_turn>",)),
     (objects.JSON, ()),
 )
-_REFUSED = ("<function=",)  # a template with one of these writes calls that no dialect reads
 # vLLM's names of --tool-call-parser for ours.
 NAMES: dict[str, Dialect] = {dialect.name: dialect for dialect, _ in DETECTED} | {
     "deepseek_r1": named.DEEPSEEK_V3,
     "granite-20b-fc": objects.GRANITE,
     "llama4_json": objects.LLAMA3,
+    "glm47": tagged.GLM45,
+    "qwen3_xml": tagged.QWEN3_CODER,
     "qwen": objects.HERMES,
 }
 
@@ -46,6 +49,6 @@ def dialect_of(template: str, tokens: Collection[str] = (), tool_parser: str = "
 
 
 def _detected(template: str, tokens: Collection[str]) -> Dialect | None:
-    if _TOOLS.search(template) is None or any(mark in template for mark in _REFUSED):
+    if _TOOLS.search(template) is None:
         return None
     return next((dialect for dialect, marks in DETECTED if all(mark in template or mark in tokens for mark in marks)), None)

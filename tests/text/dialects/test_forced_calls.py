@@ -1,0 +1,104 @@
+"""Forced calls: what a grammar lets a model write is a call of an offered tool, with arguments that its schema accepts."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import llguidance
+import pytest
+from cutting import parts_of, shown
+from tokenizers import Tokenizer
+
+import vnext
+from vnext.text.dialects.table import NAMES
+
+FILE = Path(vnext.__file__).parent / "demo_model" / "tokenizer.json"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city"],
+}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["C", "F"]},
+        "places": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+        "exact": {"type": "boolean"},
+    },
+    "required": ["unit", "places"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "object", "properties": {"x": {"type": "number"}}, "additionalProperties": False}},
+}
+WORDS = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "kind": {"type": "string", "enum": ["a", "b c"]}},
+    "required": ["kind"],
+}
+CHOICE = {
+    "anyOf": [
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False},
+        {"type": "object", "properties": {"b": {"type": "null"}}, "additionalProperties": False},
+    ]
+}
+SCHEMAS = {"weather": CITY, "measure": NESTED, "note": WORDS, "choose": CHOICE, "now": None}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
+
+
+@cache
+def tokenizers() -> tuple[Tokenizer, llguidance.LLTokenizer]:
+    return Tokenizer.from_file(str(FILE)), llguidance.LLTokenizer(FILE.read_text(), eos_token=0)
+
+
+def sample(grammar: str, rng: random.Random) -> str | None:
+    """A random answer under a grammar; None where it is long. After some tokens it ends as soon as it may, and prefers marks."""
+    tokenizer, vocabulary = tokenizers()
+    matcher, tokens = llguidance.LLMatcher(vocabulary, grammar), []
+    assert not matcher.is_error(), matcher.get_error()
+    close = tokenizer.encode("</parameter>" if "</parameter>" in grammar else "</arg_value>").ids
+    while not matcher.is_stopped() and len(tokens) < 1_000:
+        if len(tokens) > 80 and matcher.validate_tokens(close) == len(close):  # a free text ends by its mark alone
+            assert matcher.consume_tokens(close)
+            tokens += close
+        allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        assert allowed and not matcher.is_error(), matcher.get_error()
+        if matcher.is_accepting() and (0 in allowed) and rng.random() < 0.5:
+            break
+        allowed = [token for token in allowed if token != 0]
+        ending = [token for token in allowed if tokenizer.decode([token], skip_special_tokens=False)[:1] in '"]}<)\n']
+        token = rng.choice(ending if ending and rng.random() < min(len(tokens) / 60, 0.9) else allowed)
+        assert matcher.consume_token(token)
+        tokens.append(token)
+    return tokenizer.decode(tokens, skip_special_tokens=False) if len(tokens) < 1_000 else None
+
+
+@pytest.mark.parametrize("name", sorted({dialect.name for dialect in NAMES.values()}))
+@pytest.mark.parametrize("parallel", [False, True])
+def test_what_a_grammar_allows_is_a_call(name: str, parallel: bool) -> None:
+    dialect, rng, seen = NAMES[name], random.Random(4), set()
+    grammar = dialect.call_grammar(TOOLS, parallel)
+    for _ in range(12):
+        text = sample(grammar, rng)
+        if text is None:
+            continue
+        calls = shown(parts_of(dialect, [text], TOOLS))
+        assert calls and (parallel or len(calls) == 1), text
+        for call in calls:
+            assert isinstance(call, tuple) and None not in call, (text, calls)
+            jsonschema.validate(json.loads(call[1]), SCHEMAS[call[0]] or {"type": "object", "maxProperties": 0})
+            seen.add(call[0])
+    assert len(seen) > 2
+
+
+def test_a_mark_that_is_a_special_token_is_forced_as_that_token() -> None:
+    lark = NAMES["hermes"].call_grammar(TOOLS[-1:], False, {"<tool_call>": 1, "</tool_call>": 2})
+    assert lark.startswith("start:  call") and '<[1]> "\\n{' in lark and '"}\\n" <[2]>' in lark
+
+
+def test_a_name_may_hold_any_character() -> None:
+    tools = [{"type": "function", "function": {"name": 'a"b\\c', "parameters": None}}]
+    text = sample(NAMES["hermes"].call_grammar(tools, False), random.Random(1))
+    assert shown(parts_of(NAMES["hermes"], [text or ""], tools)) == [('a"b\\c', "{}")]

@@ -1,0 +1,51 @@
+"""Hostile texts: marks in any order, broken and nested calls, deep and huge JSON. Nothing is lost and every cutting agrees."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from cutting import parts_of, shown
+from hypothesis import given, settings, strategies as st
+
+from vnext.text.dialects.table import NAMES
+
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+DIALECTS = sorted({dialect.name: dialect for dialect in NAMES.values()}.items())
+PIECES = sorted({mark for _, dialect in DIALECTS for mark in dialect.opens}) + [
+    '{"name": "now", "arguments": ', "{", "}", "[", "]", '"', "\\", "now", "</tool_call>", "<function=now>", "<parameter=a>", "</parameter>",
+    "</function>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[ARGS]", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "function\n",
+    "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", " ", "\n", "<", "ü", "\x00", '"a": 1', ",", "```",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, _ in DIALECTS])
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=14), st.randoms(use_true_random=False))
+def test_every_cutting_of_any_text_agrees(name: str, pieces: list[str], rng: random.Random) -> None:
+    text = "".join(pieces)
+    whole = shown(parts_of(NAMES[name], [text], TOOLS))
+    assert shown(parts_of(NAMES[name], list(text), TOOLS)) == whole
+    places = sorted(rng.choices(range(len(text) + 1), k=4))
+    cut = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)])]
+    assert shown(parts_of(NAMES[name], cut, TOOLS)) == whole
+    if all(isinstance(each, str) for each in whole):
+        assert "".join(whole) == text
+
+
+def test_two_thousand_calls() -> None:
+    text = '<tool_call>{"name": "now", "arguments": {"a": [1]}}</tool_call>\n' * 2_000
+    assert shown(parts_of(NAMES["hermes"], list(text), TOOLS)) == [("now", '{"a": [1]}')] * 2_000
+
+
+@pytest.mark.parametrize("inner", ["[" * 100_000, '{"a":' * 50_000, '"' + "a" * 300_000, '"' + "\\n" * 50_000])
+def test_deep_and_huge_arguments_are_passed_on(inner: str) -> None:
+    text = '<tool_call>{"name": "now", "arguments": {"a": ' + inner
+    pieces = [text[place : place + 7] for place in range(0, len(text), 7)]
+    assert shown(parts_of(NAMES["hermes"], pieces, TOOLS)) == [("now", '{"a": ' + inner, None)]
+
+
+@pytest.mark.parametrize("name", [name for name, dialect in DIALECTS if dialect.opens])
+def test_thousands_of_marks_without_a_call(name: str) -> None:
+    text = NAMES[name].opens[0] * 5_000 + "<" * 50_000
+    assert shown(parts_of(NAMES[name], list(text), TOOLS)) == [text]

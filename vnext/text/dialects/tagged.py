@@ -1,0 +1,190 @@
+"""Calls whose arguments stand one by one between tags: Qwen 3 Coder and GLM 4.5.
+
+    qwen3_coder  <tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>
+    glm45        <tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>
+
+A value is text where the function's schema says string, else JSON, and text where it is no JSON. Each passes on as a member of
+a JSON object once it is complete. Both read Hermes' objects too, which forced calls use where the arguments of a function
+cannot be told apart (grammar.py), or where a text has a bound that no grammar of free text keeps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vnext.text.dialects.dialect import Dialect, Tools
+from vnext.text.dialects.grammar import Frame, Functions, Spell, json_rule, properties_of, quoted, schema_of, start
+from vnext.text.dialects.named import NAME_SIZE_MAX
+from vnext.text.dialects.objects import HERMES, json_head
+from vnext.text.dialects.reader import NoCall, Reader, Reading
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TEXT_KEYWORDS = {"type", "title", "description", "default", "examples", "enum", "const", "$defs", "definitions"}
+
+
+def _read_qwen(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
+    if opened == _OPEN:
+        yield from reader.skip()
+        if (yield from reader.next_is("{")) or (yield from reader.next_is("[")):
+            yield from HERMES.read(reader, opened, tools)
+            return
+        yield from reader.expect("<function=")
+    name = (yield from reader.until(">", size_max=NAME_SIZE_MAX)).strip()
+    arguments = _Arguments(reader, name, tools)
+    while True:
+        yield from reader.skip()
+        if not (yield from reader.take("<parameter=")):
+            break
+        key = (yield from reader.until(">", size_max=NAME_SIZE_MAX)).strip()
+        value = yield from reader.until("</parameter>")
+        arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
+    yield from reader.take("</function>")
+    yield from _end(reader, arguments)
+
+
+def _read_glm(reader: Reader, opened: str, tools: Tools) -> Reading[None]:
+    yield from reader.skip()
+    if (yield from reader.next_is("{")) or (yield from reader.next_is("[")):
+        yield from HERMES.read(reader, opened, tools)
+        return
+    name = (yield from reader.until("<", size_max=NAME_SIZE_MAX)).strip()
+    reader.place -= 1
+    if not ((yield from reader.next_is("<arg_key>")) or (yield from reader.next_is(_CLOSE))):
+        raise NoCall
+    arguments = _Arguments(reader, name, tools)
+    while True:
+        yield from reader.skip()
+        if not (yield from reader.take("<arg_key>")):
+            break
+        key = (yield from reader.until("</arg_key>", size_max=NAME_SIZE_MAX)).strip()
+        yield from reader.skip()
+        yield from reader.expect("<arg_value>")
+        arguments.add(key, (yield from reader.until("</arg_value>")))
+    yield from _end(reader, arguments)
+
+
+def _end(reader: Reader, arguments: _Arguments) -> Reading[None]:
+    """A model may forget the closing marks only where its answer ends, or another call begins."""
+    reader.drop()
+    yield from reader.skip()
+    if (yield from reader.take(_CLOSE)) or not (yield from reader.more()) or (yield from reader.next_is(_OPEN)):
+        arguments.end()
+        return
+    raise NoCall
+
+
+class _Arguments:
+    """The arguments of one call, as the members of a JSON object."""
+
+    def __init__(self, reader: Reader, name: str, tools: Tools) -> None:
+        if not name or any(character in name for character in "<>{}\n"):
+            raise NoCall
+        functions = (tool["function"] for tool in tools)
+        schema = next((schema_of(function) for function in functions if function["name"] == name), {})
+        self._properties = schema.get("properties") or {}
+        self._reader = reader
+        self._keys: set[str] = set()
+        reader.begin_call(name)
+
+    def add(self, key: str, text: str) -> None:
+        """Another argument; of two with one name the first counts."""
+        if key in self._keys:
+            self._reader.drop()
+            return
+        begin = ", " if self._keys else "{"
+        self._keys.add(key)
+        self._reader.arguments(f"{begin}{json.dumps(key, ensure_ascii=False)}: {_value(text, self._properties.get(key))}")
+
+    def end(self) -> None:
+        self._reader.arguments("}" if self._keys else "{}")
+        self._reader.end_call()
+
+
+def _value(text: str, schema: Any) -> str:
+    """The JSON of an argument that a model wrote as `text`."""
+    if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
+        for candidate in (text.strip(), text.strip().lower()):  # some models write True and None
+            try:
+                json.loads(candidate, parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                continue
+            return candidate
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+# ---- forced calls ------------------------------------------------------------------------------------------------
+
+
+def _grammar(functions: Functions, parallel: bool, spell: Spell, marks: tuple[str, str, str], head: str, tail: str) -> str:
+    """`marks`: before a key, between it and its value, after the value."""
+    rules = []
+    for place, function in enumerate(functions):
+        members = _members(function, spell, marks, f"call_{place}")
+        if members is None:
+            opened, closed = spell(f"{_OPEN}\n{json_head(function['name'])}"), spell(f"}}\n{_CLOSE}")
+            rules += [f"call_{place}: {opened} arguments_{place} {closed}"]
+            rules += [f"arguments_{place}: {json_rule(schema_of(function))}"]
+        else:
+            calls = " ".join(f"{name}?" if optional else name for name, _, optional in members)
+            rules += [f"call_{place}: {spell(head.format(function['name']))} {calls} {spell(tail)}"]
+            rules += [body for _, body, _ in members]
+    return "\n".join([start(len(functions), parallel, spell, Frame(head=str, between="\n")), *rules]) + "\n"
+
+
+def _members(
+    function: Mapping[str, Any], spell: Spell, marks: tuple[str, str, str], call: str
+) -> list[tuple[str, str, bool]] | None:
+    """(rule, its body, whether it may be left out) of each argument; None where they must be written as JSON."""
+    properties = properties_of(function)
+    if properties is None or any(set("<>{}\n") & set(name) or name != name.strip() for name in [function["name"], *properties]):
+        return None
+    found = []
+    for place, (name, (schema, required)) in enumerate(properties.items()):
+        value = _value_rule(schema, f"{call}_value_{place}", spell, marks[2])
+        if value is None:
+            return None
+        body = f"{call}_{place}: {spell(marks[0] + name + marks[1])} {call}_value_{place}\n{value}"
+        found.append((f"{call}_{place}", body, not required))
+    return found
+
+
+def _value_rule(schema: Mapping[str, Any], rule: str, spell: Spell, close: str) -> str | None:
+    """The rule of a value and the mark after it; None where free text cannot keep the schema."""
+    if schema.get("type") != "string":
+        simple = {"integer", "number", "boolean", "array", "object", "null"}
+        if schema.get("type") not in simple or "anyOf" in schema or "$ref" in schema:
+            return None
+        return f"{rule}: {rule}_json {spell(close)}\n{rule}_json: {json_rule(schema)}"
+    if set(schema) - _TEXT_KEYWORDS:
+        return None
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if listed is not None:
+        if not all(isinstance(each, str) and each.strip("\n") == each and "<" not in each for each in listed) or not all(
+            listed
+        ):
+            return None
+        return f"{rule}: ({' | '.join(map(quoted, listed))}) {spell(close)}"
+    mark, after = close.strip(), quoted(close[len(close.rstrip()) :])
+    if spell(mark) != quoted(mark):  # a mark with special tokens: the text has no closing tag at all
+        return f"{rule}: {rule}_text {spell(close)}\n{rule}_text: /([^<]|<[^\\/])*/"
+    return f"{rule}: {rule}_text {after}\n{rule}_text[suffix={quoted(mark)}]: /(?s:.*)/"
+
+
+def _qwen_grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
+    marks = ("<parameter=", ">\n", "\n</parameter>\n")
+    return _grammar(functions, parallel, spell, marks, f"{_OPEN}\n<function={{}}>\n", f"</function>\n{_CLOSE}")
+
+
+def _glm_grammar(functions: Functions, parallel: bool, spell: Spell) -> str:
+    marks = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+    return _grammar(functions, parallel, spell, marks, f"{_OPEN}{{}}\n", _CLOSE)
+
+
+QWEN3_CODER = Dialect(name="qwen3_coder", opens=(_OPEN, "<function="), read=_read_qwen, grammar=_qwen_grammar)
+GLM45 = Dialect(name="glm45", opens=(_OPEN,), read=_read_glm, grammar=_glm_grammar)
