@@ -78,6 +78,14 @@ def test_a_search_ends_as_soon_as_nothing_can_change() -> None:
     assert steps < 20 and short == run(BeamSearchParams(beam_width=2, max_tokens=200, length_penalty=0.0))[0]
 
 
+def test_an_ended_answer_waits_for_a_longer_one_that_may_still_pass_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest token ends the answer; the other way begins badly and then costs next to nothing."""
+    monkeypatch.setitem(NEXT, 1, (0.3, 0.1, 0.6))
+    monkeypatch.setitem(NEXT, 0, (0.99, 0.005, 0.005))
+    [best], steps = run(BeamSearchParams(beam_width=1, max_tokens=20))
+    assert unpack_tokens(best.tokens).tolist() == [0] * 20 and steps == 20
+
+
 def test_an_aborted_request_ends_the_search() -> None:
     search = BeamSearch("name", PROMPT, BeamSearchParams(beam_width=1, max_tokens=3), (END,))
     [request] = search.requests()
