@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "text" / "structured")]
@@ -81,7 +82,7 @@ def main() -> int:
     parser.add_argument("--model", default="", help="the demo model if none")
     parser.add_argument("--json", type=Path, help="where the record is written")
     options = parser.parse_args()
-    before, started_s = machine(), time.monotonic()
+    before, started_s = msgspec.to_builtins(machine()), time.monotonic()
     with LLM(options.model) as llm:
         ends, refusals, rejected = judged(llm, options)
     for reason, count in refusals.most_common():
