@@ -208,3 +208,30 @@ def test_lists_of_allowed_tokens_and_bad_words(llm: LLM) -> None:
     assert not any(holds(changed, word) for word in words)
     few = msgspec.structs.replace(GREEDY, allowed_token_ids=[40, 41, 42])
     assert {token for each in llm.generate(PROMPTS, few, use_tqdm=False) for token in each.outputs[0].token_ids} <= {40, 41, 42}
+
+
+def test_a_prompt_is_scored(llm: LLM) -> None:
+    """max_tokens 0 gives the scores alone; a prompt that was in the cache, and a greedy answer's own tokens, score the same."""
+    params = msgspec.structs.replace(GREEDY, max_tokens=12, logprobs=2)
+    (answer,) = llm.generate([7, 8, 9] * 16, params, use_tqdm=False)
+    tokens = answer.prompt_token_ids + answer.outputs[0].token_ids
+    (only,) = llm.generate([tokens], SamplingParams(max_tokens=0, prompt_logprobs=2), use_tqdm=False)
+    assert only.outputs[0].token_ids == [] and only.outputs[0].finish_reason == "length" and only.num_cached_tokens == 0
+    assert only.prompt_logprobs[0] is None and len(only.prompt_logprobs) == len(tokens)
+    for given, scored in zip(answer.outputs[0].logprobs, only.prompt_logprobs[len(answer.prompt_token_ids) :], strict=True):
+        assert {token: entry.rank for token, entry in given.items()} == {token: entry.rank for token, entry in scored.items()}
+        assert [each.logprob for each in scored.values()] == pytest.approx([each.logprob for each in given.values()], abs=1e-4)
+    assert answer.prompt_logprobs is None
+
+
+def test_prompts_are_embedded(llm: LLM) -> None:
+    both = llm.embed(["The module", [5, 6]], dimensions=8)
+    assert [len(each.outputs.embedding) for each in both] == [8, 8] and both[1].prompt_token_ids == [5, 6]
+    assert sum(value**2 for value in both[0].outputs.embedding) == pytest.approx(1.0)
+    mean, last = (llm.embed("The module", pooling=pooling, normalize=False)[0].outputs.embedding for pooling in ("mean", "last"))
+    assert mean != last and last == llm.embed("The module", normalize=False)[0].outputs.embedding
+    for wrong, words in (({"pooling": "max"}, "it must be one of last, mean, cls"), ({"dimensions": 0}, "between 1 and")):
+        with pytest.raises(InvalidRequest, match=words):
+            llm.embed("The module", **wrong)
+    with pytest.raises(InvalidRequest, match="set prompt_logprobs"):
+        llm.generate("The module", SamplingParams(max_tokens=0), use_tqdm=False)

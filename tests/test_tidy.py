@@ -119,7 +119,7 @@ LATE_IMPORTS = {
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
     # an order of starting
-    "vnext/llm.py": (10, "the engine starts while texts and client are imported"),
+    "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
     "vnext/serve.py": (1, "the engine starts meanwhile"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),

@@ -36,7 +36,7 @@ from vnext.state.config import request_length_max
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.messages import RequestOutput, SubmitRequest, TokenLogprobs
+    from vnext.runtime.messages import PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
     from vnext.state.params import Constraint
     from vnext.text.answer import Answer, Delta
     from vnext.text.template import ChatTemplate
@@ -74,12 +74,28 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its answers. `prompt` is None where the caller passed token ids."""
+    """One prompt with its answers. `prompt` is None where the caller passed token ids.
+
+    `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
+    `SamplingParams.prompt_logprobs` was set.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[Completion]
     num_cached_tokens: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    embedding: list[float]
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its embedding, in vLLM's words: `outputs.embedding`."""
+
+    prompt_token_ids: list[int]
+    outputs: Embedding
 
 
 class LLM:
@@ -181,6 +197,28 @@ class LLM:
                 slot.push(slot.answer.push(output))
         return [task.generated(self.tokenizer) for task in tasks]
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> list[Embedded]:
+        """One embedding for each prompt: the last hidden state of its last token, their mean ("mean") or that of its first
+        token ("cls"), cut to `dimensions` and scaled to length 1. Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.prompt_results import embedding, embedding_request
+
+        tokens = [self._tokens(_plain(prompt)) for prompt in _as_prompts(prompts)]
+        requests = [embedding_request(str(next(self._names)), each, pooling, self.max_model_len) for each in tokens]
+        found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
+        for output in self._client.run(requests, whole=True) if requests else ():
+            found[output.name] += output.prompt
+        embeddings = [embedding(parts, dimensions, normalize).tolist() for parts in found.values()]
+        return [
+            Embedded(prompt_token_ids=each, outputs=Embedding(embedding=vector)) for each, vector in zip(tokens, embeddings)
+        ]
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
         length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
@@ -232,10 +270,9 @@ class LLM:
     def _task(self, prompt: Prompt, params: SamplingParams | None, constraint: Constraint | None) -> _Task:
         prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self._tokens(prompt)
         params = self._fitting_params(len(tokens)) if params is None else params
         validate(params, self.vocab_size)
-        self._check_tokens(tokens)
         from vnext.text.answer import Answer
 
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
@@ -248,13 +285,15 @@ class LLM:
         room = max(1, self.max_model_len - prompt_length)
         return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
+    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise InvalidRequest("The prompt has no tokens: a request needs at least one.", "prompt")
         highest = self.vocab_size - 1
         for token in tokens:
             if not 0 <= token <= highest:
                 raise InvalidRequest(f"The prompt holds {token}: token ids lie between 0 and {highest}.", "prompt")
+        return tokens
 
     def _request(
         self, tokens: Sequence[int], params: SamplingParams, index: int, constraint: Constraint | None
@@ -345,7 +384,14 @@ class _Task:
             prompt_token_ids=self.tokens,
             outputs=[slot.completion(tokenizer, self.params) for slot in self.slots],
             num_cached_tokens=self.slots[0].answer.cached_token_count,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
         )
+
+    def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None]:
+        from vnext.text.prompt_results import prompt_logprobs
+
+        entries = prompt_logprobs(self.slots[0].answer.prompt, len(self.tokens))
+        return [entry and _named(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
 
 
 def _named(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -65,9 +65,10 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
 
     The table in `vnext.state.params.Drawn` explains the sampling numbers; `temperature` 0 is greedy, and the defaults of the
     others switch them off. `n` is the number of answers to a prompt; `seed` None draws a fresh seed; `logprobs` is the number
-    of alternatives beside each token (None reports nothing); `max_tokens` None allows the model's length; `stop` is one
-    string or several, and the first that is completed ends the answer; the first `min_tokens` tokens are not searched for
-    stop strings. `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
+    of alternatives beside each token (None reports nothing), `prompt_logprobs` that beside each token of the prompt;
+    `max_tokens` None allows the model's length, 0 only scores the prompt; `stop` is one string or several, and the first
+    that is completed ends the answer; the first `min_tokens` tokens are not searched for stop strings.
+    `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
     the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
     after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
     grammar.
@@ -77,6 +78,7 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     seed: int | None = None
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | list[str] = []
@@ -159,7 +161,7 @@ def to_sampling(
     `seed` is the answer's own key (see `answer_seed`). `usual_max_tokens` bounds answers whose `max_tokens` is unset.
     Raises InvalidRequest when prompt and answer together do not fit into `model_length` tokens.
     """
-    max_tokens = _tokens_allowed(params, prompt_length, model_length, usual_max_tokens)
+    max_tokens = max(_tokens_allowed(params, prompt_length, model_length, usual_max_tokens), 1)  # 0: one that is dropped
     return Sampling(
         seed=seed,
         max_tokens=max_tokens,
@@ -170,6 +172,7 @@ def to_sampling(
         stop_token_ids=tuple(sorted(set(params.stop_token_ids))),
         ignore_eos=params.ignore_eos,
         constraint=constraint,
+        prompt_logprobs=NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs,
     )
 
 
@@ -219,7 +222,7 @@ def _stored(name: str, value: float) -> float:
 
 def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int, usual: int | None) -> int:
     room = model_length - prompt_length
-    wanted = 1 if params.max_tokens is None else params.max_tokens
+    wanted = max(params.max_tokens or 1, 1)
     if wanted > room:
         asked = f"you requested {prompt_length + wanted} tokens ({prompt_length} in the prompt, {wanted} in the completion)"
         raise context_exceeded(model_length, asked, "prompt or completion", "prompt" if room < 1 else "max_tokens")
@@ -243,10 +246,13 @@ def _check_range(name: str, value: float, lowest: float, highest: float, rule: s
 
 
 def _check_lengths(params: SamplingParams) -> None:
-    if params.logprobs is not None:
-        _check_range("logprobs", params.logprobs, 0, LOGPROBS_MAX)
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1.", "max_tokens")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            _check_range(name, count, 0, LOGPROBS_MAX)
+    least = 1 if params.prompt_logprobs is None else 0
+    if params.max_tokens is not None and params.max_tokens < least:
+        only = " (0 only scores a prompt: set prompt_logprobs)" if params.max_tokens == 0 else ""
+        raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least {least}{only}.", "max_tokens")
     highest = math.inf if params.max_tokens is None else params.max_tokens
     if not 0 <= params.min_tokens <= highest:
         bound = "" if params.max_tokens is None else f" and at most max_tokens, which is {params.max_tokens}"

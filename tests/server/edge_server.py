@@ -47,8 +47,9 @@ def refuse_marked(request: SubmitRequest) -> str | None:
 class EdgeServer:
     """Runs the app in a thread; `settings` are fields of ServerSettings."""
 
-    def __init__(self, tokenizer: Tokenizer = TOKENIZER, **settings: Any) -> None:
-        self.engine = FakeEngine(echo_answer, refuse_marked)
+    def __init__(self, tokenizer: Tokenizer = TOKENIZER, engine: Any = None, **settings: Any) -> None:
+        """`engine` has an address and `close`; None for a fake."""
+        self.engine = engine or FakeEngine(echo_answer, refuse_marked)
         self._tokenizer = tokenizer
         self.settings = msgspec.structs.replace(ServerSettings(served_model_names=("toy", "other-name")), **settings)
         self.port = 0

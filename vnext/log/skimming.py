@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from vnext.log.log_plain import RECORD_HEAD, WIDTH_MAX, WIDTH_MIN, record_end, widen
-from vnext.state.params import FIRST_LOGGED_COUNT
+from vnext.state.params import FIRST_LOGGED_COUNT, LATER_TYPES
 
 ARRIVED, ABORTED, PLANNED, COMMITTED = range(1, 5)  # tags of events.py
 REASONS = {"client", "stop", "shutdown", "error"}
@@ -165,15 +165,14 @@ def _is_arrival(event: _Body, width: int) -> bool:
 
 
 def _is_sampling(value: object) -> bool:
-    """The fields of the first logs, top_n_sigma and no constraint."""
-    if not _is_list(value) or not FIRST_LOGGED_COUNT <= len(value) <= FIRST_LOGGED_COUNT + 2:
+    """The fields of the first logs, the numbers that were added later, and no constraint."""
+    if not _is_list(value) or not FIRST_LOGGED_COUNT <= len(value) <= FIRST_LOGGED_COUNT + len(LATER_TYPES):
         return False
     seed, max_tokens, temperature, top_k, *floats, biases, logprobs, min_tokens, stops, ignore_eos = value[:FIRST_LOGGED_COUNT]
-    floats += value[FIRST_LOGGED_COUNT : FIRST_LOGGED_COUNT + 1]
-    if value[FIRST_LOGGED_COUNT + 1 :] not in ([], [None]):
-        return False
+    later = zip(value[FIRST_LOGGED_COUNT:], LATER_TYPES)
     return (
-        all(map(_is_uint, (seed, max_tokens, min_tokens))) and type(top_k) is int and type(logprobs) is int
+        all(_is_float(each) if kind is float else type(each) is kind for each, kind in later)
+        and all(map(_is_uint, (seed, max_tokens, min_tokens))) and type(top_k) is int and type(logprobs) is int
         and all(map(_is_float, (temperature, *floats))) and _is_list(biases) and all(map(_is_bias, biases))
         and _is_list(stops) and all(type(stop) is int for stop in stops) and type(ignore_eos) is bool
     )  # fmt: skip

@@ -17,7 +17,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import RequestId
 from vnext.state.laws import check
-from vnext.state.params import Sampling
+from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
 from vnext.state.state import Counters, Request, State, StepInFlight, Waiting
 from vnext.state.store import extents, fields
@@ -248,6 +248,7 @@ def _waiting(config: SchedulerConfig, life: LiveRequest, preemptions: int, cache
         block_hashes=keys,
         preemption_count=preemptions,
         cached=cached,
+        reads_cache=reads_cache(life.sampling),
     )
 
 

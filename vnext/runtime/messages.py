@@ -81,12 +81,27 @@ class RequestRefused(Message, tag=11):
     message: str
 
 
+class PromptResult(Message):
+    """What request `id` wanted of its prompt, or a part of it: scores of the prompt's tokens from index `first` on, or an
+    embedding. As bytes of n tokens with K alternatives each: `logprobs` float32 [n], `ranks` int32 [n] (0 is the likeliest),
+    `top_tokens` int32 [n, K], `top_logprobs` float32 [n, K]. `hidden` float32 [hidden size]."""
+
+    id: int
+    first: int = 0
+    logprobs: bytes = b""
+    ranks: bytes = b""
+    top_tokens: bytes = b""
+    top_logprobs: bytes = b""
+    hidden: bytes = b""
+
+
 class RequestOutput(Message):
     """What one commit gave one request. `finish` is "" while the request goes on, then "stop", "length" or "abort".
 
     `number` is the request's number in this engine; later `Outputs` refer to the request by it. -1 where it does not matter.
     `queue_seconds` is set in a request's first output: the time it waited for its first step. It is 0 in later outputs.
     `error` says why the engine aborted the request, where it did.
+    `prompt` comes before the first token; parts come again, with the same bits, where a preempted request repeats them.
     """
 
     name: str
@@ -98,6 +113,7 @@ class RequestOutput(Message):
     number: int = -1
     queue_seconds: float = 0.0
     error: str = ""
+    prompt: tuple[PromptResult, ...] = ()
 
 
 class Outputs(Message, tag=12):
@@ -186,7 +202,7 @@ class StepResult(Message, tag=21):
     Every rank reports the digests of the state in which it executed the step: the structure, and the chain of committed
     tokens; 0 where none was due. When a digest is due, the result also carries the words of digest.DETAIL_NAMES and of
     digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
-    on a rank that hashes no batch.
+    on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts.
     """
 
     rank: int
@@ -200,6 +216,7 @@ class StepResult(Message, tag=21):
     histories: tuple[int, ...] = ()
     fed: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
+    prompts: tuple[PromptResult, ...] = ()
 
 
 class RankFailed(Message, tag=22):

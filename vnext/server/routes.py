@@ -9,6 +9,7 @@ from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
+from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
 from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
 from vnext.server.views.log_view import list_segments, read_segment
 from vnext.server.views.openapi import get_openapi
@@ -30,6 +31,12 @@ ROUTES = (
         (JSON, EVENTS),
     ),
     Route("POST", "/v1/completions", create_completion, "continues a text, or several", CompletionBody, (JSON, EVENTS)),
+    Route("POST", "/v1/embeddings", create_embeddings, "vectors of texts", EmbeddingBody),
+    Route("POST", "/rerank", rerank, "sorts documents by their likeness to a query; also /v1/rerank, /v2/rerank", RerankBody),
+    Route("POST", "/v1/rerank", rerank),
+    Route("POST", "/v2/rerank", rerank),
+    Route("POST", "/score", score, "how alike two texts are; also /v1/score", ScoreBody),
+    Route("POST", "/v1/score", score),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
     Route("POST", "/v1/files", create_file, "keeps a file of requests (with --batch-dir)"),

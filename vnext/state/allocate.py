@@ -35,8 +35,10 @@ class Allocation(msgspec.Struct, frozen=True):
 
 
 def prefix_hits(config: SchedulerConfig, pool: Pool, waiting: Waiting) -> np.ndarray:
-    """The table of the request's leading tokens that the cache holds. At least one token remains to be computed."""
-    most = (waiting.known - 1) // config.block_size
+    """The table of the request's leading tokens that the cache holds. At least one token remains to be computed, and every
+    token of a request that does not read the cache.
+    """
+    most = (waiting.known - 1) // config.block_size if waiting.reads_cache else 0
     if config.windows:
         return longest_hit(config, pool, waiting.block_hashes[:most])
     return pools.longest_prefix(pool, waiting.block_hashes, most)

@@ -27,6 +27,7 @@ from vnext.state.block_hash import block_hashes
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
+from vnext.state.params import reads_cache
 from vnext.state.state import Counters, State, StepInFlight, Waiting
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
@@ -106,6 +107,7 @@ def _back_in_queue(state: State, row: int) -> Waiting:
         block_hashes=block_hashes(request.root, tokens, config.block_size) if config.prefix_caching else (),
         preemption_count=int(rows.preemption_count[row]) + 1,
         cached=int(rows.cells[fields.CACHED, row]),
+        reads_cache=reads_cache(request.sampling),
     )
 
 

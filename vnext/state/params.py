@@ -18,6 +18,10 @@ TOKEN_ID_MAX = 2**31 - 1
 SEED_MAX = 2**64 - 1
 LOGPROBS_MAX = 20
 NO_LOGPROBS = -1
+POOLINGS = ("", "last", "mean", "cls")
+"""How the last hidden states of a prompt become an embedding: not at all, that of the last token, their mean, that of the
+first token."""
+NO_POOLING, LAST, MEAN, CLS = range(4)
 
 
 class Parameter(NamedTuple):
@@ -79,7 +83,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `seed` is the request's root key (uint64). It is always present, because a request without a seed gets one in its
     event. Fields of `Drawn` have its types and defaults. `logprobs` is the number of alternatives reported beside each
-    sampled token, `NO_LOGPROBS` for none. `logit_bias` is sorted by token.
+    sampled token, `prompt_logprobs` that beside each prompt token, `NO_LOGPROBS` for none. `logit_bias` is sorted by
+    token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding.
     """
 
     seed: int
@@ -98,10 +103,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ignore_eos: bool = False
     top_n_sigma: float = 0.0
     constraint: Constraint | None = None
+    prompt_logprobs: int = NO_LOGPROBS
+    pooling: int = NO_POOLING
 
 
 FIRST_LOGGED_COUNT = 14
 """The number of fields of Sampling in the first logs."""
+LATER_TYPES = tuple(type(field.default) for field in msgspec.structs.fields(Sampling)[FIRST_LOGGED_COUNT:])
+"""The types of the fields that were added since, as their defaults have them: no constraint is None."""
 
 
 def _parameters() -> Mapping[str, Parameter]:
@@ -120,6 +129,12 @@ ROW_DTYPES: Mapping[str, str] = MappingProxyType(
     {name: PARAMETERS[name].dtype for name in CHOOSING} | {"seed": "int64", "position": "int64"}
 )
 """The columns that a kernel reads to choose a token for each row, in argument order. `seed` has the bits of a uint64."""
+
+
+def reads_cache(sampling: Sampling) -> bool:
+    """Whether a request may start behind cached blocks. A result that needs positions inside the prompt cannot: the cache
+    holds keys and values, no logits and no hidden states."""
+    return sampling.prompt_logprobs == NO_LOGPROBS and sampling.pooling in (NO_POOLING, LAST)
 
 
 def is_filtered(sampling: Sampling) -> bool:

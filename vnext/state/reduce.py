@@ -27,6 +27,7 @@ from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned
 from vnext.state.lifecycle import Change, Status, after
+from vnext.state.params import reads_cache
 from vnext.state.state import Counters, Request, State, Waiting, status_of
 from vnext.state.store import extents
 from vnext.state.store.rows import no_rows
@@ -123,7 +124,14 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
 
 def _first_wait(config: SchedulerConfig, request: Request) -> Waiting:
     keys = block_hashes(request.root, request.prompt, config.block_size) if config.prefix_caching else ()
-    return Waiting(id=request.id, priority=request.priority, tokens=request.prompt, block_hashes=keys, preemption_count=0)
+    return Waiting(
+        id=request.id,
+        priority=request.priority,
+        tokens=request.prompt,
+        block_hashes=keys,
+        preemption_count=0,
+        reads_cache=reads_cache(request.sampling),
+    )
 
 
 def _fold_request_aborted(state: State, event: RequestAborted) -> State:

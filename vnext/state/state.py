@@ -40,7 +40,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A request in the queue. `tokens` (int32 bytes) are the prompt and everything sampled before a preemption.
 
     `block_hashes` are those of its full blocks, empty if the prefix cache is off. `cached` is the hit of its first
-    admission (-1 before it), kept so that the client learns the real cost of its prompt.
+    admission (-1 before it), kept so that the client learns the real cost of its prompt. `reads_cache` is that of
+    vnext.state.params.
     """
 
     id: RequestId
@@ -49,6 +50,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     block_hashes: tuple[bytes, ...]
     preemption_count: int
     cached: int = -1
+    reads_cache: bool = True
 
     @property
     def known(self) -> int:

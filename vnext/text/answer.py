@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from vnext.runtime.messages import RequestOutput, TokenLogprobs
+from vnext.runtime.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.sampling_params import SamplingParams
 from vnext.state.events import unpack_tokens
 from vnext.text.stops import StopScanner
@@ -38,7 +38,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer:
-    """The text of one request that continues the tokens `prompt`."""
+    """The text of one request that continues the tokens `prompt`. `prompt`, of an answer: what came of its prompt so far. With
+    `max_tokens` 0 the answer is empty: the one token that its request samples is dropped."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = tokenizer.detokenizer(prompt, params.skip_special_tokens)
@@ -46,6 +47,8 @@ class Answer:
         self._show_stop_token = params.include_stop_str_in_output
         self._stop_token_ids = params.stop_token_ids
         self._min_tokens = params.min_tokens
+        self._is_empty = params.max_tokens == 0
+        self.prompt: list[PromptResult] = []
         self._length = 0
         self.token_count = 0
         self.cumulative_logprob = 0.0
@@ -66,6 +69,10 @@ class Answer:
     def push(self, output: RequestOutput) -> Delta:
         """Take in an output. If the delta finishes and the output does not, a stop string was found: abort the request."""
         self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
+        self.prompt += output.prompt
+        if self._is_empty:
+            finish = "length" if output.finish == "stop" else output.finish
+            output = msgspec.structs.replace(output, tokens=b"", logprobs=(), finish=finish, stop_token=-1)
         tokens = unpack_tokens(output.tokens).tolist()
         hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
         shown = tokens[:-1] if hidden else tokens

@@ -44,7 +44,7 @@ def test_what_asks_for_nothing_passes(name: str, nothing: Any) -> None:
 
 
 def test_no_number_asks_for_nothing(server: EdgeServer) -> None:
-    assert server.post("/v1/completions", {"prompt": "a", "prompt_logprobs": 0})[1]["error"]["param"] == "prompt_logprobs"
+    assert server.post("/v1/completions", {"prompt": "a", "lora_path": 0})[1]["error"]["param"] == "lora_path"
     assert server.post("/v1/completions", {"prompt": "a", "mirostat": 0})[0] == 200
     assert server.post("/v1/completions", {"prompt": "a", "mirostat": 2})[0] == 400
 

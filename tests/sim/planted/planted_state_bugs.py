@@ -88,6 +88,37 @@ POOL = [
     bug("a freed block is not counted", "state.pool", "free=pool.free + count,", "free=pool.free + count - 1,", "M1"),
 ]
 
+SCORING = [
+    bug(
+        "a scored prompt starts behind the cache",
+        "state.allocate",
+        "// config.block_size if waiting.reads_cache else 0",
+        "// config.block_size",
+        "P4",
+        "S3",
+        "S6",
+    ),
+    bug(
+        "a scored prompt starts behind the cache when it returns",
+        "state.fold_plan",
+        "reads_cache=reads_cache(request.sampling),",
+        "reads_cache=True,",
+        "P4",
+        "X2",
+        "S3",
+        "S6",
+    ),
+    bug(
+        "a mean without the cached part",
+        "state.params",
+        "sampling.pooling in (NO_POOLING, LAST)",
+        "sampling.pooling in (NO_POOLING, LAST, MEAN)",
+        "P4",
+        "S3",
+        "S6",
+    ),
+]
+
 SHARING = [
     bug(
         "two futures share an arena",
@@ -437,4 +468,4 @@ ONE_RANK = [
         one_rank=(Edit("state.store.columns_numpy", "nonzero()[0][: len(out_blocks)]", "nonzero()[0][: len(out_blocks)][::-1].copy()"),)),
 ]  # fmt: skip
 
-STATE_BUGS = [*POOL, *SHARING, *PLANNING, *STEPS, *COMMITS, *LIVES, *ONE_RANK]
+STATE_BUGS = [*POOL, *SCORING, *SHARING, *PLANNING, *STEPS, *COMMITS, *LIVES, *ONE_RANK]

@@ -42,7 +42,7 @@ class ForwardBatch(NamedTuple):
 
     token_ids int64 [T], positions int64 [T], slots int64 [T] (block * block_size + offset where the token's key and
     value go), query_starts int32 [R + 1], context_lengths int32 [R] (tokens in the cache after this step's writes),
-    block_table int32 [R, W], sample_at int64 [S] (places in T whose hidden state gives logits). `host` may be None:
+    block_table int32 [R, W], sample_at int64 [S] (rising places in T whose hidden state gives logits). `host` may be None:
     the two arrays are then copied from the device, which waits for it. With `attention` neither is looked at.
 
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a

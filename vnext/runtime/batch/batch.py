@@ -15,6 +15,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.decode_step import DecodeStep
+from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
@@ -54,6 +55,7 @@ class PersistentBatch:
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
         self._sampling = SamplingColumns(config, vocab_size, self._device, vocabulary)
+        self._prompts = PromptRows()
         self._free = list(range(row_count - 1, -1, -1))
         self._row_of: dict[tuple[int, int], int] = {}
         self._places = np.empty(0, dtype=np.int64)
@@ -76,8 +78,10 @@ class PersistentBatch:
         sampled = np.flatnonzero(scheduled.samples)
         self._sampled = scheduled.step, places[sampled]
         sampling, logprobs = self._sampling.inputs(places[sampled], ends[sampled])
-        inputs = StepInputs(self._forward(state, scheduled, rows, places, ends, sampled), sampling, logprobs)
-        may_stay = scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
+        forward = self._forward(state, scheduled, rows, places, ends, sampled)
+        prompts = self._prompts.inputs(scheduled, places, forward.host.query_starts)
+        inputs = StepInputs(forward, sampling, logprobs, prompts)
+        may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
         self._decode_step = DecodeStep(inputs, scheduled, places, self._config.block_size) if may_stay else None
         return inputs
 
@@ -206,12 +210,14 @@ class PersistentBatch:
         for pair in self._row_of.keys() - set(pairs):
             place = self._row_of.pop(pair)
             self._sampling.leave(place)
+            self._prompts.leave(place)
             self._free.append(place)
         for row, pair in enumerate(pairs):
             if pair not in self._row_of:
                 place = self._row_of[pair] = self._free.pop()
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
+                self._prompts.join(place, state.requests[pair[0]])
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

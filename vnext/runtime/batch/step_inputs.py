@@ -7,15 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.models.layers.batch import ForwardBatch
+from vnext.runtime.batch.prompts import PromptInputs
 from vnext.sampling.inputs import SamplingInputs
 
 
 class StepInputs(NamedTuple):
     """What one step computes and how it samples. `logprobs` int64[S]: alternatives that each sampled row asked for, -1 none.
 
-    `sampling` is None in a step that samples nothing.
+    `sampling` is None in a step that samples nothing. `prompts`: what requests want of prompts that this step computes.
     """
 
     forward: ForwardBatch
     sampling: SamplingInputs | None
     logprobs: np.ndarray
+    prompts: PromptInputs | None = None

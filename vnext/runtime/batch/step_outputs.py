@@ -5,15 +5,17 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.sampling.inputs import Sampled
 
 
 class StepOutputs(msgspec.Struct, frozen=True):
-    """`tokens` int64[S]; `logprobs` one entry per sampled row (None where not asked for), empty if no row asked."""
+    """`tokens` int64[S]; `logprobs` one entry per sampled row (None where not asked for), empty if no row asked; `prompts` what
+    the step computed of prompts."""
 
     tokens: np.ndarray
     logprobs: tuple[TokenLogprobs | None, ...]
+    prompts: tuple[PromptResult, ...] = ()
 
 
 NOTHING_SAMPLED = StepOutputs(np.empty(0, dtype=np.int64), ())

@@ -23,7 +23,7 @@ from vnext.runtime.core.due_reports import DueReports
 from vnext.runtime.core.executor import Executor
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
-from vnext.runtime.messages import EngineStats, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
+from vnext.runtime.messages import EngineStats, PromptResult, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
@@ -153,6 +153,8 @@ class EngineCore:
             self._progress.took(self.state.in_flight[0].tokens, message.seconds)
             self._abort_failed(message.failed)
             event = StepCommitted(step=message.step, tokens=message.tokens)
+            if message.prompts:
+                self._untold.append((None, prompt_outputs(self.state, message.prompts)))
             if not is_last or not self._is_steady_turn(event, message.logprobs):
                 self._fold(event, message.logprobs)
 
@@ -291,6 +293,15 @@ class EngineCore:
             stalled=self._stalled,
             step_silent_seconds=self._progress.silent_s,
         )
+
+
+def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:
+    """What the requests that are live get of their prompts. It precedes the outputs of the step that computed it."""
+    return [
+        RequestOutput(name=state.requests[each.id].name, tokens=b"", number=each.id, prompt=(each,))
+        for each in results
+        if each.id in state.requests
+    ]
 
 
 def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "") -> RequestOutput:

@@ -16,6 +16,7 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.batch.prompts import PromptInputs
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
@@ -30,7 +31,8 @@ class HostStep(NamedTuple):
     int64: `begins`, `places` (batch rows) [R], `token_ids` [T] (0 where the device has the token), `ahead` (entries that take
     their row's last token), `sampled` (entries) [S], `asked` (alternatives that each sample reports, -1 none) [S]. int32:
     query_starts [R + 1], contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see
-    batch_index.write_spans), and parameters of rows that joined. `width`: blocks of the longest context.
+    batch_index.write_spans), and parameters of rows that joined. `width`: blocks of the longest context. `prompts`: what
+    requests want of prompts.
     """
 
     step: int
@@ -45,6 +47,7 @@ class HostStep(NamedTuple):
     width: int
     wants: Wants
     asked: np.ndarray
+    prompts: PromptInputs | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -125,6 +128,7 @@ class DeviceBatch(PersistentBatch):
             width=blocks_for(int(ends.max()), self._config.block_size),
             wants=self._updates.wants(rows_sampled, ends[sampled]),
             asked=self._updates.logprobs(rows_sampled),
+            prompts=self._prompts.inputs(scheduled, places, starts),
         )
 
     def state_rows(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.kernels.table import Operations
 from vnext.models.layers.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers.layers import describe_attention
+from vnext.runtime.batch.prompts import PromptSums, compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
@@ -29,7 +31,7 @@ from vnext.runtime.gpu.device_words import FedOnDevice, FedWatch
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
 from vnext.runtime.gpu.staging import Staging
-from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.sampling.inputs import Sampled
 from vnext.sampling.logits import adjust_rows
 from vnext.sampling.sampling import Adjust, Choose, report_in_parts
@@ -54,7 +56,8 @@ class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
 class PendingStep(NamedTuple):
     """A step that was launched. Its samples are on their way to the host: `fetched` is a Sampled in which all fields but the
     tokens cover only the rows that report log-probabilities; None where the step samples nothing. `asked` int64 [S]:
-    alternatives, -1 none. `fed`: the model's inputs, where they must be hashed."""
+    alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`: turns what was fetched of prompts
+    into results, where a request wants some."""
 
     step: int
     asked_s: float
@@ -62,6 +65,7 @@ class PendingStep(NamedTuple):
     mark: Mark
     asked: np.ndarray
     fed: FedOnDevice | None = None
+    prompts: Callable[[], tuple[PromptResult, ...]] = tuple
 
     def is_there(self) -> bool:
         """Whether `outputs` would return at once."""
@@ -70,10 +74,11 @@ class PendingStep(NamedTuple):
     def outputs(self) -> StepOutputs:
         """The step's outputs; waits for them."""
         self.mark.wait()
+        prompts = self.prompts()
         if self.fetched is None:
-            return NOTHING_SAMPLED
+            return msgspec.structs.replace(NOTHING_SAMPLED, prompts=prompts) if prompts else NOTHING_SAMPLED
         tokens, *others = self.fetched
-        return StepOutputs(tokens.numpy(), logprobs_of(tokens, others, self.asked) if others else ())
+        return StepOutputs(tokens.numpy(), logprobs_of(tokens, others, self.asked) if others else (), prompts)
 
 
 def logprobs_of(
@@ -99,6 +104,7 @@ class DeviceSteps:
         self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
         self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.adjust, forms.wrap)
         self._pieces = PiecewiseGraphs(device, model, config.max_num_seqs, forms.operations.paged_attention)
+        self._sums = PromptSums()
         self._watch = FedWatch(device, self._batch.parameters)
         self._common: tuple[bytes, int] = b"", 0
         self.forms_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
@@ -115,7 +121,7 @@ class DeviceSteps:
         began_s = time.perf_counter()
         step = self._batch.host_step(state)
         shared = self._shared_blocks(state, step)
-        choice = choose_form(len(step.token_ids), len(step.begins), step.is_decode, shared > 0, self._forms.shapes)
+        choice = self._choice(step, shared)
         self.forms_run[choice.form] += 1
         seen: list[FedOnDevice] = []
 
@@ -123,17 +129,28 @@ class DeviceSteps:
             seen.append(self._watch.take(batch, samples.rows, samples.positions, step.asked, step.wants.adjusted))
 
         is_due = step.step % state.config.digest_interval == 0
-        sampled = self._run(step, choice, shared, watch if is_due else None)
+        sampled, prompts = self._run(step, choice, shared, watch if is_due else None)
         self._staging.release()
         fed = seen[0] if is_due else None
-        if sampled is None:
+        if sampled is None and not prompts:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
-        fetched, mark = self._device.fetch([part for part in sampled if part is not None])
-        return PendingStep(step.step, began_s, fetched, mark, step.asked, fed)
+        of_samples = [part for part in sampled or () if part is not None]
+        fetched, mark = self._device.fetch([*of_samples, *prompts])
+        results = partial(self._sums.results, step.prompts, fetched[len(of_samples) :]) if prompts else tuple
+        return PendingStep(step.step, began_s, fetched[: len(of_samples)] or None, mark, step.asked, fed, results)
 
-    def _run(self, step: HostStep, choice: Choice, shared: int, watch: Watch | None) -> Sampled | None:
+    def _choice(self, step: HostStep, shared: int) -> Choice:
+        """The step's form. No graph holds the hidden states that prompts need."""
+        if step.prompts is not None:
+            return Choice("eager", len(step.token_ids))
+        return choose_form(len(step.token_ids), len(step.begins), step.is_decode, shared > 0, self._forms.shapes)
+
+    def _run(
+        self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
+    ) -> tuple[Sampled | None, list[torch.Tensor]]:
+        """The samples, and the tensors of `prompts.compute`."""
         if choice.form == "graph":
-            return self._decode(step, choice.size, watch)
+            return self._decode(step, choice.size, watch), []
         return self._mixed(step, choice, shared, watch)
 
     def _decode(self, step: HostStep, rows: int, watch: Watch | None) -> Sampled:
@@ -141,7 +158,9 @@ class DeviceSteps:
         tokens, logits, reported_at = self._decodes.run(step, rows, self._staging, watch)
         return self._reported(step, tokens, logits, reported_at)
 
-    def _mixed(self, step: HostStep, choice: Choice, shared: int, watch: Watch | None) -> Sampled | None:
+    def _mixed(
+        self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
+    ) -> tuple[Sampled | None, list[torch.Tensor]]:
         """In pieces, or eagerly."""
         batch, samples = self._batch.forward(step, self._staging)
         if watch is not None:
@@ -151,8 +170,20 @@ class DeviceSteps:
             hidden = self._pieces.run(batch, metadata, choice.size)
         else:
             prepared = PreparedAttention(metadata, self._forms.operations.paged_attention)
-            hidden = self._model.hidden(batch._replace(attention=prepared))
-        return self._sample(step, self._model.logits(hidden), samples) if len(step.sampled) else None
+            batch = batch._replace(attention=prepared)
+            if step.prompts is not None:
+                return self._with_prompts(step, batch, samples)
+            hidden = self._model.hidden(batch)
+        return self._sample(step, self._model.logits(hidden), samples) if len(step.sampled) else None, []
+
+    def _with_prompts(
+        self, step: HostStep, batch: ForwardBatch, samples: Samples
+    ) -> tuple[Sampled | None, list[torch.Tensor]]:
+        upload, logits = self._device.upload, self._model.logits
+        places = places_of(step.query_starts[1:][step.sampled].astype(np.int64) - 1, step.prompts, upload)
+        hidden = self._model.hidden(batch._replace(sample_at=places.at))
+        sampled = self._sample(step, logits(hidden[places.samples]), samples) if len(step.sampled) else None
+        return sampled, compute(step.prompts, hidden[places.prompts], logits, upload)
 
     def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
         """Sample from `logits` float32 [S, V], which belong to this step."""

@@ -37,4 +37,5 @@ class LaterSteps:
         outputs = pending_step.outputs()
         require_whole_group()
         words = () if pending_step.fed is None else pending_step.fed.words(self._config)
-        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, time.perf_counter() - pending_step.asked_s, words)
+        seconds = time.perf_counter() - pending_step.asked_s
+        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, seconds, words, prompts=outputs.prompts)

@@ -75,9 +75,8 @@ class Rank:
         """Wait for the oldest step; keep its tokens and queue its result."""
         report, computed = self._asked.popleft(), self.steps.wait()
         self._own_tokens[report.step] = computed.tokens
-        reported = (
-            {"tokens": computed.tokens, "logprobs": computed.logprobs, "failed": computed.failed} if self._rank == 0 else {}
-        )
+        names = ("tokens", "logprobs", "failed", "prompts") if self._rank == 0 else ()
+        reported = {name: getattr(computed, name) for name in names}
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 
     def _report(self, step: int) -> StepResult:

@@ -8,14 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.weights import Progress, choose_dtype, load_params
 from vnext.models.registry import family
+from vnext.runtime.batch.prompts import PromptSums, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.gpu.device import Device
@@ -52,6 +55,7 @@ class ModelRunner:
         )
         self._kv = None
         self._whole: WholeStep | None = None
+        self._sums = PromptSums()
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -85,17 +89,34 @@ class ModelRunner:
         The next step may overwrite the outputs.
         """
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
+        if whole is None or inputs.prompts is not None:
+            return self.run_by_parts(inputs)
+        if sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
             return self.run_by_parts(inputs)
         return StepOutputs(whole.run(inputs.forward, sampling), ())
 
     @torch.inference_mode()
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model, device and kind of sampling; not fused."""
-        hidden, self._kv = self._family.forward(self._params, self._kv, inputs.forward, self.config, self.parallel)
+        if inputs.prompts is None:
+            return self._sampled(self._hidden(inputs.forward), inputs)
+        prompts, forward = inputs.prompts, inputs.forward
+        places = places_of(forward.sample_at.cpu().numpy(), prompts, lambda tensor: tensor.to(self.device))
+        hidden = self._hidden(forward._replace(sample_at=places.at))
+        outputs = self._sampled(hidden[places.samples], inputs)
+        computed = compute(prompts, hidden[places.prompts], self._logits, lambda tensor: tensor.to(self.device))
+        return replace(outputs, prompts=self._sums.results(prompts, [tensor.cpu() for tensor in computed]))
+
+    def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        hidden, self._kv = self._family.forward(self._params, self._kv, batch, self.config, self.parallel)
+        return hidden
+
+    def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
-        logits = self._family.logits(self._params, hidden, self.config, self.parallel)
-        sampled = sample(logits, inputs.sampling)
+        sampled = sample(self._logits(hidden), inputs.sampling)
         tokens = sampled.tokens if self.device.type == "cpu" else sampled.tokens.cpu()
         return StepOutputs(tokens.numpy(), reported(sampled, inputs.logprobs))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._family.logits(self._params, hidden, self.config, self.parallel)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
-from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.constraint import Vocabulary
 from vnext.state.events import pack_tokens
@@ -22,14 +22,15 @@ from vnext.state.state import State
 
 class Computed(NamedTuple):
     """The results of a step, which later steps do not overwrite: sampled tokens (int32 bytes) and their log-probabilities, the
-    seconds from launch to result, the words of the model's inputs (`fed`) where due, and (request, why) of the samples whose
-    constraint cannot be followed."""
+    seconds from launch to result, the words of the model's inputs (`fed`) where due, (request, why) of the samples whose
+    constraint cannot be followed, and what the step computed of prompts."""
 
     tokens: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
     seconds: float
     fed: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
+    prompts: tuple[PromptResult, ...] = ()
 
 
 class Steps(Protocol):
@@ -77,7 +78,8 @@ class HostSteps:
         failed = self._batch.failed_constraints(scheduled)
         self._batch.take_sampled(scheduled, outputs.tokens)
         tokens = pack_tokens(outputs.tokens)  # copied now: the next step overwrites the outputs
-        self._done.append(Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, failed))
+        seconds = time.perf_counter() - began_s
+        self._done.append(Computed(tokens, outputs.logprobs, seconds, words, failed, outputs.prompts))
 
     def is_there(self) -> bool:
         return bool(self._done)

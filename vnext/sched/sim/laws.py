@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from vnext.sched.sim.checks.fitting import first_chunk, given_back, surely_hit
+from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_whole_prompt, surely_hit
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.order import policy_keys
 from vnext.state.errors import LawBroken
@@ -26,6 +26,7 @@ def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainStat
     if plan is None:
         work_is_conserved(before, share)
         return
+    scored_prompts_are_computed(before, plan, after)
     ranges_continue(before, after)
     victims_are_the_worst(before, plan)
     victims_are_needed(before, plan, share)
@@ -176,6 +177,15 @@ def hits_are_the_longest(before: PlainState, plan: StepPlanned, after: PlainStat
         start, tokens = starts[waiting.id], surely_hit(before, after, waiting)
         if start < tokens:
             raise LawBroken("P1", f"request {waiting.id} starts at {start} where the cache has {tokens} tokens of it")
+
+
+def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
+    """P4: a request whose result needs every position of its prompt starts at the first, also after a preemption."""
+    starts = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts))
+    for place, _ in plan.admitted:
+        id_ = before.state.waiting[place].id
+        if starts[id_] and needs_whole_prompt(before.state.requests[id_].sampling):
+            raise LawBroken("P4", f"request {id_} needs its whole prompt and starts at {starts[id_]}")
 
 
 def victims_are_the_worst(before: PlainState, plan: StepPlanned) -> None:

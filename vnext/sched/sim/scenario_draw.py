@@ -13,7 +13,7 @@ from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
 from vnext.state.config import SchedulerConfig
-from vnext.state.params import Sampling
+from vnext.state.params import LAST, MEAN, NO_LOGPROBS, NO_POOLING, Sampling
 
 LARGE_MAX_NUM_SEQS = 20
 CROWD = 4
@@ -24,6 +24,8 @@ DUELLING = tuple(name for name in POLICIES if name.endswith((":least_computed", 
 SALTS = (("",), ("",), ("", "a"), ("", "a", "b", "c"))
 WINDOWS = ((1,), (2,), (4,), (7,), (16,), (0, 4), (0, 4), (3, 0), (5, 5), (0, 0), (0, 5, 5), (7, 0, 3), (0, 1, 99))
 PAGE_COUNT_MAX = 600
+SCORED_SEEDS = 8
+"""In one of so many scenarios every third request is scored and every third embedded; nothing is drawn for it."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -37,6 +39,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     elif kind < 10:
         config = as_squeeze(rng.fork(), config)
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
+    if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
+        clients = scored(clients)
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
     return Scenario(
@@ -162,6 +166,16 @@ def draw_clients(rng: Rng, config: SchedulerConfig, count: int) -> tuple[Client,
             )
         )
     return tuple(clients)
+
+
+def scored(clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, most of which want something of their prompts."""
+    wishes = ((0, NO_POOLING), (NO_LOGPROBS, MEAN), (NO_LOGPROBS, LAST))
+    return tuple(
+        replace(client, sampling=replace(client.sampling, prompt_logprobs=prompt_logprobs, pooling=pooling))
+        for place, client in enumerate(clients)
+        for prompt_logprobs, pooling in (wishes[place % len(wishes)],)
+    )
 
 
 def draw_prompt(rng: Rng, config: SchedulerConfig, histories: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -63,6 +63,9 @@ class _Taker:
 
     def output(self, output: RequestOutput) -> bool:
         choice = self._of_name[output.name]
+        if output.prompt and not (output.tokens or output.finish):
+            self._push(choice, output)  # no part of the answer yet
+            return True
         return choice.finished or self._reader.delta(choice, self._push(choice, output))
 
     def token(self, name: str, token: int) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from vnext.runtime.messages import TokenLogprobs
+from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.text.answer import Delta
+from vnext.text.prompt_results import prompt_logprobs
 from vnext.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -30,6 +31,46 @@ def completion_logprobs(spell: Spell, delta: Delta, count: int, prefix_length: i
         shown["top_logprobs"].append(_alternatives(spell, text, logprobs, count))
         shown["text_offset"].append(prefix_length + offset)
     return shown
+
+
+def echoed_logprobs(
+    tokenizer: Tokenizer, spell: Spell, prompt: Sequence[int], parts: Sequence[PromptResult], count: int
+) -> dict[str, list[Any]]:
+    """As completion_logprobs, of an echoed prompt: the first token follows nothing and has none."""
+    detokenizer, length, offsets = tokenizer.detokenizer(), 0, []
+    for token in prompt:
+        offsets.append(length)
+        length += len(detokenizer.push(token))
+    texts, entries = list(map(spell, prompt)), prompt_logprobs(parts, len(prompt))
+    return {
+        "tokens": texts,
+        "token_logprobs": [entry and _finite(entry.logprob) for entry in entries],
+        "top_logprobs": [entry and _alternatives(spell, text, entry, count) for text, entry in zip(texts, entries)],
+        "text_offset": offsets,
+    }
+
+
+def named_prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[int], parts: Sequence[PromptResult], count: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's `prompt_logprobs`: an object by token id for each token of the prompt, null for the first."""
+    return [
+        entry and _ranked(tokenizer, token, entry, count)
+        for token, entry in zip(prompt, prompt_logprobs(parts, len(prompt)))
+    ]
+
+
+def prompt_member(tokenizer: Tokenizer, prompt: Sequence[int], parts: Sequence[PromptResult], count: int | None) -> dict[str, Any]:
+    """The member `prompt_logprobs` of a response or a choice; {} where it was not asked for."""
+    return {} if count is None else {"prompt_logprobs": named_prompt_logprobs(tokenizer, prompt, parts, count)}
+
+
+def _ranked(tokenizer: Tokenizer, token: int, entry: TokenLogprobs, count: int) -> dict[str, dict[str, Any]]:
+    ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(entry.top[:count], 1)]
+    return {
+        str(other): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(other).text}
+        for other, logprob, rank in (*ranked, (token, entry.logprob, entry.rank + 1))
+    }
 
 
 def chat_logprobs(tokenizer: Tokenizer, spell: Spell, delta: Delta, count: int) -> list[dict[str, Any]]:

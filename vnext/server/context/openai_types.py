@@ -148,6 +148,12 @@ def sampling_params(body: GenerationBody, **defaults: Any) -> SamplingParams:
     return SamplingParams(**(defaults | given))
 
 
+def refuse_scored_stream(body: GenerationBody) -> None:
+    """Raise InvalidRequest for a stream with `prompt_logprobs`: no event has a place for them."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be combined with stream: leave one out.", "prompt_logprobs")
+
+
 def include_usage(body: GenerationBody) -> bool:
     """Whether a stream ends with usage. Raises InvalidRequest for stream options without a stream."""
     if body.stream_options is None:

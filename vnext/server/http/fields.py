@@ -28,7 +28,7 @@ _CONTINUE = "send continue_final_message beside the messages"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
-        "best_of prompt_logprobs prompt_embeds "
+        "best_of prompt_embeds "
         "repetition_detection vllm_xargs "
         "lora_request lora_path suffix echo top_logprobs add_special_tokens "
         "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "

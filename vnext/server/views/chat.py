@@ -15,11 +15,11 @@ from aiohttp import web
 
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import chat_logprobs, speller
+from vnext.server.answers.logprobs import chat_logprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
 from vnext.server.answers.readers import Streamed, Whole
 from vnext.server.context.identity import answer_id, identify
-from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage
+from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
@@ -37,13 +37,14 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     identify(request, body.request_id)
     chat = ChatRequest(context, body)
     include_usage(body)
+    refuse_scored_stream(body)
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "chatcmpl"), client, started_s)
         renderers = [_ChoiceRenderer(context, choice, chat, body) for choice in generation.choices]
         if body.stream:
             return await respond(request, partial(_stream, chat, generation, renderers, body))
-        return web.json_response(body=msgspec.json.encode(await _complete(chat, generation, renderers, body)))
+        return web.json_response(body=msgspec.json.encode(await _complete(context, chat, generation, renderers, body)))
 
 
 class _ChoiceRenderer:
@@ -126,13 +127,15 @@ class _ChoiceRenderer:
 
 
 async def _complete(
-    chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody
+    context: ServerContext, chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody
 ) -> dict[str, Any]:
     await generation.answer(Whole(generation.choices, renderers))
     answer = generation.envelope("chat.completion", [renderer.choice() for renderer in renderers]) | {
         "usage": chat.usage(generation)
     }
-    return answer | ({"prompt_token_ids": generation.prompts[0]} if body.return_token_ids else {})
+    [prompt], parts = generation.prompts, generation.choices[0].answer.prompt
+    scored = prompt_member(context.tokenizer, prompt, parts, body.prompt_logprobs)
+    return answer | scored | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
 
 
 async def _stream(

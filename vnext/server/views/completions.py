@@ -5,7 +5,6 @@ Owns the translation of the body and the shapes of the answers; `generation` doe
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -16,18 +15,23 @@ from aiohttp import web
 from vnext.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Choice, Generation
-from vnext.server.answers.logprobs import completion_logprobs, speller
+from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, prompt_member, speller
 from vnext.server.answers.readers import Streamed, Whole
 from vnext.server.context.identity import answer_id, identify
-from vnext.server.context.openai_types import CompletionBody, continuous_usage, include_usage, sampling_params
+from vnext.server.context.openai_types import (
+    CompletionBody,
+    continuous_usage,
+    include_usage,
+    refuse_scored_stream,
+    sampling_params,
+)
+from vnext.server.context.prompts import Prompt, prompts_of, tokens_of
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
 from vnext.text.answer import Delta
 
 KIND = "text_completion"
-
-Prompt = str | list[int]
 
 _DECODER = msgspec.json.Decoder(CompletionBody)
 
@@ -41,12 +45,13 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     call_id = answer_id(request, "cmpl")
     params = _params(body, context)
     include_usage(body)
-    prompts = _prompts(body)
+    prompts = prompts_of(body.prompt)
     client = client_of(request)
     sampled = _sampled(body, params)
     with context.limiter.enter(len(prompts) * max(sampled.n, 1), client):
         constraint = await context.constraint(body, client)
-        tokens = await _tokens(context, prompts, body, client)
+        count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
+        tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
         generation = generation_of(
             context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, constraint=constraint
         )
@@ -76,6 +81,8 @@ class _ChoiceRenderer:
         self._spell = speller(context.tokenizer, body.return_tokens_as_token_ids)
         self._choice = choice
         self._logprobs = params.logprobs
+        self._tokenizer, self._scored, self._prompt_logprobs = context.tokenizer, prompt, body.prompt_logprobs
+        self._echoes = bool(body.echo) and params.logprobs is not None
         self._with_ids = bool(body.return_token_ids)
         self.is_plain = params.logprobs is None and not self._with_ids and not continuous_usage(body)
         self._prompt: list[int] | None = prompt
@@ -89,6 +96,9 @@ class _ChoiceRenderer:
 
     def push(self, delta: Delta) -> None:
         """Take in a delta."""
+        if self._echoes:
+            parts, self._echoes = self._choice.answer.prompt, False
+            self.shown = echoed_logprobs(self._tokenizer, self._spell, self._scored, parts, self._logprobs)
         if self._logprobs is not None:
             more = completion_logprobs(self._spell, delta, self._logprobs, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
@@ -106,8 +116,9 @@ class _ChoiceRenderer:
         if not (text or self.finish or (shown and shown["tokens"]) or (self._with_ids and ids)):
             return []
         self.texts, self.shown, self._ids, self._prompt = [], None, [], None
+        scored = prompt_member(self._tokenizer, self._scored, self._choice.answer.prompt, self._prompt_logprobs)
         with_ids = {"token_ids": ids, "prompt_token_ids": prompt} if self._with_ids else {}
-        return [self.text_choice(text) | {"logprobs": shown} | with_ids]
+        return [self.text_choice(text) | {"logprobs": shown} | with_ids | scored]
 
     def text_choice(self, text: str) -> dict[str, Any]:
         """A stream's choice with `text`, in the middle of a plain answer."""
@@ -136,10 +147,14 @@ async def _stream(generation: Generation, renderers: list[_ChoiceRenderer], body
 
 
 def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequest("echo cannot be combined with logprobs: prompts are not scored, leave one out.", "echo")
+    refuse_scored_stream(body)
     given = {} if body.logprobs is None else {"logprobs": body.logprobs}
-    return sampling_params(body, **context.settings.sampling_defaults.sampling(), **given)
+    params = sampling_params(body, **context.settings.sampling_defaults.sampling(), **given)
+    if not body.echo or (body.logprobs is None and params.max_tokens != 0):
+        return params
+    if body.use_beam_search:
+        raise InvalidRequest("use_beam_search cannot be combined with echo and logprobs: leave one out.", "use_beam_search")
+    return msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs or 0, params.prompt_logprobs or 0))
 
 
 def _sampled(body: CompletionBody, params: SamplingParams) -> SamplingParams:
@@ -152,36 +167,6 @@ def _sampled(body: CompletionBody, params: SamplingParams) -> SamplingParams:
     if body.stream or body.use_beam_search:
         raise InvalidRequest("best_of chooses among whole answers: leave out stream and use_beam_search.", "best_of")
     return msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-
-
-def _prompts(body: CompletionBody) -> list[Prompt]:
-    """The prompts, one or many. Raises InvalidRequest for an empty or a mixed list."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt is an empty list: give a text, a list of tokens, or a list of either.", "prompt")
-    kinds = {type(entry) for entry in prompt}
-    if len(kinds) > 1:
-        raise InvalidRequest("prompt mixes texts, tokens and lists: all its entries must be of one kind.", "prompt")
-    return [prompt] if kinds == {int} else prompt
-
-
-async def _tokens(context: ServerContext, prompts: list[Prompt], body: CompletionBody, client: str) -> list[list[int]]:
-    """Token ids of each prompt, none of which may be empty."""
-    count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
-    params = ["prompt"] if len(prompts) == 1 else [f"prompt[{place}]" for place in range(len(prompts))]
-    if isinstance(prompts[0], str):
-        tokens = await context.encode(prompts, body.add_special_tokens is not False, client, params, count_max=count_max)
-    else:
-        tokens = prompts
-        for prompt, param in zip(prompts, params):
-            context.check_tokens(prompt, param, count_max)
-            await asyncio.sleep(0)  # let other tasks run
-    if [] in tokens:
-        param = params[tokens.index([])]
-        raise InvalidRequest(f"{param} is empty: send at least one token.", param)
-    return tokens
 
 
 async def _echoed(context: ServerContext, prompts: list[Prompt], client: str) -> list[str]:

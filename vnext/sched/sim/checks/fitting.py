@@ -7,6 +7,7 @@ last. The engine's forms are in vnext/state/allocate.py and windows.py; this one
 from __future__ import annotations
 
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
+from vnext.state.params import POOLINGS, Sampling
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 
@@ -59,9 +60,16 @@ def _offered(before: PlainState, after: PlainState, waiting: Waiting) -> list[in
 def named_pages(seen: PlainState, waiting: Waiting) -> list[int | None]:
     """The page that has the name of each page of the request's full blocks, block by block, as far as hits may go."""
     groups, most = seen.state.config.group_count, (waiting.known - 1) // seen.state.config.block_size
+    if needs_whole_prompt(seen.state.requests[waiting.id].sampling):
+        return []
     return seen.state.pool.prefix_index.blocks_of(
         group_hash(key, group) for key in waiting.block_hashes[:most] for group in range(groups)
     )
+
+
+def needs_whole_prompt(sampling: Sampling) -> bool:
+    """Whether the request's result is made of positions that the cache could save it."""
+    return sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls")
 
 
 def longest_hit(seen: PlainState, waiting: Waiting, named: list[int | None]) -> list[int | None]:

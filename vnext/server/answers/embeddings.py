@@ -1,0 +1,47 @@
+"""Embeddings: turns tokens into vectors by the engine, for the routes that embed, rerank and score."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from vnext.runtime.messages import PromptResult
+from vnext.server.context.errors import Aborted
+from vnext.server.context.server_context import ServerContext
+from vnext.server.context.stopwatch import Stopwatch
+from vnext.text.prompt_results import embedding, embedding_request
+
+DEFAULT_POOLING = "last"
+
+
+async def embeddings_of(
+    context: ServerContext,
+    call_id: str,
+    prompts: list[list[int]],
+    pooling: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool = True,
+) -> list[np.ndarray]:
+    """One float32 vector per prompt. Aborts the live requests when cancelled. Raises InvalidRequest, Refused, EngineDead,
+    Aborted."""
+    context.check_engine()
+    requests = [
+        embedding_request(f"{call_id}-{place}", prompt, pooling or DEFAULT_POOLING, context.model_length)
+        for place, prompt in enumerate(prompts)
+    ]
+    started_s = time.monotonic()
+    watches = {each.name: Stopwatch(context.metrics, started_s, len(each.prompt) // 4) for each in requests}
+    found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
+    try:
+        async with context.client.submit_all(requests) as stream:
+            async for output in stream:
+                if output.finish == "abort":
+                    raise Aborted("The engine ended the request before its answer was complete: send it again.")
+                found[output.name] += output.prompt
+                if output.finish:
+                    watches.pop(output.name).end("length")
+    finally:
+        for watch in watches.values():
+            watch.end("abort")
+    return [embedding(parts, dimensions, normalize) for parts in found.values()]

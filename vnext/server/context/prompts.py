@@ -1,0 +1,45 @@
+"""Prompts: texts and lists of tokens as OpenAI's API takes them, one or many, and their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.server_context import ServerContext
+
+Prompt = str | list[int]
+
+
+def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -> list[Prompt]:
+    """The prompts of the field `name`, one or many. Raises InvalidRequest for an empty or a mixed list."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequest(f"{name} is an empty list: give a text, a list of tokens, or a list of either.", name)
+    kinds = {type(entry) for entry in given}
+    if len(kinds) > 1:
+        raise InvalidRequest(f"{name} mixes texts, tokens and lists: all its entries must be of one kind.", name)
+    return [given] if kinds == {int} else given
+
+
+async def tokens_of(
+    context: ServerContext,
+    prompts: list[Prompt],
+    add_special_tokens: bool,
+    client: str,
+    name: str = "prompt",
+    count_max: int = 0,
+) -> list[list[int]]:
+    """Token ids of each prompt of the field `name`, none of which may be empty. Raises InvalidRequest, Overloaded."""
+    params = [name] if len(prompts) == 1 else [f"{name}[{place}]" for place in range(len(prompts))]
+    if isinstance(prompts[0], str):
+        tokens = await context.encode(prompts, add_special_tokens, client, params, name, count_max)
+    else:
+        tokens = prompts
+        for prompt, param in zip(prompts, params):
+            context.check_tokens(prompt, param, count_max or context.prompt_tokens_max)
+            await asyncio.sleep(0)  # let other tasks run
+    if [] in tokens:
+        param = params[tokens.index([])]
+        raise InvalidRequest(f"{param} is empty: send at least one token.", param)
+    return tokens

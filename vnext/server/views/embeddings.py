@@ -1,0 +1,133 @@
+"""POST /v1/embeddings, /rerank and /score: vectors of texts, and how alike texts are by them.
+
+Owns the bodies and the shapes of the answers: OpenAI's for embeddings, those of Jina, Cohere and vLLM for the others, where a
+score is the cosine of two embeddings.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.answers.embeddings import embeddings_of
+from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.prompts import prompts_of, tokens_of
+from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.http.bodies import read_body
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that these routes share. `pooling`: "last" (the default), "mean" or "cls"."""
+
+    model: str | None = None
+    pooling: str | None = None
+    add_special_tokens: bool | None = None
+    request_id: str | None = None
+
+
+class EmbeddingBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings. `input` is one text, one token list, or a list of either."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+
+
+class RerankBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /rerank, /v1/rerank and /v2/rerank."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreBody(_Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /score and /v1/score: one text against one or many, or as many against as many."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+_embedding, _rerank, _score = (msgspec.json.Decoder(kind) for kind in (EmbeddingBody, RerankBody, ScoreBody))
+
+
+async def create_embeddings(request: web.Request) -> web.Response:
+    """POST /v1/embeddings."""
+    body = await read_body(request, _embedding, EmbeddingBody)
+    vectors, count, call_id = await _vectors(
+        request, body, {"input": body.input}, dimensions=body.dimensions, normalize=body.normalize is not False
+    )
+    shown = (lambda vector: base64.b64encode(vector.tobytes()).decode()) if body.encoding_format == "base64" else np.ndarray.tolist
+    data = [{"object": "embedding", "index": index, "embedding": shown(vector)} for index, vector in enumerate(vectors)]
+    return _answer(request, body, call_id, count, {"object": "list", "data": data})
+
+
+async def rerank(request: web.Request) -> web.Response:
+    """POST /rerank: the documents, the likest to the query first."""
+    body = await read_body(request, _rerank, RerankBody)
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    if body.top_n is not None and body.top_n < 1:
+        raise InvalidRequest(f"top_n is {body.top_n}: it must be at least 1.", "top_n")
+    (query, *vectors), count, call_id = await _vectors(request, body, {"query": body.query, "documents": texts})
+    scores = [_cosine(query, vector) for vector in vectors]
+    best = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
+    results = [
+        {"index": place, "relevance_score": scores[place]}
+        | ({} if body.return_documents is False else {"document": {"text": texts[place]}})
+        for place in best
+    ]
+    return _answer(request, body, call_id, count, {"results": results})
+
+
+async def score(request: web.Request) -> web.Response:
+    """POST /score: how alike each pair of texts is."""
+    body = await read_body(request, _score, ScoreBody)
+    one, other = ([texts] if isinstance(texts, str) else texts for texts in (body.text_1, body.text_2))
+    if len(one) not in (1, len(other)):
+        raise InvalidRequest(f"text_1 has {len(one)} texts and text_2 {len(other)}: give one, or as many as text_2.", "text_1")
+    vectors, count, call_id = await _vectors(request, body, {"text_1": one, "text_2": other})
+    left = vectors[: len(one)] * (len(other) // len(one))
+    data = [
+        {"index": index, "object": "score", "score": _cosine(*pair)}
+        for index, pair in enumerate(zip(left, vectors[len(one) :], strict=True))
+    ]
+    return _answer(request, body, call_id, count, {"object": "list", "data": data})
+
+
+async def _vectors(
+    request: web.Request, body: _Body, inputs: dict[str, Any], **wanted: Any
+) -> tuple[list[np.ndarray], int, str]:
+    """The vectors of all inputs (by field) in order, the number of their tokens, and the call's id."""
+    context, client = request.app[SERVER_CONTEXT], client_of(request)
+    identify(request, body.request_id)
+    context.model_name(body.model)
+    prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
+    call_id, special = answer_id(request, "embd"), body.add_special_tokens is not False
+    with context.limiter.enter(sum(map(len, prompts.values())), client):
+        tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
+        vectors = await embeddings_of(context, call_id, tokens, body.pooling, **wanted)
+    return vectors, sum(map(len, tokens)), call_id
+
+
+def _answer(request: web.Request, body: _Body, call_id: str, count: int, content: dict[str, Any]) -> web.Response:
+    model = request.app[SERVER_CONTEXT].model_name(body.model)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    shown = {"id": call_id, "created": int(time.time()), "model": model} | content | {"usage": usage}
+    return web.json_response(body=msgspec.json.encode(shown))
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    """Of vectors of length 1."""
+    return float(np.dot(one.astype(np.float64), other.astype(np.float64)))
