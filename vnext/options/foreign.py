@@ -93,7 +93,9 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("auto none", "the server generates text", "leave it out", "--convert"),
             *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),
             *_values(
-                "hermes qwen qwen25 qwen3 llama3 llama3_json llama4_json mistral phi4_mini_json", TOOLS,
+                "deepseek_r1 deepseek_v3 deepseek_v31 gemma glm45 glm47 granite granite-20b-fc hermes json kimi_k2 "
+                "llama3 llama3_json llama4_json mistral mistral_list phi4_mini_json qwen qwen25 qwen3 qwen3_coder "
+                "qwen3_xml", TOOLS,
                 "see docs/server.md for the formats that it knows", "--tool-call-parser",
             ),
             *_values(
