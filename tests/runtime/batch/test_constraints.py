@@ -4,6 +4,7 @@ its request and no other."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rank_drive import drive, host_rank, runner_of, some_arrivals, started_with
 from tokenizers import Tokenizer
 
 from vnext import LLM
+from vnext.replay.cli.main import main as replay
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank.runner import ModelRunner
@@ -100,3 +102,29 @@ def test_a_budget_is_kept_in_steady_steps(runner: ModelRunner, count: int) -> No
     found = tokens_of(runner, [replace(given[0], sampling=bound), *given[1:]])
     assert found[0][:9] == free[0][:9] and tuple(found[0][9:11]) == end and len(found[0]) == 30
     assert {id_: found[id_] for id_ in range(1, count)} == {id_: free[id_] for id_ in range(1, count)}
+
+
+def answers_of(llm: LLM) -> list[tuple[str, tuple[int, ...]]]:
+    """End and tokens of eight requests, every second of them constrained."""
+    prompts = [pack_tokens(TOKENIZER.encode(text).ids) for text in ("The module", "import", "A list", "def") * 2]
+    requests = []
+    for at, prompt in enumerate(prompts):
+        constraint = None if at % 2 else Constraint(grammar=GRAMMARS[at // 2 % 2])
+        own = Sampling(seed=at, max_tokens=ROOM, temperature=0.0 if at < 4 else 1.2, constraint=constraint)
+        requests.append(SubmitRequest(name=f"r{at}", prompt=prompt, sampling=own))
+    tokens, ends = {request.name: () for request in requests}, {}
+    for output in llm._client.run(requests):
+        tokens[output.name] += tuple(unpack_tokens(output.tokens).tolist())
+        ends[output.name] = output.finish
+    return [(ends[name], tokens[name]) for name in tokens]
+
+
+def test_two_ranks_in_processes_of_their_own_give_the_same_constrained_tokens(tmp_path: Path) -> None:
+    """Each rank matches for itself, and the engine stops if their masks differ. A tight schedule changes no token."""
+    ranks: dict[str, Any] = {"executor": "mp", "tensor_parallel_size": 2, "digest_interval": 1}
+    with LLM(**ranks, log="off") as llm:
+        expected = answers_of(llm)
+    with LLM(**ranks, max_num_seqs=3, max_num_batched_tokens=8, log="full", log_dir=str(tmp_path)) as llm:
+        assert answers_of(llm) == expected
+    assert all(end == "stop" for end, _ in expected[::2])
+    assert replay(["verify", "--grammar", str(llm.log_dir)]) == 0
