@@ -118,7 +118,8 @@ def fault_of(sent: Case, got: Response) -> str:
         return "" if not sent.is_http or got.status == 417 or sent.data.startswith(b"HEAD") else _fault_of_refusal(got)
     if "text/event-stream" in got.headers.get("content-type", ""):
         last = got.body.rstrip(b"\n").rpartition(b"\n\n")[2]
-        return "" if last == b"data: [DONE]" or last.startswith(b'data: {"error"') else f"a stream ends with {last[-100:]!r}"
+        ends = (b'data: {"error"', b"event: error\n", b"event: message_stop\n")
+        return "" if last == b"data: [DONE]" or last.startswith(ends) else f"a stream ends with {last[-100:]!r}"
     if got.body and "json" in got.headers.get("content-type", ""):
         with suppress(ValueError):
             return "" if json.loads(got.body) is not None else "null"

@@ -30,6 +30,12 @@ TALK = [
     {"role": "tool", "content": "done", "tool_call_id": "a"}, {"role": "user", "content": [{"type": "text", "text": "And?"}]},
 ]  # fmt: skip
 SCORED = {"messages": [USER], "logprobs": True, "top_logprobs": 2, "response_format": {"type": "text"}}
+ANTHROPIC_TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+BLOCKS = [
+    USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "done"}, {"type": "text", "text": "And?"}]},
+]  # fmt: skip
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"}}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once upon", "max_tokens": 2}),
     ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 1, "echo": False} | COMMON),
@@ -39,6 +45,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": TALK, "max_completion_tokens": 2, "tools": [TOOL], "tool_choice": "auto"}),
     ("/v1/chat/completions", SCORED | COMMON),
     ("/v1/chat/completions", {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}} | COMMON | STREAM),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 2, "stop_sequences": ["x"], "top_k": 5, "stream": True}),
+    ("/v1/messages", {"messages": BLOCKS, "max_tokens": 2, "tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}} | THINKING),
+    ("/v1/messages/count_tokens", {"messages": BLOCKS, "system": [{"type": "text", "text": "Be brief."}]}),
     ("/tokenize", {"prompt": "Once upon", "add_special_tokens": True, "return_token_strs": True}),
     ("/tokenize", {"messages": [USER], "tools": [TOOL], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),

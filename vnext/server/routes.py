@@ -6,12 +6,14 @@ The one table of paths: the application, GET / and GET /docs follow from it.
 from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
+from vnext.server.messages.bodies import CountTokensBody, MessagesBody
 from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
 from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
 from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
 from vnext.server.views.log_view import list_segments, read_segment
+from vnext.server.views.messages import count_tokens, create_message
 from vnext.server.views.openapi import get_openapi
 from vnext.server.views.operations import (
     get_health,
@@ -37,6 +39,8 @@ ROUTES = (
     Route("POST", "/v2/rerank", rerank),
     Route("POST", "/score", score, "how alike two texts are; also /v1/score", ScoreBody),
     Route("POST", "/v1/score", score),
+    Route("POST", "/v1/messages", create_message, "continues a conversation, in Anthropic's API", MessagesBody, (JSON, EVENTS)),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "the size of such a conversation", CountTokensBody),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
     Route("POST", "/v1/files", create_file, "keeps a file of requests (with --batch-dir)"),

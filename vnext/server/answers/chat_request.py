@@ -58,8 +58,9 @@ class ChatRequest:
         of_reasoning = context.marks is not None and context.tokenizer.special_id(context.marks.close) is not None
         return of_reasoning or (self.tools is not None and context.dialect is not None and context.dialect.has_marks)
 
-    async def start(self, call_id: str, client: str, started_s: float) -> Generation:
-        """The generation, not yet sent: `answer` sends it. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
+    async def start(self, call_id: str, client: str, started_s: float, shrinks: bool = False) -> Generation:
+        """The generation, not yet sent: `answer` sends it. `shrinks`: where the answer's `max_tokens` do not fit beside the
+        prompt, it may have as many as do, instead of being refused. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
         prompt = await prompt_of(self._context, self._body, self.tools, client)
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
@@ -70,12 +71,16 @@ class ChatRequest:
                 call_id=call_id,
                 body=self._body,
                 prompts=[prompt.tokens],
-                params=self.params,
+                params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
                 started_s=started_s,
                 constraint=constraint,
             )
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error
+
+    def _shrunk(self, prompt_length: int) -> SamplingParams:
+        room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
+        return msgspec.structs.replace(self.params, max_tokens=min(wanted, max(room, 1))) if wanted else self.params
 
     def parts(self) -> AnswerParts:
         """For one answer, once `start` has made the prompt."""

@@ -73,6 +73,17 @@ class Aborted(Exception):
     """The engine core ended a request before its answer was complete."""
 
 
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""HTTP status -> the type of Anthropic's error object."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """An error as clients see it: the HTTP status and the members of the error object. `allowed`: the path's methods."""
 
@@ -89,13 +100,19 @@ class Failure(msgspec.Struct, frozen=True):
         message = _shown(self.message, MESSAGE_CHARACTERS_MAX)
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
-    def response(self) -> web.Response:
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error object of Anthropic's API, with `param` and `code` besides."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": self.body()["error"] | {"type": kind}}
+
+    def response(self, is_anthropic: bool = False) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
         if self.allowed:
             headers["Allow"] = ", ".join(self.allowed)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return web.json_response(self.body(), status=self.status, headers=headers, dumps=_dumps)
+        body = self.anthropic_body() if is_anthropic else self.body()
+        return web.json_response(body, status=self.status, headers=headers, dumps=_dumps)
 
 
 FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {

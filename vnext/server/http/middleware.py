@@ -59,13 +59,18 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except DOMAIN_ERRORS as error:
-        return failure_of(error).response()
+        return failure_of(error).response(_is_anthropic(request))
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
         log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
         log.exception("a fault in %s %s (%s)", request.method, request.path, request[REQUEST_ID])
-        return failure_of(error).response()
+        return failure_of(error).response(_is_anthropic(request))
+
+
+def _is_anthropic(request: web.Request) -> bool:
+    """Whether the path belongs to Anthropic's API, whose clients look for its error object."""
+    return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path).startswith("/v1/messages")
 
 
 @web.middleware
@@ -77,8 +82,12 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
     if not (key := settings.api_key):
         check_origin(request, settings.allowed_origins)
     else:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        fits = hmac.compare_digest(given.strip(" ").encode(errors="surrogateescape"), key.encode())
-        if not fits or scheme.lower() != "bearer":  # a scheme's case does not matter (RFC 9110, 11.1)
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        given = bearer.strip(" ") if scheme.lower() == "bearer" else ""  # a scheme's case does not matter (RFC 9110, 11.1)
+        if not _fits(given, key) and not _fits(request.headers.get("X-Api-Key", ""), key):
             raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
     return await handler(request)
+
+
+def _fits(given: str, key: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import ClientError, HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
-from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, failure_of
+from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, Failure, failure_of
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -35,17 +35,27 @@ log = logging.getLogger("vnext.server")
 Answering = Callable[["Events"], Awaitable[None]]
 
 
-async def respond(request: web.Request, answering: Answering) -> web.StreamResponse:
-    """Send the chunks of `answering`, then [DONE]. An error after the first chunk becomes the last chunk, without [DONE]."""
+def _fault_frame(failure: Failure) -> bytes:
+    return frame_of(failure.body())
+
+
+async def respond(
+    request: web.Request,
+    answering: Answering,
+    done: bytes = _DONE,
+    fault_frame: Callable[[Failure], bytes] = _fault_frame,
+) -> web.StreamResponse:
+    """Send the chunks of `answering`, then `done`. An error after the first chunk becomes the last frame instead."""
     events = Events(request)
     try:
-        await events.end(await _last_frame(events, answering))
+        failure = await _failure(events, answering)
+        await events.end(done if failure is None else fault_frame(failure))
     except ClientGone as error:  # leaving `answering` has aborted its requests
         log.debug("a client left %s before its stream had ended: %s", request.path, error.__cause__)
     return events.response
 
 
-async def _last_frame(events: Events, answering: Answering) -> bytes:
+async def _failure(events: Events, answering: Answering) -> Failure | None:
     try:
         await answering(events)
     except ClientGone:
@@ -55,8 +65,8 @@ async def _last_frame(events: Events, answering: Answering) -> bytes:
             raise
         if not isinstance(error, DOMAIN_ERRORS):
             log.exception("a fault in the stream of %s", events.path)
-        return frame_of(failure_of(error).body())
-    return _DONE
+        return failure_of(error)
+    return None
 
 
 class Events:
@@ -129,6 +139,11 @@ def _chunk_of(frame: bytes) -> bytes:
 def frame_of(chunk: dict[str, Any]) -> bytes:
     """A chunk as an event."""
     return b"data: " + _encode(chunk) + b"\n\n"
+
+
+def event_frame(event: dict[str, Any]) -> bytes:
+    """An event under its own name, its `type`."""
+    return b"event: " + event["type"].encode() + b"\n" + frame_of(event)
 
 
 class TextFrame:

@@ -1,0 +1,256 @@
+"""/v1/messages: Anthropic's package reads every answer and every event, and its requests become the chat they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import RawMessageStreamEvent
+from edge_server import TOKENIZER, EdgeServer
+from pydantic import TypeAdapter
+from toy_tokenizers import byte_level
+
+from vnext.runtime.messages import SubmitRequest
+from vnext.state.events import unpack_tokens
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}{% if enable_thinking %}<think></think>{% endif %}"
+    "{% for message in messages %}"
+    "[{{ message.role }}{% if message.tool_call_id %} {{ message.tool_call_id }}{% endif %}]"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls %}<{{ call.id }}:{{ call.function.name }}:{{ call.function.arguments | tojson }}>"
+    "{% endfor %}{% endfor %}"
+)
+WEATHER = {"name": "weather", "description": "of a city", "input_schema": {"type": "object", "properties": {}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+USE = ("tool_use", '{"city": "Köln"}')
+SAMPLING = {"temperature": 0.5, "top_k": 3, "top_p": 0.5}
+EVENT = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level(TEMPLATE)) as running:
+        yield running
+
+
+def client(server: EdgeServer, **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, **({"api_key": "none", "max_retries": 0} | options))
+
+
+def ask(server: EdgeServer, words: str, **options: Any) -> anthropic.types.Message:
+    body = {"model": "toy", "max_tokens": 400, "messages": [{"role": "user", "content": f"say:{words}"}]} | options
+    return client(server).messages.create(**body)
+
+
+def last_request(server: EdgeServer) -> SubmitRequest:
+    return server.engine.of_kind(SubmitRequest)[-1]
+
+
+def prompt(server: EdgeServer) -> str:
+    return TOKENIZER.decode(unpack_tokens(last_request(server).prompt).tolist())
+
+
+def events(server: EdgeServer, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The stream as it is on the wire."""
+    status, text, _ = server.post("/v1/messages", {"model": "toy", "max_tokens": 400, "stream": True} | body)
+    assert status == 200, text
+    frames = [frame.split("\n") for frame in text.strip("\n").split("\n\n")]
+    assert all(len(frame) == 2 and frame[0].startswith("event: ") for frame in frames), text
+    return [(name[7:], json.loads(data.removeprefix("data: "))) for name, data in frames]
+
+
+def rebuilt(sent: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The blocks that a stream brings. Fails for an event that is out of order."""
+    names = [name for name, _ in sent]
+    assert names[:2] == ["message_start", "ping"] and names[-2:] == ["message_delta", "message_stop"], names
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for name, event in sent[2:-2]:
+        assert name == event["type"]
+        if name == "content_block_start":
+            assert not is_open and event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "joined": ""})
+            is_open = True
+            continue
+        assert is_open and event["index"] == len(blocks) - 1
+        if name == "content_block_stop":
+            is_open = False
+            continue
+        kind = event["delta"]["type"]
+        expected = {"text": ["text_delta"], "tool_use": ["input_json_delta"], "thinking": ["thinking_delta", "signature_delta"]}
+        assert kind in expected[blocks[-1]["type"]]
+        if kind != "signature_delta":
+            blocks[-1]["joined"] += next(value for key, value in event["delta"].items() if key != "type")
+    assert not is_open
+    return blocks
+
+
+def test_a_whole_answer(server: EdgeServer) -> None:
+    answer = ask(server, "Hello", system="Be brief.", stop_sequences=["lo"], extra_body=SAMPLING)
+    assert (answer.role, answer.stop_reason, answer.stop_sequence) == ("assistant", "stop_sequence", "lo")
+    assert [block.text for block in answer.content] == ["Hel"] and answer.model == "toy"
+    assert prompt(server) == "[system]Be brief.[user]say:Hello"
+    assert last_request(server).sampling.top_k == 3
+    usage = answer.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == len(unpack_tokens(last_request(server).prompt))
+    assert usage.output_tokens > 0
+    assert ask(server, "Hello").stop_reason == "end_turn"
+    assert ask(server, "Hello", max_tokens=2).stop_reason == "max_tokens"
+    assert ask(server, "Hello", max_tokens=20_000).stop_reason == "end_turn"
+    full = ask(server, "Hello", max_tokens=20_000, messages=[{"role": "user", "content": "a"}])
+    assert full.stop_reason == "model_context_window_exceeded", "more than the model has means all that fit"
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        ask(server, "Hello" * 400)
+
+
+def test_a_call_and_its_result(server: EdgeServer) -> None:
+    asked = ask(server, f"I look.{CALL}", tools=[WEATHER], tool_choice={"type": "auto"})
+    assert asked.stop_reason == "tool_use"
+    text, use = asked.content
+    assert (text.text, use.name, use.input) == ("I look.", "weather", {"city": "Köln"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "rain"}], "is_error": True}
+    turns = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": asked.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}]},
+    ]
+    ask(server, "", messages=turns, tools=[WEATHER], max_tokens=1)
+    call = f'<{use.id}:weather:{{"city": "Köln"}}>'
+    assert prompt(server).endswith(f"[user]Rain?[assistant]I look.{call}[tool {use.id}]Error: rain[user]so")
+    one = ask(server, CALL + CALL, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [block.type for block in one.content] == ["tool_use"]
+    cut = ask(server, CALL, tools=[WEATHER], tool_choice={"type": "none"})
+    assert [block.type for block in cut.content] == ["text"]
+
+
+def test_thinking_goes_to_a_block_of_its_own_and_comes_back(server: EdgeServer) -> None:
+    words, thinking = "<think>Hm.</think>Yes", {"type": "enabled", "budget_tokens": 1024}
+    answer = ask(server, words, thinking=thinking)
+    thought, text = answer.content
+    assert (thought.thinking, text.text, bool(thought.signature)) == ("Hm.", "Yes", True)
+    assert prompt(server).startswith("<think></think>")
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [thought.model_dump(), {"type": "redacted_thinking", "data": "x"}, text.model_dump()]},
+        {"role": "user", "content": "b"},
+    ]
+    ask(server, "", messages=turns, max_tokens=1)
+    assert prompt(server) == "[user]a[assistant](Hm.)Yes[user]b", "disabled: the template does not begin to think"
+    assert [block.type for block in ask(server, words).content] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "expected", "reason"),
+    [
+        ("Hello", {}, [("text", "Hello")], "end_turn"),
+        ("", {}, [], "end_turn"),
+        (f"I look.{CALL}{CALL}", {"tools": [WEATHER]}, [("text", "I look."), USE, USE], "tool_use"),
+        ("<think>Hm.</think>Yes", {"thinking": {"type": "adaptive"}}, [("thinking", "Hm."), ("text", "Yes")], "end_turn"),
+    ],
+)
+def test_a_stream_brings_the_same_in_order(
+    server: EdgeServer, words: str, more: dict[str, Any], expected: list[tuple[str, str]], reason: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": f"say:{words}"}]} | more
+    sent = events(server, body)
+    for _, event in sent:
+        if event["type"] != "ping":
+            EVENT.validate_python(event, strict=False)
+    assert [(block["type"], block["joined"]) for block in rebuilt(sent)] == expected
+    assert sent[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": None}
+    assert sent[-2][1]["usage"]["output_tokens"] > 0 and sent[0][1]["message"]["content"] == []
+    with client(server).messages.stream(model="toy", max_tokens=400, **body) as stream:
+        final = stream.get_final_message()
+    whole = ask(server, words, **more)
+    kept = [block.model_dump(exclude={"id"}, exclude_none=True) for block in whole.content]
+    drop = {"id", "parsed_output"}
+    assert [block.model_dump(exclude=drop, exclude_none=True) for block in final.content] == kept
+    assert (final.stop_reason, final.usage.input_tokens) == (whole.stop_reason, whole.usage.input_tokens)
+
+
+def test_an_answer_that_the_client_begins(server: EdgeServer) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "say:Once"}]
+    assert ask(server, "", messages=turns).content[0].text == "Once"
+    assert prompt(server).endswith("[assistant]say:Once")
+
+
+def test_the_count_of_tokens_is_that_of_the_prompt(server: EdgeServer) -> None:
+    body = {"model": "toy", "messages": [{"role": "user", "content": "say:a"}], "system": "Be brief.", "tools": [WEATHER]}
+    counted = client(server).messages.count_tokens(**body)
+    ask(server, "a", **body)
+    assert counted.input_tokens == len(unpack_tokens(last_request(server).prompt))
+
+
+def test_the_fields_of_claude_code_pass(server: EdgeServer) -> None:
+    header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=abc;"}
+    system = [header, {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}]
+    body = {
+        "model": "toy", "max_tokens": 400, "system": system, "metadata": {"user_id": "u"}, "service_tier": "auto",
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"}, "thinking": {"type": "adaptive"},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "say:a"}]}],
+    }  # fmt: skip
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219,of-tomorrow-2099"}
+    status, answer, sent = server.post("/v1/messages?beta=true", body, **headers)
+    assert status == 200 and answer["content"] == [{"type": "text", "text": "a"}] and sent["X-Request-Id"]
+    assert prompt(server) == "<think></think>[system]You are an agent.[user]say:a"
+
+
+def test_a_schema_is_kept_by_the_engine(server: EdgeServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+    shape = {"type": "json_schema", "schema": schema}
+    for more in ({"output_config": {"format": shape}}, {"extra_body": {"output_format": shape}}):
+        ask(server, '{"a":1}', **more)
+        assert last_request(server).sampling.constraint.grammar
+    ask(server, "a")
+    assert last_request(server).sampling.constraint is None
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type is 'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text is missing"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role is 'tool'"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "no id or no name"),
+    ({"messages": []}, "empty list"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs at Anthropic"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "all"}}, "tool_choice.type is 'all'"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "nope"}}, "not among tools"),
+    ({"thinking": {"type": "loud"}}, "thinking.type is 'loud'"),
+    ({"output_config": {"format": {"type": "xml"}}}, "json_schema"),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
+    ({"max_tokens": "many"}, "max_tokens is wrong"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"system": 5}, "system is wrong"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence"), WRONG)
+def test_a_wrong_body_gets_one_sentence_in_anthropic_s_shape(server: EdgeServer, more: dict[str, Any], sentence: str) -> None:
+    body = {"model": "toy", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]} | more
+    status, answer, _ = server.post("/v1/messages", body)
+    assert (status, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error"), answer
+    assert sentence in answer["error"]["message"]
+    with pytest.raises(anthropic.BadRequestError):
+        client(server).post("/v1/messages", body=body, cast_to=object)
+
+
+def test_other_errors_have_their_types(server: EdgeServer) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
+        ask(server, "a", model="claude-of-tomorrow")
+    status, answer, _ = server.post("/v1/messages", b"{")
+    assert status == 400 and answer["type"] == "error"
+    status, answer, _ = server.get("/v1/messages")
+    assert status == 405 and answer["type"] == "error"
+    with EdgeServer(byte_level(TEMPLATE), api_key="secret") as closed:
+        assert ask_with(closed, api_key="secret") == ask_with(closed, auth_token="secret", api_key=None) == "a"
+        with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
+            ask_with(closed, api_key="wrong")
+
+
+def ask_with(server: EdgeServer, **options: Any) -> str:
+    body = {"model": "toy", "max_tokens": 5, "messages": [{"role": "user", "content": "say:a"}]}
+    return client(server, **options).messages.create(**body).content[0].text

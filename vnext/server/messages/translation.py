@@ -1,0 +1,173 @@
+"""Translation: from a body of the Messages API to the ChatBody that asks for the same.
+
+Owns what a block of each type means to a chat. Errors of the blocks name this API's fields; errors of the chat name the
+chat's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.openai_types import ChatBody
+from vnext.server.messages.bodies import Block, CountTokensBody, Message, MessagesBody, Tool
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+"""A system block of Claude Code that differs from request to request: as a part of the prompt, it would defeat the prefix
+cache."""
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_body(body: CountTokensBody) -> ChatBody:
+    """The chat that `body` asks for. Raises InvalidRequest."""
+    fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    fields |= _tools(body) | _thinking(body) | _format(body)
+    if isinstance(body, MessagesBody):
+        fields |= _sampling(body)
+    last = fields["messages"][-1] if fields["messages"] else {}
+    if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
+        fields["continue_final_message"] = True
+    return msgspec.convert(fields, ChatBody)
+
+
+def _sampling(body: MessagesBody) -> dict[str, Any]:
+    return {
+        "max_tokens": body.max_tokens,
+        "stream": body.stream,
+        "stop": body.stop_sequences or None,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+    }
+
+
+def _thinking(body: CountTokensBody) -> dict[str, Any]:
+    """Without `thinking` an answer has no reasoning, as at Anthropic."""
+    effort = None if body.output_config is None else body.output_config.effort
+    kind = "disabled" if body.thinking is None else body.thinking.type
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise InvalidRequest(f"thinking.type is {kind!r}: it must be 'enabled', 'adaptive' or 'disabled'.", "thinking.type")
+    if kind == "disabled":
+        return {"enable_thinking": False, "include_reasoning": False}
+    is_shown = body.thinking is None or body.thinking.display != "omitted"
+    return {"enable_thinking": True, "include_reasoning": is_shown, "reasoning_effort": effort}
+
+
+def _format(body: CountTokensBody) -> dict[str, Any]:
+    asked = body.output_format if body.output_config is None else body.output_config.format or body.output_format
+    if asked is None:
+        return {}
+    if asked.type != "json_schema" or asked.schema is None:
+        raise InvalidRequest("The output's format must be {'type': 'json_schema', 'schema': {...}}.", "output_config.format")
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema}}}
+
+
+def _tools(body: CountTokensBody) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if body.tools:
+        fields["tools"] = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools)]
+    if choice := body.tool_choice:
+        if choice.type == "tool":
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name or ""}}
+        elif choice.type in _CHOICES:
+            fields["tool_choice"] = _CHOICES[choice.type]
+        else:
+            raise InvalidRequest(
+                f"tool_choice.type is {choice.type!r}: it must be 'auto', 'any', 'tool' or 'none'.", "tool_choice.type"
+            )
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
+
+
+def _tool(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise InvalidRequest(
+            f"{path}.type is {tool.type!r}: such a tool runs at Anthropic, and this server runs none; leave it out (in Claude "
+            "Code: deny the tool in permissions).",
+            f"{path}.type",
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _messages(body: CountTokensBody) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if system := _system(body.system):
+        found.append({"role": "system", "content": system})
+    for place, message in enumerate(body.messages):
+        path = f"messages[{place}]"
+        if message.role not in ("user", "assistant", "system"):
+            raise InvalidRequest(f"{path}.role is {message.role!r}: it must be 'user' or 'assistant'.", f"{path}.role")
+        if isinstance(message.content, str):
+            found.append({"role": message.role, "content": message.content})
+        else:
+            found += _assistant(message, path) if message.role == "assistant" else _user(message, path)
+    return found
+
+
+def _system(system: str | list[Block] | None) -> str:
+    texts = [system] if isinstance(system, str) else [_text(each, f"system[{i}]") for i, each in enumerate(system or ())]
+    return "\n".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _assistant(message: Message, path: str) -> list[dict[str, Any]]:
+    """One message, however many blocks it has. Redacted thinking cannot be read: it is left out."""
+    texts, thoughts, calls = [], [], []
+    for block, where in _blocks(message.content, path):
+        match block.type:
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                calls.append(_call(block, where))
+            case _:
+                texts.append(_text(block, where))
+    shown: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        shown["reasoning_content"] = "".join(thoughts)
+    return [shown | ({"tool_calls": calls} if calls else {})]
+
+
+def _call(block: Block, path: str) -> dict[str, Any]:
+    if block.name is None or block.id is None:
+        raise InvalidRequest(f"{path} has no id or no name: a tool_use block needs both.", path)
+    arguments = json.dumps(block.input or {}, ensure_ascii=False)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _user(message: Message, path: str) -> list[dict[str, Any]]:
+    """A message for each tool's result and for each run of texts between them."""
+    found: list[dict[str, Any]] = []
+    for block, where in _blocks(message.content, path):
+        if block.type == "tool_result":
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block, where)})
+        elif found and found[-1]["role"] == message.role:
+            found[-1]["content"] += "\n" + _text(block, where)
+        else:
+            found.append({"role": message.role, "content": _text(block, where)})
+    return found or [{"role": message.role, "content": ""}]
+
+
+def _result(block: Block, path: str) -> str:
+    """A tool's result. Chat templates know no failed results: the text says so."""
+    content = block.content or ""
+    text = content if isinstance(content, str) else "\n".join(_text(each, where) for each, where in _blocks(content, path))
+    return f"Error: {text}" if block.is_error else text
+
+
+def _blocks(content: str | Sequence[Block] | None, path: str) -> list[tuple[Block, str]]:
+    assert content is not None and not isinstance(content, str)
+    return [(block, f"{path}.content[{place}]") for place, block in enumerate(content)]
+
+
+def _text(block: Block, path: str) -> str:
+    if block.type != "text":
+        raise InvalidRequest(f"{path}.type is {block.type!r}: this server reads text only here, leave it out.", f"{path}.type")
+    if block.text is None:
+        raise InvalidRequest(f"{path}.text is missing: it is required.", f"{path}.text")
+    return block.text

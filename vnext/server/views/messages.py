@@ -1,0 +1,103 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, over the same generation as a chat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vnext.server.answers.chat_request import ChatRequest, prompt_of
+from vnext.server.answers.generation import Generation
+from vnext.server.answers.parts import AnswerParts
+from vnext.server.answers.single import SingleReader
+from vnext.server.context.errors import Failure
+from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.context.tool_choice import tool_choice_of
+from vnext.server.http.bodies import read_body
+from vnext.server.http.streaming import Events, event_frame, respond
+from vnext.server.messages.blocks import Event, MessageBuilder
+from vnext.server.messages.bodies import CountTokensBody, MessagesBody
+from vnext.server.messages.translation import chat_body
+from vnext.text.parts import Part
+
+_MESSAGES = msgspec.json.Decoder(MessagesBody)
+_COUNT = msgspec.json.Decoder(CountTokensBody)
+
+
+async def create_message(request: web.Request) -> web.StreamResponse:
+    """POST /v1/messages."""
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, _MESSAGES, MessagesBody)
+    started_s = time.monotonic()
+    identify(request)
+    chat = ChatRequest(context, chat_body(body))
+    client = client_of(request)
+    with context.limiter.enter(chat.answer_count, client):
+        generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True)
+        answer = _MessageAnswer(chat, generation, body.max_tokens)
+
+        async def send(events: Events | None) -> None:
+            await generation.answer(SingleReader(answer.parts, answer, events))
+
+        if body.stream:
+            return await respond(request, send, b"", _fault_frame)
+        await send(None)
+        return web.json_response(body=msgspec.json.encode(answer.message))
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    """POST /v1/messages/count_tokens."""
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, _COUNT, CountTokensBody)
+    chat = chat_body(body)
+    tools = tool_choice_of(chat, context.dialect is not None).shown
+    prompt = await prompt_of(context, chat, tools, client_of(request))
+    return web.json_response(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
+
+
+class _MessageAnswer:
+    """A `single.Builder`. `message` is the whole answer, once it is complete."""
+
+    def __init__(self, chat: ChatRequest, generation: Generation, max_tokens: int) -> None:
+        self.parts: AnswerParts = chat.parts()
+        self._generation, self._max_tokens = generation, max_tokens
+        self._builder = MessageBuilder({"id": generation.id, "model": generation.model})
+        self.message: dict[str, Any] = {}
+
+    def begin(self) -> list[Event]:
+        return self._builder.begin(self._usage())
+
+    def part(self, part: Part) -> Iterable[Event]:
+        return self._builder.part(part)
+
+    def end(self, finish: str, stop_reason: str | int | None) -> list[Event]:
+        sequence, usage = stop_reason if isinstance(stop_reason, str) else None, self._usage()
+        if finish == "length":  # `start` may have shrunk what was asked for
+            is_all = usage["output_tokens"] >= self._max_tokens
+            reason = "max_tokens" if is_all else "model_context_window_exceeded"
+        elif self.parts.call_count:
+            reason = "tool_use"
+        else:
+            reason = "end_turn" if sequence is None else "stop_sequence"
+        events = self._builder.end(reason, sequence, usage)
+        self.message = self._builder.message(reason, sequence, usage)
+        return events
+
+    def _usage(self) -> dict[str, Any]:
+        """At Anthropic, input tokens that the cache held do not count as input tokens."""
+        usage = self._generation.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+
+def _fault_frame(failure: Failure) -> bytes:
+    return event_frame(failure.anthropic_body())
