@@ -103,31 +103,37 @@ __device__ __forceinline__ int choose(const Row &row, float likeliest, float flo
     return kept.mass > 0 ? draw_of_all(row, floor, draw_target(seed, position, kept.mass), space) : otherwise;
 }
 
-/* The logit that lies `top_n_sigma` standard deviations below the peak: see deviation in vnext/sampling/weights.py. */
-__device__ __forceinline__ float sigma_edge(const Row &row, float top_n_sigma, Workspace &space) {
+/* The logit that lies `top_n_sigma` standard deviations below the peak: see deviation in vnext/sampling/weights.py. A function
+   of its own with plain loops, so that it takes no registers from the kernel, which has all 64. */
+__device__ __noinline__ float sigma_edge(const Row row, float top_n_sigma, Workspace &space) {
     constexpr int STEP_BITS = 20;
     const double peak = row.peak;
     Likeliest lowest{-row.peak, row.vocabulary};  // with the sign turned round
-    each_logit(row, [&](int token, float logit) {
+#pragma unroll 1
+    for (int token = threadIdx.x; token < row.vocabulary; token += blockDim.x) {
+        const float logit = row.logits[token];
         if (-logit > lowest.logit && logit > minus_infinity()) lowest = {-logit, token};
-    });
+    }
     __syncthreads();  // those who still read the likeliest tokens
-    int exponent;
-    frexp(peak + double(likeliest_of_block(lowest, space.spare).logit), &exponent);
-    const double scale = ldexp(1.0, STEP_BITS - exponent);
+    const long long range = __double_as_longlong(peak + double(likeliest_of_block(lowest, space.spare).logit));
+    const long long exponent = range > 0 ? (range >> 52) - 1022 : 0;  // as frexp's: of normal numbers and of zero
+    const double scale = __longlong_as_double(STEP_BITS - exponent + 1023 << 52);
+    const double step = __longlong_as_double(exponent - STEP_BITS + 1023 << 52);  // 1 / scale
     Part own{0, 0};
     Mass squares = 0;
-    each_logit(row, [&](int, float logit) {
-        if (!(logit > minus_infinity())) return;
-        const Mass steps = Mass(__dmul_rn(peak - double(logit), scale));
+#pragma unroll 1
+    for (int token = threadIdx.x; token < row.vocabulary; token += blockDim.x) {
+        const float logit = row.logits[token];
+        if (!(logit > minus_infinity())) continue;
+        const unsigned steps = unsigned(__dmul_rn(peak - double(logit), scale));  // at most 2**20
         own.mass += steps;
         ++own.count;
-        squares += steps * steps;
-    });
+        squares += Mass(steps) * steps;
+    }
     const Part all = sum_parts(own, space.parts);
     const double count = double(all.count), mean = double(all.mass) / count;
     const double variance = double(sum_parts({squares, 0}, space.parts).mass) / count - __dmul_rn(mean, mean);
-    return float(peak - __dmul_rn(double(top_n_sigma), sqrt(fmax(variance, 0.0)) / scale));
+    return float(peak - __dmul_rn(double(top_n_sigma), sqrt(fmax(variance, 0.0)) * step));
 }
 
 /* ---- the kernels ---- */
@@ -146,9 +152,10 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
     int token = best.token;
     if (temperature[at] > 0.0f && fabsf(best.logit) <= -NOTHING) {  // without a finite peak no token is possible
         row.peak = best.logit;
+        const float edge = top_n_sigma[at] > 0.0f ? sigma_edge(row, top_n_sigma[at], space) : minus_infinity();
         row.scale = float(fmin(1.4426950408889634 / double(temperature[at]), 3.4028234663852886e38));
         float floor = fmaxf(1.0f, truncf(__fmul_rn(min_p[at], 1099511627776.0f)));
-        if (top_n_sigma[at] > 0.0f) floor = fmaxf(floor, weight_of(row, sigma_edge(row, top_n_sigma[at], space)));
+        if (edge > minus_infinity()) floor = fmaxf(floor, weight_of(row, edge));
         const Filters filters{top_k[at] > 0 && top_k[at] < vocabulary ? Mass(top_k[at]) : 0, top_p[at]};
         token = choose(row, own.logit, floor, filters, seed[at], position[at], token, space);
     }

@@ -11,6 +11,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__  // empty, as the system's headers write __attribute__((__noinline__))
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
 

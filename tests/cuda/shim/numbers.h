@@ -18,6 +18,17 @@ inline float __uint_as_float(unsigned bits) {
 inline int __float_as_int(float x) { return int(__float_as_uint(x)); }
 inline float __int_as_float(int bits) { return __uint_as_float(unsigned(bits)); }
 
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    std::memcpy(&bits, &x, 8);
+    return bits;
+}
+inline double __longlong_as_double(long long bits) {
+    double x;
+    std::memcpy(&x, &bits, 8);
+    return x;
+}
+
 /* ---- vectors ---- */
 
 struct alignas(8) float2 { float x, y; };
