@@ -251,7 +251,7 @@ def _check_lengths(params: SamplingParams) -> None:
             _check_range(name, count, 0, LOGPROBS_MAX)
     least = 1 if params.prompt_logprobs is None else 0
     if params.max_tokens is not None and params.max_tokens < least:
-        only = " (0 only scores a prompt: set prompt_logprobs)" if params.max_tokens == 0 else ""
+        only = ", or 0 with prompt_logprobs, to score a prompt only" if params.max_tokens == 0 else ""
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least {least}{only}.", "max_tokens")
     highest = math.inf if params.max_tokens is None else params.max_tokens
     if not 0 <= params.min_tokens <= highest:

@@ -40,7 +40,8 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
 def test_a_hub_id_is_downloaded_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, list[str]]] = []
 
-    def snapshot(model: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot(model: str, *, allow_patterns: list[str], ignore_patterns: list[str], revision: str | None) -> str:
+        assert revision is None
         asked.append((model, allow_patterns))
         return str(tmp_path)
 
