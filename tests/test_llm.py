@@ -233,5 +233,5 @@ def test_prompts_are_embedded(llm: LLM) -> None:
     for wrong, words in (({"pooling": "max"}, "it must be one of last, mean, cls"), ({"dimensions": 0}, "between 1 and")):
         with pytest.raises(InvalidRequest, match=words):
             llm.embed("The module", **wrong)
-    with pytest.raises(InvalidRequest, match="set prompt_logprobs"):
+    with pytest.raises(InvalidRequest, match="0 with prompt_logprobs"):
         llm.generate("The module", SamplingParams(max_tokens=0), use_tqdm=False)
