@@ -116,7 +116,8 @@ LATE_IMPORTS = {
     "vnext/replay/cli/ui.py": (3, "aiohttp and the page, for one command"),
     "vnext/replay/console/commands.py": (1, "a bar, for those who wait for an index"),
     "vnext/replay/reading/index.py": (1, "reading an index that is there needs no scheduler"),
-    "vnext/sampling/constraint.py": (2, "llguidance takes 70 ms, and most ranks never need it"),
+    "vnext/runtime/batch/masks.py": (1, "llguidance takes 70 ms, and most ranks never need it"),
+    "vnext/sampling/constraint.py": (2, "the same"),
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),

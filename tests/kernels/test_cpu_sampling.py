@@ -10,8 +10,9 @@ from sampling_values import values_of
 from vnext.kernels.cpu.native import Level
 from vnext.kernels.cpu.sampling import sample_rows
 from vnext.sampling.draw import draw_by_inversion
-from vnext.sampling.inputs import SamplingInputs
-from vnext.sampling.sampling import choose, choose_compiled
+from vnext.sampling.inputs import Allowed, SamplingInputs
+from vnext.sampling.logits import keep_allowed
+from vnext.sampling.sampling import choose, choose_compiled, keep_allowed_compiled
 from vnext.sampling.weights import LEAST_EXPONENT, WEIGHT_BITS, WEIGHT_ONE, fixed_point
 from vnext.state.params import CHOOSING
 
@@ -102,6 +103,24 @@ def test_many_tokens_within_a_digit_of_the_edge(level: Level) -> None:
         for logits in (near, heavy, near * 0):
             for top_k in (0, 65, 1000, 19_999):
                 assert_same_tokens(logits, inputs._replace(top_k=torch.full((rows,), top_k)))
+
+
+@needs_native
+@levels
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 50, 3072, 49_157])
+def test_masks_give_the_same_logits(level: Level, vocabulary: int) -> None:
+    """Random words, words of ones and of zeros, in rows apart in memory; NaN and infinity stay where they may come."""
+    draws, rows = Draws(vocabulary), 6
+    masks = draws.integers(-(2**31), 2**31, rows * (words := (vocabulary + 31) // 32)).to(torch.int32).view(rows, words)
+    masks[draws.integers(0, 3, rows * words).view(rows, words) == 0] = -1
+    masks[draws.integers(0, 5, rows * words).view(rows, words) == 0] = 0
+    allowed = Allowed(torch.tensor([4, 1, 3]), torch.tensor([0, 5, 2]), masks)
+    logits = draws.logits(2 * rows, vocabulary)[::2]
+    expected = logits.clone()
+    keep_allowed(expected, allowed)
+    with using(level):
+        keep_allowed_compiled(logits, allowed)
+    assert torch.equal(logits.nan_to_num(7.5), expected.nan_to_num(7.5))
 
 
 @needs_native

@@ -19,7 +19,7 @@ from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
-from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
@@ -83,6 +83,29 @@ def test_one_call_is_forward_logits_and_sampling(
             batch.token_ids.copy_((batch.token_ids + 11) % VOCAB_SIZE)
             sampling.position.add_(1)
     assert kv[-1][0][:10].abs().sum() > 0
+
+
+def test_masks_are_waited_for_after_the_forward(tmp_path: Path) -> None:
+    """They are written between the forward and the sampling, and some rows have none."""
+    chosen, params, kv, plain_kv, config = loaded(tmp_path, "llama_biases", torch.float32, "none")
+    whole = whole_step(chosen, params, kv, config, alone())
+    assert whole is not None
+    batch = make_batch([Chunk(TOKENS[:20], 0, (0, 1)), Chunk(TOKENS[40:57], 0, (2, 3)), Chunk(TOKENS[7:9], 0, (4,))], 16)
+    count = len(batch.sample_at)
+    masks = torch.zeros((4, (VOCAB_SIZE + 31) // 32), dtype=torch.int32)
+
+    def make() -> None:
+        masks[:] = torch.randint(-(2**31), 2**31, masks.shape, generator=torch.Generator().manual_seed(8)).to(torch.int32)
+
+    bound = Allowed(torch.tensor([2, 0]), torch.tensor([1, 3]), masks, make)
+    sampling = sampling_of(batch.positions[batch.sample_at])._replace(allowed=bound)
+    tokens = whole.run(batch, sampling).tolist()
+    hidden, _ = chosen.forward(params, plain_kv, batch, config, alone())
+    logits = chosen.logits(params, hidden, config, alone())
+    assert tokens == sample(logits, sampling).tokens.tolist() and len(tokens) == count
+    assert tokens != sample(logits, sampling._replace(allowed=None)).tokens.tolist()
+    for row, place in ((2, 1), (0, 3)):
+        assert int(masks[place, tokens[row] // 32]) >> tokens[row] % 32 & 1
 
 
 def test_what_it_does_not_serve_goes_the_long_way(tmp_path: Path) -> None:

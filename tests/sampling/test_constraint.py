@@ -13,8 +13,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from vnext.runtime.processes.launch import DEMO_MODEL
-from vnext.sampling.constraint import Matcher, Vocabulary
-from vnext.sampling.inputs import Forbidden, SamplingInputs
+from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
+from vnext.sampling.draw import draw_by_inversion
+from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
 from vnext.state.params import Constraint
 
@@ -33,8 +34,7 @@ THINK_END = (9, 11, 9)
 
 
 def allowed(matcher: Matcher) -> set[int]:
-    forbidden = matcher.forbidden()
-    return set(range(SIZE)) if forbidden is None else set(np.flatnonzero(~forbidden).tolist())
+    return set(np.flatnonzero(matcher.allowed()).tolist())
 
 
 def drawn(matcher: Matcher, rng: random.Random) -> list[int]:
@@ -88,12 +88,12 @@ def test_a_budget_forces_the_end_of_the_reasoning(grammar: str, thought: list[in
     for token in forced:
         assert allowed(matcher) == {token}
         matcher.take(token)
-    assert not matcher.is_reasoning and bool(grammar) == (matcher.forbidden() is not None)
+    assert not matcher.is_reasoning and bool(grammar) != matcher.allowed().all()
 
 
 def test_without_a_grammar_nothing_is_forbidden_within_the_budget() -> None:
     matcher = Matcher(Constraint(reasoning_end=THINK_END, reasoning_max=2), VOCABULARY, (20,))
-    assert matcher.forbidden() is None
+    assert matcher.allowed().all()
 
 
 @pytest.mark.parametrize("grammar", ["{", "start: /(/", '{"grammars": [{"json_schema": {"type": "nothing"}}]}'])
@@ -105,7 +105,7 @@ def test_a_grammar_that_cannot_be_read_is_an_error_and_allows_an_end(grammar: st
 def test_a_token_that_the_grammar_forbids_is_an_error() -> None:
     matcher = Matcher(Constraint(grammar=LLMatcher.grammar_from_regex("yes")), VOCABULARY)
     matcher.take(TOKENIZER.encode("no", add_special_tokens=False).ids[0])
-    matcher.forbidden()
+    matcher.allowed()
     assert matcher.error
 
 
@@ -118,7 +118,7 @@ def test_a_grammar_that_grows_too_complex_fails_at_one_token() -> None:
         matcher, rng, count = Matcher(Constraint(grammar=LLMatcher.grammar_from_lark(lark)), VOCABULARY), random.Random(1), 0
         while not matcher.error and count < 50:
             matcher.take(rng.choice(sorted(allowed(matcher) - set(ENDS))))
-            count += bool(matcher.forbidden() is not None)
+            count += not matcher.allowed().all()
         failed.add((count, matcher.error))
     assert len(failed) == 1 and "items" in next(iter(failed))[1]
 
@@ -135,11 +135,26 @@ def test_forbidden_tokens_are_never_sampled_and_other_rows_keep_their_tokens() -
         "top_p": torch.tensor([1.0, 0.9, 1.0, 1.0, 1.0, 0.5]), "min_p": torch.zeros(6), "seed": torch.arange(6),
         "position": torch.arange(6) + 7,
     }  # fmt: skip
-    tokens = torch.rand((3, 50), generator=generator) < 0.9
-    tokens[:, 13] = False
-    free = sample(logits, SamplingInputs(**columns)).tokens
-    bound = sample(logits, SamplingInputs(**columns, forbidden=Forbidden(torch.tensor([0, 2, 4]), tokens))).tokens
+    may_come = torch.rand((5, 50), generator=generator) < 0.1
+    may_come[:, 13] = True
+    masks = np.packbits(np.pad(may_come.numpy(), ((0, 0), (0, 14))), axis=1, bitorder="little").view(np.int32)
+    rows, places = torch.tensor([0, 2, 4]), torch.tensor([3, 0, 4])
+    given = SamplingInputs(**columns, allowed=Allowed(rows, places, torch.from_numpy(masks)))
+    free, bound = sample(logits, SamplingInputs(**columns)).tokens, sample(logits, given).tokens
     assert bound[[1, 3, 5]].tolist() == free[[1, 3, 5]].tolist()
-    assert not tokens[torch.arange(3), bound[[0, 2, 4]]].any() and bound.tolist() != free.tolist()
-    with pytest.raises(ValueError, match="forbidden.tokens must be"):
-        sample(logits, SamplingInputs(**columns, forbidden=Forbidden(torch.tensor([0, 2, 4]), tokens[:, :9])))
+    assert may_come[places, bound[rows]].all() and bound.tolist() != free.tolist()
+    assert bound.tolist() == sample(logits, given, draw=draw_by_inversion).tokens.tolist()
+    with pytest.raises(ValueError, match="allowed.masks must be"):
+        sample(logits, given._replace(allowed=given.allowed._replace(masks=given.allowed.masks[:, :1])))
+
+
+def test_a_grammar_fails_at_the_same_token_whatever_came_before() -> None:
+    """A matcher's lexer learns as it goes, and what it knows costs no fuel: a copy of one that was used would go further."""
+    vocabulary = Vocabulary(DEMO_MODEL, SIZE, ENDS)
+    fresh = vocabulary.compiled(GRAMMAR)
+    drawn(Matcher(Constraint(grammar=GRAMMAR), vocabulary), random.Random(1))
+    assert vocabulary.compiled(GRAMMAR) is fresh and not fresh.is_stopped()
+    assert allowed(Matcher(Constraint(grammar=GRAMMAR), vocabulary)) == allowed(Matcher(Constraint(grammar=GRAMMAR), VOCABULARY))
+    for count in range(COMPILED_MAX):
+        vocabulary.compiled(LLMatcher.grammar_from_regex(f"a{{{count + 1}}}"))
+    assert vocabulary.compiled(GRAMMAR) is not fresh

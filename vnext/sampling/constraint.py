@@ -8,7 +8,7 @@ knows no clock: a grammar that exceeds llguidance's limits fails at the same tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
+COMPILED_MAX = 32
+"""Grammars that a rank keeps compiled, as much work as hundreds of masks each."""
 
 
 class Vocabulary:
@@ -32,6 +34,7 @@ class Vocabulary:
     def __init__(self, folder: Path, size: int, end_tokens: Sequence[int]) -> None:
         self.size, self.end_tokens = size, tuple(end_tokens)
         self._path = folder / TOKENIZER_FILE
+        self._compiled: dict[str, LLMatcher] = {}  # the last ones used come last
 
     @cached_property
     def tokenizer(self) -> LLTokenizer:
@@ -39,6 +42,37 @@ class Vocabulary:
         from llguidance import LLTokenizer  # takes 70 ms, and most ranks never need it
 
         return LLTokenizer(self._path.read_text(encoding="utf-8"), n_vocab=self.size, eos_token=list(self.end_tokens))
+
+    def compiled(self, grammar: str) -> LLMatcher:
+        """A matcher at the grammar's beginning, kept for the requests that come with the same one: copy it, never advance it.
+
+        A copy shares nothing that grows with use, so a grammar's limits do not depend on earlier requests. Raises as `tokenizer`.
+        """
+        if (found := self._compiled.pop(grammar, None)) is None:
+            from llguidance import LLMatcher, LLParserLimits  # imported with the tokenizer
+
+            limits = LLParserLimits(verbose_errors=False)  # an error must not show the client's grammar
+            found = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
+        self._compiled[grammar] = found
+        if len(self._compiled) > COMPILED_MAX:
+            del self._compiled[next(iter(self._compiled))]
+        return found
+
+    @cached_property
+    def everything(self) -> np.ndarray:
+        """The mask that allows every token. Not to be written to."""
+        return self.mask_of(range(self.size))
+
+    def mask_of(self, tokens: Iterable[int]) -> np.ndarray:
+        """The mask that allows these tokens: uint32[words], a bit each, the lowest bit of the first word first."""
+        bits = np.zeros(32 * mask_words(self.size), dtype=np.uint8)
+        bits[list(tokens)] = 1
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def mask_words(size: int) -> int:
+    """Words of a mask of `size` tokens."""
+    return (size + 31) // 32
 
 
 class Matcher:
@@ -50,11 +84,10 @@ class Matcher:
         self._tail: tuple[int, ...] = ()
         self._recent: tuple[int, ...] = ()
         self._recent_max = max((len(sequence) - 1 for sequence in constraint.banned), default=0)
-        self._not_allowed = self._all_but(constraint.allowed) if constraint.allowed else None
+        self._listed = vocabulary.mask_of(constraint.allowed) if constraint.allowed else vocabulary.everything
+        self._has_lists = bool(constraint.allowed or constraint.banned)
         self._reasoned = 0
         self._grammar: LLMatcher | None = None
-        self._forbidden: np.ndarray | None = None
-        self._is_stale = True
         self.error = ""
         self.is_reasoning = bool(constraint.reasoning_end)
         if not self.is_reasoning:
@@ -64,7 +97,6 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """The answer goes on with `token`."""
-        self._is_stale = True
         if self._recent_max:
             self._recent = (*self._recent, token)[-self._recent_max :]
         if self.is_reasoning:
@@ -72,11 +104,41 @@ class Matcher:
         elif self._grammar is not None and not self.error and not self._grammar.consume_token(token):
             self._fail(self._grammar.get_error())
 
-    def forbidden(self) -> np.ndarray | None:
-        """The tokens that may not come next (bool[V], not to be written to); None if all may."""
-        if self._is_stale:
-            self._forbidden, self._is_stale = self._with_lists(self._compute()), False
-        return self._forbidden
+    def allowed(self) -> np.ndarray:
+        """Which tokens may come next (bool[V])."""
+        mask = np.empty_like(self._listed)
+        self.fill(mask)
+        return np.unpackbits(mask.view(np.uint8), count=self._vocabulary.size, bitorder="little").view(np.bool_)
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write which tokens may come next (uint32[words], as `Vocabulary.mask_of`)."""
+        if (grammar := self.grammar) is not None:
+            grammar.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.complete(mask)
+
+    @property
+    def grammar(self) -> LLMatcher | None:
+        """What computes the mask that `complete` takes; None where it takes any."""
+        return None if self.error or self.is_reasoning else self._grammar
+
+    def complete(self, mask: np.ndarray) -> None:
+        """Turn the mask that `grammar` wrote into that of the next token, in place."""
+        if (grammar := self.grammar) is None:
+            mask[:] = self._while_reasoning() if self.is_reasoning else self._vocabulary.everything
+        elif grammar.is_error():
+            self._fail(grammar.get_error())
+        if self._has_lists and not self.error:
+            self._apply_lists(mask)
+        if self.error:
+            mask[:] = self._vocabulary.mask_of(self._vocabulary.end_tokens)
+
+    def _apply_lists(self, mask: np.ndarray) -> None:
+        mask &= self._listed
+        for sequence in self._constraint.banned:
+            if self._ends_with(sequence[:-1]):
+                mask[sequence[-1] // 32] &= ~np.uint32(1 << sequence[-1] % 32)
+        if not mask.any():
+            self._fail("no token is left that may come next")
 
     def _reason(self, token: int) -> None:
         end = self._constraint.reasoning_end
@@ -90,62 +152,26 @@ class Matcher:
         if not self._constraint.grammar:
             return
         try:
-            tokenizer = self._vocabulary.tokenizer
+            self._grammar = self._vocabulary.compiled(self._constraint.grammar).deep_copy()
         except (OSError, ValueError) as error:
             self._fail(f"the model's tokenizer cannot be read: {error}")
             return
-        from llguidance import LLMatcher, LLParserLimits  # imported with the tokenizer
-
-        limits = LLParserLimits(verbose_errors=False)  # an error must not show the client's grammar
-        self._grammar = LLMatcher(tokenizer, self._constraint.grammar, log_level=0, limits=limits)
         if self._grammar.is_error():
             self._fail(self._grammar.get_error())
 
     def _fail(self, why: str) -> None:
         self.error = f"The answer cannot keep to its constraint: {why.partition(chr(10))[0]}."
 
-    def _compute(self) -> np.ndarray | None:
-        if self.error:
-            return self._all_but(self._vocabulary.end_tokens)
-        if self.is_reasoning:
-            return self._while_reasoning()
-        if self._grammar is None:
-            return None
-        mask = np.frombuffer(self._grammar.compute_bitmask(), dtype=np.uint8)
-        if self._grammar.is_error():
-            self._fail(self._grammar.get_error())
-            return self._all_but(self._vocabulary.end_tokens)
-        forbidden: np.ndarray = np.unpackbits(mask, count=self._vocabulary.size, bitorder="little") == 0
-        return forbidden
-
-    def _with_lists(self, found: np.ndarray | None) -> np.ndarray | None:
-        """What is forbidden, together with what the constraint's lists forbid."""
-        if self._not_allowed is not None:
-            found = self._not_allowed if found is None else found | self._not_allowed
-        if lasts := [sequence[-1] for sequence in self._constraint.banned if self._ends_with(sequence[:-1])]:
-            found = np.zeros(self._vocabulary.size, dtype=np.bool_) if found is None else found.copy()
-            found[lasts] = True
-        if found is not None and not self.error and found.all():
-            self._fail("no token is left that may come next")
-        return found
-
     def _ends_with(self, tokens: tuple[int, ...]) -> bool:
         """Whether the answer so far does."""
         return not tokens or self._recent[-len(tokens) :] == tokens
 
-    def _while_reasoning(self) -> np.ndarray | None:
-        end, limit = self._constraint.reasoning_end, self._constraint.reasoning_max
+    def _while_reasoning(self) -> np.ndarray:
+        end, limit, vocabulary = self._constraint.reasoning_end, self._constraint.reasoning_max, self._vocabulary
         if 0 <= limit <= self._reasoned:
             begun = next(size for size in range(len(end) - 1, -1, -1) if self._tail[len(self._tail) - size :] == end[:size])
-            return self._all_but(end[begun : begun + 1])
+            return vocabulary.mask_of(end[begun : begun + 1])
         if not self._constraint.grammar:
-            return None
-        forbidden = np.zeros(self._vocabulary.size, dtype=np.bool_)
-        forbidden[list(self._vocabulary.end_tokens)] = True
-        forbidden[list(end)] = False
-        return forbidden
-
-    def _all_but(self, tokens: Sequence[int]) -> np.ndarray:
-        forbidden = np.ones(self._vocabulary.size, dtype=np.bool_)
-        forbidden[list(tokens)] = False
-        return forbidden
+            return vocabulary.everything
+        mask: np.ndarray = vocabulary.everything & ~vocabulary.mask_of(vocabulary.end_tokens) | vocabulary.mask_of(end)
+        return mask

@@ -6,8 +6,10 @@ choosing a path reads nothing back from a device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from vnext.sampling.marks import IN_PROMPT  # noqa: F401  of RowTables.history
@@ -67,11 +69,33 @@ class Banned(NamedTuple):
     tokens: torch.Tensor
 
 
-class Forbidden(NamedTuple):
-    """The tokens that C of the S rows may not go on with: `rows` int64[C] without repeats, `tokens` bool[C, V]."""
+def nothing_to_wait_for() -> None:
+    """Of masks that are complete."""
+
+
+class Allowed(NamedTuple):
+    """Which tokens C of the S rows may go on with: row rows[i] those of masks[places[i]].
+
+    `rows` int64[C] without repeats; `places` int64[C]; `masks` int32[B, V / 32, rounded up], one bit a token, the lowest bit of
+    the first word first. `wait` returns when the masks are complete; until then they may not be read.
+    """
 
     rows: torch.Tensor
-    tokens: torch.Tensor
+    places: torch.Tensor
+    masks: torch.Tensor
+    wait: Callable[[], None] = nothing_to_wait_for
+
+    def masks_of_rows(self) -> torch.Tensor:
+        """int32[C, V / 32, rounded up]."""
+        self.wait()
+        return self.masks[self.places]
+
+    def addresses(self, count: int) -> np.ndarray:
+        """Of the masks of `count` rows (int64), as the CPU's `mask_rows` takes them. Waits for nothing."""
+        found = np.zeros(count, dtype=np.int64)
+        row_bytes = self.masks.stride(0) * self.masks.element_size()
+        found[self.rows.numpy()] = self.masks.data_ptr() + self.places.numpy() * row_bytes
+        return found
 
 
 class SamplingInputs(NamedTuple):
@@ -98,7 +122,7 @@ class SamplingInputs(NamedTuple):
     any_random: bool = True
     any_filter: bool = True
     top_n_sigma: torch.Tensor | None = None
-    forbidden: Forbidden | None = None
+    allowed: Allowed | None = None
 
     def columns(self) -> tuple[torch.Tensor, ...]:
         """The rows' columns in the order of ROW_DTYPES, as kernels take them: contiguous, with defaults in place of None."""
@@ -142,8 +166,8 @@ class Sampled(NamedTuple):
 
 
 def is_plain(inputs: SamplingInputs) -> bool:
-    """Whether only tokens are requested, drawn from unadjusted logits."""
-    adjusted = (inputs.bias, inputs.banned, inputs.penalties, inputs.forbidden)
+    """Whether only tokens are requested, drawn from logits that at most a mask adjusts."""
+    adjusted = (inputs.bias, inputs.banned, inputs.penalties)
     return inputs.logprobs < 0 and all(each is None for each in adjusted)
 
 
@@ -162,10 +186,10 @@ def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
         raise ValueError("penalties that are only counted are for hashes: give Penalties to what samples")
     if inputs.penalties is not None:
         check_penalties(logits, inputs.penalties)
-    if inputs.forbidden is not None and inputs.forbidden.tokens.shape != (len(inputs.forbidden.rows), logits.shape[1]):
+    if inputs.allowed is not None and inputs.allowed.masks.shape[1] != (width := (logits.shape[1] + 31) // 32):
         raise ValueError(
-            f"forbidden.tokens must be bool[{len(inputs.forbidden.rows)}, {logits.shape[1]}], got "
-            f"{inputs.forbidden.tokens.dtype}{list(inputs.forbidden.tokens.shape)}; give one row a constrained row"
+            f"allowed.masks must be int32[B, {width}], got {inputs.allowed.masks.dtype}{list(inputs.allowed.masks.shape)}; "
+            "give a bit for each token of the logits"
         )
 
 

@@ -7,15 +7,22 @@ caller's tensor. `adjust_rows` takes the tables that a device keeps and has one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from vnext.sampling.inputs import Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import Allowed, Penalties, RowTables, SamplingInputs
 from vnext.sampling.marks import IN_PROMPT
 
+Keep = Callable[[torch.Tensor, Allowed], None]
 
-def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
-    """float32[S, V] logits with bias, bans, penalties and constraints; `logits` itself where there are none."""
-    if all(each is None for each in (inputs.bias, inputs.banned, inputs.penalties, inputs.forbidden)):
+
+def adjust(logits: torch.Tensor, inputs: SamplingInputs, keep: Keep | None = None) -> torch.Tensor:
+    """float32[S, V] logits with bias, bans, penalties and constraints; `logits` itself where there are none.
+
+    `keep` does the same as `keep_allowed`, which is the default.
+    """
+    if all(each is None for each in (inputs.bias, inputs.banned, inputs.penalties, inputs.allowed)):
         return logits
     adjusted = logits.clone()
     if inputs.bias is not None:
@@ -25,10 +32,16 @@ def adjust(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
     if inputs.penalties is not None:
         assert isinstance(inputs.penalties, Penalties), "counted penalties sample nothing"
         adjusted[inputs.penalties.rows] = penalise(adjusted[inputs.penalties.rows], inputs.penalties)
-    if inputs.forbidden is not None:
-        rows, tokens = inputs.forbidden
-        adjusted[rows] = adjusted[rows].masked_fill_(tokens, float("-inf"))
+    if inputs.allowed is not None:
+        (keep or keep_allowed)(adjusted, inputs.allowed)
     return adjusted
+
+
+def keep_allowed(logits: torch.Tensor, allowed: Allowed) -> None:
+    """Set logits float32[S, V] to minus infinity, in place, where a row's mask has a 0."""
+    bits = allowed.masks_of_rows()[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    may_come = bits.flatten(1)[:, : logits.shape[1]] == 1
+    logits[allowed.rows] = logits[allowed.rows].masked_fill_(~may_come, float("-inf"))
 
 
 def penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

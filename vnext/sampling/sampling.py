@@ -17,10 +17,10 @@ from collections.abc import Callable
 import torch
 
 from vnext.kernels.backends import BACKENDS, backend_for
-from vnext.kernels.cpu.sampling import require_columns, sample_rows
+from vnext.kernels.cpu.sampling import mask_rows, require_columns, sample_rows
 from vnext.kernels.cuda import operations as cuda_operations
 from vnext.sampling.draw import draw_by_inversion
-from vnext.sampling.inputs import Banned, LogitBias, Penalties, RowTables, Sampled, SamplingInputs, check_inputs
+from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, RowTables, Sampled, SamplingInputs, check_inputs
 from vnext.sampling.logits import adjust, adjust_rows
 from vnext.sampling.weights import check_vocabulary, fixed_point_weights
 from vnext.state.params import ROW_DTYPES
@@ -44,11 +44,10 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = Non
     breaks its contract.
     """
     check_inputs(logits, inputs)
-    adjusted = adjust(logits, inputs)
     if draw is None and backend_for(logits.device.type).name == "compiled":
-        tokens = choose_compiled(adjusted, inputs)
+        tokens = choose_compiled(adjust(logits, inputs, keep_allowed_compiled), inputs)
     else:
-        tokens = choose(adjusted, inputs, draw or draw_by_inversion)
+        tokens = choose(adjust(logits, inputs), inputs, draw or draw_by_inversion)
     return report(logits, tokens, inputs.logprobs)
 
 
@@ -76,6 +75,12 @@ def choose_compiled(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tenso
     """int64[S] tokens, the same as `choose` with `draw_by_inversion`."""
     check_vocabulary(logits.shape[1])
     return sample_rows(logits, inputs.columns())
+
+
+def keep_allowed_compiled(logits: torch.Tensor, allowed: Allowed) -> None:
+    """The same as `logits.keep_allowed`."""
+    allowed.wait()
+    mask_rows(logits, allowed.addresses(logits.shape[0]))
 
 
 def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:

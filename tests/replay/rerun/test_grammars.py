@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from vnext import LLM
 from vnext.replay.cli.main import main as replay
-from vnext.runtime.batch import sampling_rows
+from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.messages import SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.state.events import pack_tokens
@@ -52,7 +52,7 @@ def test_a_token_that_the_grammar_forbids_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that forgets its masks."""
-    monkeypatch.setattr(sampling_rows, "forbidden", lambda matchers, device: None)
+    monkeypatch.setattr(RowMasks, "allowed", lambda self, places: None)
     path, _ = recorded(tmp_path)
     assert replay(["verify", str(path)]) == 0
     capsys.readouterr()

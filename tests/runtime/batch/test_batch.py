@@ -24,6 +24,7 @@ from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
 from vnext.sampling.constraint import Vocabulary
+from vnext.sampling.inputs import Allowed
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
@@ -112,7 +113,10 @@ def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
 
 
 def assert_equal_trees(left: object, right: object) -> None:
-    if isinstance(left, tuple):
+    if isinstance(left, Allowed):
+        assert isinstance(right, Allowed)
+        assert_equal_trees((left.rows, left.masks_of_rows()), (right.rows, right.masks_of_rows()))
+    elif isinstance(left, tuple):
         assert type(left) is type(right) and len(left) == len(right)
         for one, other in zip(left, right):
             assert_equal_trees(one, other)

@@ -29,6 +29,15 @@ def pointers(columns: Sequence[torch.Tensor]) -> np.ndarray:
     return np.array([column.data_ptr() for column in columns], dtype=np.int64)
 
 
+def mask_rows(logits: torch.Tensor, words: np.ndarray) -> None:
+    """Set logits float32[S, V] to minus infinity, in place, where a row's mask has a 0; its elements lie side by side.
+
+    `words` int64[S]: addresses of masks uint32[V / 32, rounded up], the lowest bit first; 0 for a row without one.
+    """
+    rows, vocabulary = logits.shape
+    module().mask_rows(logits.data_ptr(), logits.stride(0), rows, vocabulary, words.ctypes.data)
+
+
 def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """int64[S] tokens of `logits` float32[S, V], V at most 2**22, each row's elements side by side (else it is copied).
 

@@ -35,7 +35,9 @@ class StepModel(NamedTuple):
 
 
 class StepArrays(NamedTuple):
-    """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it."""
+    """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it.
+
+    `masks`: as mask_rows has them; None where no row has one."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -45,6 +47,7 @@ class StepArrays(NamedTuple):
     block_table: torch.Tensor
     sample_at: torch.Tensor
     columns: tuple[torch.Tensor, ...]
+    masks: np.ndarray | None = None
 
 
 agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *StepArrays._fields, "sampled"))
@@ -105,13 +108,19 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), arrays.block_table.stride(0))
-    columns, dense = pointers(arrays.columns), arrays[:-1]
-    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, tokens.ctypes.data)
+    *dense, _, masks = arrays
+    columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
+    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, masks_at, tokens.ctypes.data)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 
 
 def run(model: DescribedModel, step: DescribedStep) -> bool:
-    """Compute the step: the caches take its keys and values, `step.tokens` what is sampled. False, with nothing done, where a
-    position is beyond the angles."""
+    """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
+    `sample`. False, with nothing done, where a position is beyond the angles."""
     return module().run_step(model.address, step.address)
+
+
+def sample(model: DescribedModel, step: DescribedStep) -> None:
+    """Apply the masks of the step that ran last; `step.tokens` takes what is sampled."""
+    module().sample_step(model.address, step.address)

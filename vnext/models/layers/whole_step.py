@@ -7,6 +7,7 @@ whose logits are needed, go through `forward` and `logits`, with the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,8 +29,18 @@ LOGITS_MAX = 1 << 22
 POSITIONS_MIN = 1024
 
 
+class Masks(Protocol):
+    """Which tokens rows may have."""
+
+    wait: Callable[[], None]
+
+    def addresses(self, count: int) -> np.ndarray: ...
+
+
 class Sampled(Protocol):
     """The sampling parameters of the rows."""
+
+    allowed: Masks | None
 
     def columns(self) -> tuple[torch.Tensor, ...]: ...
 
@@ -51,14 +62,18 @@ class WholeStep:
     def run(self, batch: ForwardBatch, sampling: Sampled) -> np.ndarray:
         """The tokens sampled at batch.sample_at, int64 [S], to be read before the next call.
 
-        `sampling.columns()` are those of `cpu.sampling.sample_rows`.
+        `sampling.columns()` are those of `cpu.sampling.sample_rows`. Masks are needed only after the forward.
         """
         if batch is not self._batch or sampling is not self._sampling:
-            given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if name != "columns"}
-            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns()))
+            given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
+            masks = sampling.allowed and sampling.allowed.addresses(len(batch.sample_at))
+            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns(), masks=masks))
             self._batch, self._sampling = batch, sampling
         while not kernel.run(self._described, self._step):
             self._described = self._with_angles(2 * (int(batch.positions.max()) + 1))
+        if sampling.allowed:
+            sampling.allowed.wait()
+            kernel.sample(self._described, self._step)
         return self._step.tokens
 
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:

@@ -54,10 +54,10 @@ class GrammarCheck:
         if matcher is None or output.token < 0:
             return ""
         self.tokens += 1
-        forbidden = matcher.forbidden()
+        allowed = matcher.allowed()
         if matcher.error:
             return f"request {output.id}: {matcher.error}"
-        if forbidden is not None and forbidden[output.token]:
+        if not allowed[output.token]:
             return f"request {output.id} sampled token {output.token}, which its constraint forbids there"
         matcher.take(output.token)
         if output.finish:

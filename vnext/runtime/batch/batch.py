@@ -86,10 +86,9 @@ class PersistentBatch:
         return inputs
 
     def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these tensors: they are on the host, of one group of layers, sampled plainly, and
-        no constraint may forbid a token then."""
+        """Whether the next decode can advance these tensors: they are on the host, of one group of layers, sampled plainly."""
         is_simple = self._device.type == "cpu" and self._rows is None and self._groups == 1
-        return is_simple and is_plain(inputs.sampling) and not self._sampling.has_constraints
+        return is_simple and is_plain(inputs.sampling)
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> None:
         """Keep the newest step's samples (int64[S]): the next step may need them before they are committed.

@@ -12,18 +12,16 @@ from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
-    forbidden,
     is_special,
     logit_bias,
-    matcher_of,
     penalties,
 )
 from vnext.runtime.batch.step_inputs import StepInputs
-from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.inputs import DTYPES, SamplingInputs
+from vnext.sampling.constraint import Matcher, Vocabulary
+from vnext.sampling.inputs import DTYPES, Allowed, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
-from vnext.state.params import CHOOSING, is_filtered, is_penalised
+from vnext.state.params import CHOOSING, Sampling, is_filtered, is_penalised
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.windows import row_table
 
@@ -76,6 +74,18 @@ def rebuild(
     return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
 
 
+def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabulary | None) -> Allowed | None:
+    """The masks of (index among the samples, parameters, answer so far) with a constraint; None if there are none."""
+    bound = [(at, sampling.constraint, answer) for at, sampling, answer in answers if sampling.constraint is not None]
+    if not bound:
+        return None
+    assert vocabulary is not None, "constraints need the checkpoint's vocabulary"
+    may_come = [Matcher(constraint, vocabulary, answer).allowed() for _, constraint, answer in bound]
+    masks = np.stack([vocabulary.mask_of(np.flatnonzero(each).tolist()) for each in may_come])
+    rows = torch.tensor([at for at, *_ in bound])
+    return Allowed(rows, torch.arange(len(bound)), torch.from_numpy(masks.view(np.int32)))
+
+
 def block_table(
     config: SchedulerConfig, scheduled: StepInFlight, tables: list[list[int]], group: int, width: int
 ) -> torch.Tensor:
@@ -110,11 +120,7 @@ def sampling_of(
     if not rows:
         return None, asked
     special = [(at, sampling) for at, sampling in enumerate(params) if is_special(sampling)]
-    matchers = [
-        (at, matcher_of(sampling, vocabulary, rows[at][1][requests[at].prompt_length :]))
-        for at, sampling in special
-        if sampling.constraint is not None
-    ]
+    answers = [(at, each, rows[at][1][requests[at].prompt_length :]) for at, each in enumerate(params)]
     counts = [
         TokenCounts(np.array(rows[at][1]), requests[at].prompt_length, vocab_size)
         for at, sampling in special
@@ -131,7 +137,7 @@ def sampling_of(
         penalties=penalties([(at, sampling) for at, sampling in special if is_penalised(sampling)], counts, "cpu"),
         bias=logit_bias(special, "cpu"),
         banned=banned(state.config, early, "cpu"),
-        forbidden=forbidden(matchers, "cpu"),
+        allowed=allowed(answers, vocabulary),
         logprobs=int(asked.max()),
         any_random=any(sampling.temperature > 0 for sampling in params),
         any_filter=any(sampling.temperature > 0 and is_filtered(sampling) for sampling in params),

@@ -6,15 +6,15 @@ row grow by one entry a token and are built from scratch only when the request j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vnext.runtime.batch.fed import stop_ids
-from vnext.sampling.constraint import Matcher, Vocabulary
-from vnext.sampling.inputs import Banned, Forbidden, LogitBias, Penalties, SamplingInputs
+from vnext.runtime.batch.masks import RowMasks
+from vnext.sampling.constraint import Vocabulary
+from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, DEFAULTS, FILTERS, PENALTIES, ROW_DTYPES, Sampling, is_penalised
@@ -40,12 +40,11 @@ class CachedInputs(NamedTuple):
     """Inputs that stay the same from step to step while the same rows are sampled.
 
     `places` holds the bytes of the row indices. `fields` are those of SamplingInputs that no sampled token changes.
-    `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias, a minimum length or
-    a constraint.
+    `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias or a minimum length.
     """
 
     places: bytes
-    fields: dict[str, torch.Tensor | LogitBias | int | bool | None]
+    fields: dict[str, torch.Tensor | LogitBias | Allowed | int | bool | None]
     logprobs: np.ndarray
     special: list[tuple[int, Sampling]]
 
@@ -58,12 +57,11 @@ class SamplingColumns:
     ) -> None:
         """`vocabulary`: what constraints are matched with."""
         self._config = config
-        self._vocabulary = vocabulary
-        self._matchers: dict[int, Matcher] = {}
+        self._masks = vocabulary and RowMasks(config.max_num_seqs, vocabulary)
         self._device = device
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
-        self._special: dict[int, Sampling] = {}  # rows with penalties, bias, a minimum length or a constraint
+        self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
         self._counts: dict[int, TokenCounts] = {}
         self._cached_inputs: CachedInputs | None = None
 
@@ -80,35 +78,30 @@ class SamplingColumns:
             self._counts[place] = TokenCounts(row_tokens(state, row), request.prompt_length, self._vocab_size)
         if sampling.constraint is not None:
             answer = row_tokens(state, row)[request.prompt_length :]
-            self._matchers[place] = matcher_of(sampling, self._vocabulary, answer.tolist())
+            assert self._masks is not None, "constraints need the checkpoint's vocabulary"
+            self._masks.join(place, sampling.constraint, answer.tolist())
         if is_special(sampling):
             self._special[place] = sampling
 
     def leave(self, place: int) -> None:
-        for of_places in (self._counts, self._special, self._matchers):
-            of_places.pop(place, None)
+        self._counts.pop(place, None)
+        self._special.pop(place, None)
+        if self._masks is not None:
+            self._masks.leave(place)
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
-        if not self._counts and not self._matchers:
+        if self._masks is not None:
+            self._masks.take(places, tokens)
+        if not self._counts:
             return
         for place, token in zip(places.tolist(), tokens.tolist()):
             if place in self._counts:
                 self._counts[place].output[token] += 1
-            if place in self._matchers:
-                self._matchers[place].take(token)
-
-    @property
-    def has_constraints(self) -> bool:
-        """Whether a row of the batch has a constraint."""
-        return bool(self._matchers)
 
     def failed(self, places: np.ndarray) -> list[tuple[int, str]]:
         """(index among `places`, why) of the rows whose constraint cannot be followed."""
-        if not self._matchers:
-            return []
-        matchers = [(at, self._matchers[place]) for at, place in enumerate(places.tolist()) if place in self._matchers]
-        return [(at, matcher.error) for at, matcher in matchers if matcher.error]
+        return [] if self._masks is None else self._masks.failed(places)
 
     def inputs(self, places: np.ndarray, positions: np.ndarray) -> tuple[SamplingInputs | None, np.ndarray]:
         """Inputs of the sampled rows (int64[S] each), and the number of alternatives that each asked for."""
@@ -126,7 +119,6 @@ class SamplingColumns:
             position=position,
             penalties=self._penalties(places, special),
             banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]], self._device),
-            forbidden=forbidden([(at, self._matchers[places[at]]) for at, each in special if each.constraint], self._device),
         ), cached_inputs.logprobs
 
     def _cache_inputs(self, places: np.ndarray) -> CachedInputs:
@@ -137,6 +129,7 @@ class SamplingColumns:
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
         fields = {name: self._send(array) for name, array in arrays.items()} | {
             "bias": logit_bias(special, self._device),
+            "allowed": self._masks and self._masks.allowed(places),
             "logprobs": int(logprobs.max()),
             "any_random": bool(random.any()),
             "any_filter": bool((random & filtered).any()),
@@ -169,26 +162,7 @@ def penalties(
 
 def is_special(sampling: Sampling) -> bool:
     """Whether a row's logits are adjusted before a token is chosen."""
-    return bool(
-        is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens or sampling.constraint is not None
-    )
-
-
-def matcher_of(sampling: Sampling, vocabulary: Vocabulary | None, answer: Sequence[int]) -> Matcher:
-    """The constraint of a request folded over its answer so far."""
-    assert sampling.constraint is not None and vocabulary is not None, "constraints need the checkpoint's vocabulary"
-    return Matcher(sampling.constraint, vocabulary, answer)
-
-
-def forbidden(matchers: Sequence[tuple[int, Matcher]], device: torch.device | str) -> Forbidden | None:
-    """What the rows (index among the samples, matcher) may not go on with; None if they may with everything."""
-    found = [(at, tokens) for at, matcher in matchers if (tokens := matcher.forbidden()) is not None]
-    if not found:
-        return None
-    rows, tokens = zip(*found)
-    return Forbidden(
-        torch.tensor(rows, dtype=torch.int64, device=device), torch.from_numpy(np.stack(tokens)).to(device)
-    )
+    return bool(is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens)
 
 
 def logit_bias(rows: list[tuple[int, Sampling]], device: torch.device | str) -> LogitBias | None:

@@ -6,7 +6,6 @@ Owns no array. Only a step whose digest is due is hashed; others cost nothing.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch import fed
@@ -49,13 +48,13 @@ def _sampling_words(sampling: SamplingInputs, asked: np.ndarray) -> tuple[int, .
     """The words that follow "places of samples"."""
     columns = [getattr(sampling, name).numpy() for name in ("position", *CHOOSING, "seed")]
     rates = [_rates(sampling.penalties, at, len(asked)) for at in range(len(PENALTIES))]
-    bias, banned, penalties = sampling.bias, sampling.banned, sampling.penalties
+    bias, banned, penalties, allowed = sampling.bias, sampling.banned, sampling.penalties, sampling.allowed
     return (
         *map(fed.word, (*columns, asked, *rates)),
         NO_WORD if bias is None else fed.word(bias.rows.numpy(), bias.tokens.numpy(), bias.values.numpy()),
         NO_WORD if banned is None else fed.word(banned.rows.numpy(), banned.tokens.numpy()),
         NO_WORD if penalties is None else fed.word(_counted(penalties)),
-        NO_WORD if sampling.forbidden is None else fed.word(*map(torch.Tensor.numpy, sampling.forbidden)),
+        NO_WORD if allowed is None else fed.word(allowed.rows.numpy(), allowed.masks_of_rows().numpy()),
     )
 
 

@@ -72,8 +72,8 @@ class HostSteps:
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
         inputs = self._batch.step_inputs(state)
-        words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
         outputs = self._runner.run(inputs)
+        words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
         self._batch.take_sampled(scheduled, outputs.tokens)

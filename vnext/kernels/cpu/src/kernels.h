@@ -136,6 +136,8 @@ struct Kernels {
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    /* Logits become minus infinity where their bit is 0, the lowest bit of the first word first. */
+    void (*keep_allowed)(float *logits, int64_t count, const uint32_t *words);
     /* The largest logit of each block of WEIGHT_BLOCK; whether there is a NaN (peaks then leave it out). */
     bool (*find_peaks)(const float *logits, int64_t count, float *peaks);
     /* Weights of 2^((logit - peak) * scale). */

@@ -125,6 +125,11 @@ void do_sample(const float *logits, int64_t stride, int64_t rows, int64_t vocabu
     sample_rows({logits, stride, rows, vocabulary, static_cast<const SampleColumns *>(columns), tokens});
 }
 
+void do_mask(float *logits, int64_t stride, int64_t rows, int64_t vocabulary, const void *words) {
+    const WithoutLock apart(rows * vocabulary > LONG_SAMPLING);
+    mask_rows({logits, stride, rows, vocabulary, static_cast<const uint32_t *const *>(words)});
+}
+
 PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, const int32_t *table, int64_t stride,
                   int64_t rows, int64_t heads, int64_t kv_heads, int64_t block_size) {
     auto plan = plan_attention(query_starts, context_lengths, table, stride, rows, heads, kv_heads, block_size);
@@ -169,6 +174,11 @@ bool do_step(const StepModel *model, const StepArrays *step) {
     return run_step(*model, *step);
 }
 
+void do_sample_step(const StepModel *model, const StepArrays *step) {
+    const WithoutLock apart(true);
+    sample_step(*model, *step);
+}
+
 int64_t get_best_level() { return best_level(); }
 int64_t get_level() { return current_level(); }
 int64_t get_team_size() { return team_size(); }
@@ -196,6 +206,7 @@ PyMethodDef methods[] = {
     VNX_DOOR("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
     VNX_DOOR("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),
+    VNX_DOOR("mask_rows", do_mask, "mask_rows(logits, stride, rows, vocabulary, words)"),
     VNX_DOOR("plan_attention", do_plan,
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
@@ -205,6 +216,7 @@ PyMethodDef methods[] = {
              "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
     VNX_DOOR("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
+    VNX_DOOR("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -339,6 +339,13 @@ void sample_row(const SampleCall &call, int64_t at, bool shared) {
 
 }  // namespace
 
+void mask_rows(const MaskCall &call) {
+    for_units(call.rows, false, [&](int64_t at, int64_t) {
+        if (call.words[at] != nullptr)
+            kernels().keep_allowed(call.logits + at * call.stride, call.vocabulary, call.words[at]);
+    });
+}
+
 void sample_rows(const SampleCall &call) {
     if (call.rows >= team_size())
         return for_units(call.rows, false, [&](int64_t at, int64_t) { sample_row(call, at, false); });

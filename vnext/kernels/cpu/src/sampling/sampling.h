@@ -19,4 +19,14 @@ struct SampleCall {
 
 void sample_rows(const SampleCall &call);
 
+/* Which tokens may be sampled: `words` [rows] are addresses of one bit a token, uint32 [vocabulary / 32, rounded up], the lowest
+   bit first; 0 for a row that may have any. The logits of other tokens become minus infinity. */
+struct MaskCall {
+    float *logits;
+    int64_t stride, rows, vocabulary;
+    const uint32_t *const *words;
+};
+
+void mask_rows(const MaskCall &call);
+
 }  // namespace vnx

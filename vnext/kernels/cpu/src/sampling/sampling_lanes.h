@@ -28,6 +28,9 @@ struct Mass {
     int64_t total() const { return int64_t(_mm512_reduce_add_pd(_mm512_add_pd(low, high))); }
 };
 inline float largest(Lanes x) { return _mm512_reduce_max_ps(x.v); }
+inline Lanes kept(Lanes x, uint32_t bits) {
+    return {_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), __mmask16(bits), x.v)};
+}
 inline Lanes toward_zero(Lanes x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)}; }
 inline int collect_lanes(Lanes x, float bound, int32_t id, float *values, int32_t *ids) {
     const __mmask16 kept = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_GE_OQ);
@@ -69,6 +72,13 @@ inline float largest(Lanes x) {
         result = v[i] > result ? v[i] : result;
     return result;
 }
+inline __m256 kept_eight(__m256 x, uint32_t bits) {
+    const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i found = _mm256_and_si256(_mm256_set1_epi32(int(bits)), places);
+    const __m256 is_kept = _mm256_castsi256_ps(_mm256_cmpeq_epi32(found, places));
+    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, is_kept);
+}
+inline Lanes kept(Lanes x, uint32_t bits) { return {kept_eight(x.a, bits), kept_eight(x.b, bits >> 8)}; }
 inline Lanes toward_zero(Lanes x) {
     return {_mm256_round_ps(x.a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC),
             _mm256_round_ps(x.b, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
@@ -113,6 +123,11 @@ inline float largest(Lanes x) {
         result = x.v[i] > result ? x.v[i] : result;
     return result;
 }
+inline Lanes kept(Lanes x, uint32_t bits) {
+    for (int i = 0; i < 16; ++i)
+        x.v[i] = bits >> i & 1 ? x.v[i] : -__builtin_inff();
+    return x;
+}
 inline Lanes toward_zero(Lanes x) {
     for (int i = 0; i < 16; ++i)
         x.v[i] = float(int64_t(x.v[i]));
@@ -146,6 +161,18 @@ inline Lanes weight_lanes(Lanes x) {
     for (int i = 1; i < EXP2_TERMS; ++i)
         power = power * part + all(EXP2_SERIES[i]);
     return toward_zero(times_power(power, whole + all(float(WEIGHT_BITS))));
+}
+
+void keep_allowed(float *logits, int64_t count, const uint32_t *words) {
+    const int64_t whole = count / 32 * 32;
+    for (int64_t i = 0; i < whole; i += 32) {
+        const uint32_t word = words[i / 32];
+        if (word == ~uint32_t(0)) continue;
+        store(logits + i, kept(load(logits + i), word & 0xffff));
+        store(logits + i + 16, kept(load(logits + i + 16), word >> 16));
+    }
+    for (int64_t i = whole; i < count; ++i)
+        if (!(words[i / 32] >> i % 32 & 1)) logits[i] = -__builtin_inff();
 }
 
 bool find_peaks(const float *logits, int64_t count, float *peaks) {

@@ -57,6 +57,10 @@ std::unique_ptr<AttentionPlan> plan(const StepModel &model, const StepArrays &st
                           model.heads, model.kv_heads, model.block_size);
 }
 
+void sample(const StepModel &model, const StepArrays &step, const Space &space) {
+    sample_rows({space.logits, model.vocabulary, step.samples, model.vocabulary, step.columns, step.sampled});
+}
+
 }  // namespace
 
 bool run_step(const StepModel &model, const StepArrays &step) {
@@ -74,8 +78,14 @@ bool run_step(const StepModel &model, const StepArrays &step) {
                float(model.scale), float(model.cap), space.cosine, space.sine, step.slots, step.sample_at, step.samples,
                space.residual, space.hidden});
     linear(space.hidden, model.hidden, step.samples, model.head, nullptr, space.logits, model.vocabulary, FLOAT32);
-    sample_rows({space.logits, model.vocabulary, step.samples, model.vocabulary, step.columns, step.sampled});
+    if (step.masks == nullptr) sample(model, step, space);
     return true;
+}
+
+void sample_step(const StepModel &model, const StepArrays &step) {
+    const Space space = take_space(model, step);
+    mask_rows({space.logits, model.vocabulary, step.samples, model.vocabulary, step.masks});
+    sample(model, step, space);
 }
 
 }  // namespace vnx

@@ -23,17 +23,21 @@ struct StepModel {
 };
 
 /* One step of R rows, T tokens and S samples. As ForwardBatch
-   (vnext/models/layers/batch.py), and SampleCall for what stands behind `sample_at`. */
+   (vnext/models/layers/batch.py), SampleCall for what stands behind
+   `sample_at`, and MaskCall for `masks`; null where no row has one. */
 #define VNX_STEP_ARRAYS(X)                                                                                           \
     X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
     X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
     X(const int32_t *, query_starts) X(const int32_t *, context_lengths) X(const int32_t *, block_table)             \
-    X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(int64_t *, sampled)
+    X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(const uint32_t *const *, masks)                   \
+    X(int64_t *, sampled)
 struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
 
-/* False, with nothing done, where a position has no angles. */
+/* False, with nothing done, where a position has no angles. A step with masks is not sampled: they may still be in the making. */
 bool run_step(const StepModel &model, const StepArrays &step);
+/* Applies the masks of the step that ran last, and samples it. */
+void sample_step(const StepModel &model, const StepArrays &step);
 
 }  // namespace vnx
