@@ -140,8 +140,9 @@ def test_ranks_that_match_a_grammar_otherwise_are_named(make_bench) -> None:  # 
     """The engine core matches no grammar: a rank is compared with rank 0."""
 
     def take(batch: PersistentBatch) -> None:
-        for matcher in batch._sampling._masks._matchers.values():
-            matcher.result().take(9)
+        masks = batch._sampling._masks
+        masks.wait()
+        masks._advance([(place, made, (9,)) for place, made in masks._matchers.items()])
 
     constraint = Constraint(reasoning_end=(9,), reasoning_max=1)  # which ranks that draw nothing never reach
     message = rf"rank 1 has drifted: its batch digest differs at step {SPOILT_STEP} \(forbidden tokens\)"
