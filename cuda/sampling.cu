@@ -162,12 +162,23 @@ sample_rows(long long *tokens, const float *logits, const float *temperature, co
     if (threadIdx.x == 0) tokens[at] = token;
 }
 
+/* In place, logits become minus infinity where the bit of their token is 0: for row `rows[i]` those of masks[i], `words` of 32
+   tokens each, the lowest bit first. Grid (slices of SLICE tokens, masks). */
+constexpr int SLICE = 4096, IN_PROMPT = 1 << 30;
+
+extern "C" __global__ void __launch_bounds__(256)
+mask_rows(float *logits, const long long *rows, const unsigned *masks, long long stride, int vocabulary, int words) {
+    const int first = blockIdx.x * SLICE, last = min(first + SLICE, vocabulary);
+    const unsigned *mask = masks + (long long)blockIdx.y * words;
+    float *own = logits + rows[blockIdx.y] * stride;
+    for (int token = first + threadIdx.x; token < last; token += blockDim.x)
+        if (!(mask[token / 32] >> token % 32 & 1)) own[token] = __uint_as_float(0xff800000u);
+}
+
 /* In place, for each row of logits what its batch row `places` [rows] asks for, by the tables of row_count batch rows (see
    vnext/sampling/inputs.py): bias; no stop token at a position before `marks[0]`; then penalties: repetition divides
    positive and multiplies other logits of tokens in prompt or output, frequency and presence take off for tokens of the output.
    rates [3, row_count], marks [2, row_count], history [row_count, vocabulary]. Grid (slices of SLICE tokens, rows). */
-constexpr int SLICE = 4096, IN_PROMPT = 1 << 30;
-
 extern "C" __global__ void __launch_bounds__(256)
 adjust_rows(float *logits, const long long *places, const long long *positions, const float *rates, const long long *marks,
             const int *history, const long long *bias_tokens, const float *bias_values, const long long *stop_tokens,

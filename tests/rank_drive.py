@@ -33,7 +33,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.outputs import outputs
-from vnext.state.params import Sampling
+from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
 
 TURNS_MAX = 5000
@@ -105,6 +105,21 @@ def picky_arrivals(count: int, seed: int) -> list[RequestArrived]:
                 logit_bias=tuple((token, rng.uniform(-3, 6)) for token in sorted(biased)),
             ),
         )  # fmt: skip
+    return arrivals
+
+
+def bound_arrivals(count: int, seed: int) -> list[RequestArrived]:
+    """As `picky_arrivals`, two of three of them with lists of allowed tokens, banned sequences or a budget of reasoning."""
+    rng, arrivals = random.Random(seed), picky_arrivals(count, seed)
+    for at, arrival in enumerate(arrivals):
+        few = tuple(sorted(rng.sample(range(5, 200), 12)))
+        kinds = (
+            Constraint(allowed=few, banned=((few[0],), (few[1], few[2]), (few[3],))),
+            Constraint(reasoning_end=few[:2], reasoning_max=rng.randint(0, 5), banned=((few[4],),)),
+        )
+        if at % 3:
+            sampling = replace(arrival.sampling, constraint=kinds[at % 3 - 1], min_tokens=0)
+            arrivals[at] = replace(arrival, sampling=sampling)
     return arrivals
 
 

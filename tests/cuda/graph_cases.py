@@ -13,7 +13,7 @@ from vnext.models.layers.sharding import Parallel, alone
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel
+from vnext.sampling.sampling import adjust_by_kernel, choose_by_kernel, keep_allowed_by_kernel
 from vnext.state.events import RequestArrived
 
 
@@ -22,7 +22,7 @@ def answers(
     arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, **bounds: object,
 ) -> tuple[dict, dict]:  # fmt: skip
     """Tokens of each request, and how often each form was run. `bounds` of the engine."""
-    forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, shapes=shapes)
+    forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes)
     runner = ModelRunner(folder, dtype, "cpu", parallel)
     rank = device_rank(runner, TwinDevice(), forms)
     found = drive(rank, started_with(runner, **bounds), arrive(count, 8))

@@ -118,6 +118,7 @@ SAMPLING_BUGS = [
         "bias_room + entry]);\n        }\n        __syncthreads();",
         "bias_room + entry]);\n        }",
     ),
+    Bug("bits from the top of a mask's words", "sampling.cu", ">> token % 32 & 1", ">> (31 - token % 32) & 1"),
     Bug("the prompt's mark counted", "sampling.cu", "count = entry & (IN_PROMPT - 1)", "count = entry"),
 ]
 

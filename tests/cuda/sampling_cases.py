@@ -9,7 +9,7 @@ import torch
 from sampling_values import values_of
 
 from vnext.kernels.cuda import sampling
-from vnext.sampling.inputs import IN_PROMPT, Banned, LogitBias, Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import IN_PROMPT, Allowed, Banned, LogitBias, Penalties, RowTables, SamplingInputs
 from vnext.state.params import CHOOSING
 
 THREADS = 128
@@ -49,6 +49,15 @@ class Draws:
 
 def sampled(logits: torch.Tensor, inputs: SamplingInputs, threads: int = THREADS) -> torch.Tensor:
     return sampling.sample_rows(logits, inputs.columns(), threads=threads)
+
+
+def masked(draws: Draws, rows: int, vocabulary: int) -> Allowed:
+    """Masks of three of the rows: words of random bits, some of ones and some of zeros."""
+    words = (vocabulary + 31) // 32
+    masks = draws.integers(-(2**31), 2**31, 3 * words).to(torch.int32).view(3, words)
+    masks[draws.integers(0, 3, 3 * words).view(3, words) == 0] = -1
+    masks[draws.integers(0, 3, 3 * words).view(3, words) == 0] = 0
+    return Allowed(torch.tensor([rows - 1, 0, 2]), torch.arange(3), masks)
 
 
 class Asked(NamedTuple):

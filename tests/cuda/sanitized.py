@@ -14,7 +14,7 @@ from attention_steps import Options, Range, Shape, attend, check, make_sequences
 from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
 from rows_cases import draw
-from sampling_cases import Draws, asked, sampled
+from sampling_cases import Draws, asked, masked, sampled
 
 from vnext.kernels.cuda import backends, rows, sampling
 
@@ -49,6 +49,8 @@ def sample() -> None:
     sampled(draws.logits(6, 77), draws.inputs(6), 64)
     for vocabulary in (77, 4099):
         given = asked(draws, vocabulary, 20)
+        allowed = masked(draws, 5, vocabulary)
+        sampling.mask_rows(draws.logits(5, vocabulary), allowed.rows, allowed.masks)
         sampling.adjust_rows(draws.logits(5, vocabulary), given.places, given.positions, *given.tables)
 
 

@@ -61,7 +61,7 @@ def exchange(scalar: str, world_size: int) -> Form:
     return Form("all_reduce.cu", (("SCALAR", scalar), ("WORLD", str(world_size))), EXCHANGE)
 
 
-SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "adjust_rows": 40})
+SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "mask_rows": 32, "adjust_rows": 40})
 EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
 FORMS = [
     *ATTENTION,

@@ -11,7 +11,7 @@ import torch
 from device_twin import TwinDevice
 from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
-from sampling_cases import Draws, asked
+from sampling_cases import Draws, asked, masked
 from table_cases import agree, mixed_step, rotary_step
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
@@ -50,6 +50,8 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
     tables, *places = asked(Draws(1), 40, 3)[:3]
     wide = draw(5, 40)
     torch.library.opcheck(OPS.adjust_rows.default, (wide.clone(), *places, *tables), test_utils=CHECKS)
+    allowed = masked(Draws(3), 5, 40)
+    torch.library.opcheck(OPS.mask_rows.default, (wide.clone(), allowed.rows, allowed.masks), test_utils=CHECKS)
     again = wide.clone()
     operations.adjust_rows(again, *places, *tables)
     assert not torch.equal(again, wide)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from host_shim import ORDERS, HostBackend
 from planted_bugs import ROWS_READ, Bug, plant
-from sampling_cases import THREADS, Draws, asked, sampled
+from sampling_cases import THREADS, Draws, asked, masked, sampled
 
 from vnext.kernels.cuda import backends, sampling
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import SamplingInputs
-from vnext.sampling.logits import adjust, adjust_rows
-from vnext.sampling.sampling import choose
+from vnext.sampling.logits import adjust, adjust_rows, keep_allowed
+from vnext.sampling.sampling import choose, keep_allowed_by_kernel
 from vnext.state.params import ROW_DTYPES
 
 INFINITY = float("inf")
@@ -95,6 +95,23 @@ def test_the_logits_are_read_twice(shim: HostBackend, libraries: Path, tmp_path:
         backends.use("cpu", lambda: shim)
     assert found.pop("flat") > 3
     assert all(passes - 0.1 < found[name] <= passes for name, (passes, _) in PASSES.items()), found
+
+
+@pytest.mark.parametrize("vocabulary", [3, 32, 700, 9001])
+def test_masks_are_applied_as_by_the_torch_form(shim: HostBackend, vocabulary: int) -> None:
+    """In rows apart in memory; what lies between them stays."""
+    draws = Draws(vocabulary)
+    allowed, logits = masked(draws, 5, vocabulary), torch.randn(5, vocabulary, generator=draws.generator)
+    keep_allowed(expected := logits.clone(), allowed)
+    assert vocabulary < 30 or not torch.equal(expected, logits)
+    for shim.order in ORDERS:
+        wide = torch.full((5, vocabulary + 3), 7.0)
+        wide[:, :vocabulary] = logits
+        keep_allowed_by_kernel(wide[:, :vocabulary], allowed)
+        assert torch.equal(wide[:, :vocabulary], expected) and (wide[:, vocabulary:] == 7.0).all()
+    sampling.mask_rows(logits, allowed.rows[:0], allowed.masks[:0])
+    with pytest.raises(ValueError, match="must be dense"):
+        sampling.mask_rows(logits.T, allowed.rows, allowed.masks)
 
 
 @pytest.mark.parametrize(("vocabulary", "room"), [(700, 4), (9001, 40), (3, 2)])

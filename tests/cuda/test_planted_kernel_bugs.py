@@ -13,14 +13,14 @@ from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
 from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
 from rows_cases import draw
-from sampling_cases import Draws, asked, sampled
+from sampling_cases import Draws, asked, masked, sampled
 
 from vnext.kernels import references
 from vnext.kernels.cuda import backends, rows, sampling
 from vnext.runtime.collectives.device_group import DeviceGroup
 from vnext.runtime.collectives.errors import RankLost
 from vnext.sampling.draw import draw_by_inversion
-from vnext.sampling.logits import adjust
+from vnext.sampling.logits import adjust, keep_allowed
 from vnext.sampling.sampling import choose
 
 SHAPE = Shape(4, 2, 64, 16)
@@ -72,10 +72,14 @@ def tokens_are_right(backend: HostBackend) -> bool:
     """Rows with equals at their top, filters of all kinds, and totals as small as targets; what rows ask for beside."""
     draws, wishes = Draws(11), asked(Draws(2), 300, 130)
     plain = torch.randn(5, 300, generator=draws.generator)
-    expected = adjust(plain, wishes.inputs)
+    expected, allowed = adjust(plain, wishes.inputs), masked(draws, 5, 300)
+    keep_allowed(may_come := plain.clone(), allowed)
     for backend.order in ORDERS:
         sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, *wishes.tables)
         if not torch.equal(changed, expected):
+            return False
+        sampling.mask_rows(bound := plain.clone(), allowed.rows, allowed.masks)
+        if not torch.equal(bound, may_come):
             return False
         logits, inputs = draws.logits(40, 300), draws.inputs(40)
         logits[:10] = logits[:10].clamp(max=0.0)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from rank_drive import device_rank, drive, host_rank, picky_arrivals, runner_of, started_with, tiny_checkpoint
+from rank_drive import bound_arrivals, device_rank, drive, host_rank, picky_arrivals, runner_of, started_with, tiny_checkpoint
 
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.rank.gpu_loading import device_forms, open_device
 from vnext.runtime.settings import GpuSettings
+from vnext.state.events import RequestArrived
 from vnext.state.state import State
 
 ALIKE_MIN = 12
 """Of 14 streams: products of another machine differ in their last bits, and now and then two logits are almost equal."""
 
 
+@pytest.mark.parametrize("arrive", [picky_arrivals, bound_arrivals], ids=["asking for much", "masked"])
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs and pieces", "as they are"])
 def test_steps_of_rows_that_ask_for_much_wait_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool, arrive: Callable[[int, int], list[RequestArrived]]
 ) -> None:
-    """torch's errors know no waits for events and no copies from memory that is not pinned; tests/device_watch.py does."""
+    """torch's errors know no waits for events and no copies from memory that is not pinned; tests/device_watch.py does. Masked
+    steps wait for the step before."""
     launch = DeviceSteps.launch
 
     def strict(steps: DeviceSteps, state: State) -> PendingStep:
@@ -32,7 +36,7 @@ def test_steps_of_rows_that_ask_for_much_wait_for_nothing(
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(DeviceSteps, "launch", strict)
-    folder, arrivals, device = tiny_checkpoint(tmp_path / "tiny"), picky_arrivals(14, 3), open_device(0)
+    folder, arrivals, device = tiny_checkpoint(tmp_path / "tiny"), arrive(14, 3), open_device(0)
     plain = runner_of(folder)
     started = started_with(plain, pipeline_depth=3, page_count=30)
     expected = drive(host_rank(plain), started, arrivals)

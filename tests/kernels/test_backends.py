@@ -58,6 +58,8 @@ def test_what_computes_on_a_kind_of_device(monkeypatch: pytest.MonkeyPatch, buil
     assert sampling.sampler_for("cpu") is (sampling.choose_compiled if built else sampling.choose)
     assert sampling.sampler_for("cuda") is (sampling.choose_by_kernel if usable else sampling.choose)
     assert sampling.logits_processor_for("cuda") is (sampling.adjust_by_kernel if usable else sampling.adjust_rows)
+    assert sampling.masking_for("cuda") is (sampling.keep_allowed_by_kernel if usable else sampling.keep_allowed)
+    assert sampling.masking_for("cpu") is (sampling.keep_allowed_compiled if built else sampling.keep_allowed)
     assert backend_for("cuda").can_capture is usable and not backend_for("cpu").can_capture
 
 

@@ -17,10 +17,17 @@ from vnext.sampling.marks import IN_PROMPT
 Keep = Callable[[torch.Tensor, Allowed], None]
 
 
-def adjust(logits: torch.Tensor, inputs: SamplingInputs, keep: Keep | None = None) -> torch.Tensor:
+def keep_allowed(logits: torch.Tensor, allowed: Allowed) -> None:
+    """Set logits float32[S, V] to minus infinity, in place, where a row's mask has a 0."""
+    bits = allowed.masks_of_rows()[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    may_come = bits.flatten(1)[:, : logits.shape[1]] == 1
+    logits[allowed.rows] = logits[allowed.rows].masked_fill_(~may_come, float("-inf"))
+
+
+def adjust(logits: torch.Tensor, inputs: SamplingInputs, keep: Keep = keep_allowed) -> torch.Tensor:
     """float32[S, V] logits with bias, bans, penalties and constraints; `logits` itself where there are none.
 
-    `keep` does the same as `keep_allowed`, which is the default.
+    `keep` does what `keep_allowed` does.
     """
     if all(each is None for each in (inputs.bias, inputs.banned, inputs.penalties, inputs.allowed)):
         return logits
@@ -33,15 +40,8 @@ def adjust(logits: torch.Tensor, inputs: SamplingInputs, keep: Keep | None = Non
         assert isinstance(inputs.penalties, Penalties), "counted penalties sample nothing"
         adjusted[inputs.penalties.rows] = penalise(adjusted[inputs.penalties.rows], inputs.penalties)
     if inputs.allowed is not None:
-        (keep or keep_allowed)(adjusted, inputs.allowed)
+        keep(adjusted, inputs.allowed)
     return adjusted
-
-
-def keep_allowed(logits: torch.Tensor, allowed: Allowed) -> None:
-    """Set logits float32[S, V] to minus infinity, in place, where a row's mask has a 0."""
-    bits = allowed.masks_of_rows()[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
-    may_come = bits.flatten(1)[:, : logits.shape[1]] == 1
-    logits[allowed.rows] = logits[allowed.rows].masked_fill_(~may_come, float("-inf"))
 
 
 def penalise(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

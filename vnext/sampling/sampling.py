@@ -21,7 +21,7 @@ from vnext.kernels.cpu.sampling import mask_rows, require_columns, sample_rows
 from vnext.kernels.cuda import operations as cuda_operations
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, RowTables, Sampled, SamplingInputs, check_inputs
-from vnext.sampling.logits import adjust, adjust_rows
+from vnext.sampling.logits import Keep, adjust, adjust_rows, keep_allowed
 from vnext.sampling.weights import check_vocabulary, fixed_point_weights
 from vnext.state.params import ROW_DTYPES
 
@@ -44,10 +44,11 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw | None = Non
     breaks its contract.
     """
     check_inputs(logits, inputs)
+    adjusted = adjust(logits, inputs, masking_for(logits.device.type) if draw is None else keep_allowed)
     if draw is None and backend_for(logits.device.type).name == "compiled":
-        tokens = choose_compiled(adjust(logits, inputs, keep_allowed_compiled), inputs)
+        tokens = choose_compiled(adjusted, inputs)
     else:
-        tokens = choose(adjust(logits, inputs), inputs, draw or draw_by_inversion)
+        tokens = choose(adjusted, inputs, draw or draw_by_inversion)
     return report(logits, tokens, inputs.logprobs)
 
 
@@ -59,6 +60,11 @@ def sampler_for(device_type: str) -> Choose:
 def logits_processor_for(device_type: str) -> Adjust:
     """The implementation of `adjust_rows` for a kind of device."""
     return {"cuda": adjust_by_kernel}.get(backend_for(device_type).name, adjust_rows)
+
+
+def masking_for(device_type: str) -> Keep:
+    """The implementation of `keep_allowed` for a kind of device."""
+    return {"compiled": keep_allowed_compiled, "cuda": keep_allowed_by_kernel}.get(backend_for(device_type).name, keep_allowed)
 
 
 def choose(logits: torch.Tensor, inputs: SamplingInputs, draw: Draw = draw_by_inversion) -> torch.Tensor:
@@ -87,6 +93,11 @@ def choose_by_kernel(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tens
     """int64[S] tokens, the same as `choose`, in one launch whatever the parameters."""
     check_vocabulary(logits.shape[1])
     return cuda_operations.sample_rows(logits, inputs.columns())
+
+
+def keep_allowed_by_kernel(logits: torch.Tensor, allowed: Allowed) -> None:
+    """The same as `logits.keep_allowed`, in one launch."""
+    cuda_operations.mask_rows(logits, allowed.rows, allowed.masks_of_rows())
 
 
 def adjust_by_kernel(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:

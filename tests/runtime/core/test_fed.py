@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +24,7 @@ from vnext.runtime.rank import steps as rank_steps
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.ring.broadcast import decode_events
+from vnext.sampling.constraint import Vocabulary
 from vnext.state.errors import LawBroken
 from vnext.state.events import StepPlanned
 from vnext.state.params import Constraint
@@ -36,7 +37,10 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device, path = SimpleNamespace(vocab_size=50), torch.device("cpu"), Path("without a tokenizer")
+    config, device = SimpleNamespace(vocab_size=50), torch.device("cpu")
+
+    def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
+        return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
 
     def make_cache(self, page_count: int, block_size: int) -> None:
         pass

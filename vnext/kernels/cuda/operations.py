@@ -123,6 +123,9 @@ _adjust_rows = register(
     sampling.adjust_rows,
     lambda *arguments: None,
 )
+_mask_rows = register(
+    "mask_rows(Tensor(a!) logits, Tensor rows, Tensor masks) -> ()", sampling.mask_rows, lambda *arguments: None
+)
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
 _sum_over_ranks = register(
     "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int timeout_ms) "
@@ -196,6 +199,11 @@ def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
 def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """As sampling.sample_rows: what a runtime calls in the place of its torch form."""
     return _sample_rows(logits, list(columns))
+
+
+def mask_rows(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """As sampling.mask_rows."""
+    _mask_rows(logits, rows, masks)
 
 
 def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor) -> None:

@@ -14,8 +14,8 @@ from vnext.kernels.cuda.backends import kernel_for
 
 SOURCE = "sampling.cu"
 MANY_THREADS, SAMPLE_THREADS, ADJUST_THREADS = 1024, 512, 256
-ADJUSTED_SLICE = 4096
-"""Tokens of a block of `adjust_rows`, as the source has it."""
+SLICE = 4096
+"""Tokens of a block of `adjust_rows` and `mask_rows`, as the source has it."""
 FEW_ROWS = 128
 """Up to so many rows a GPU has a multiprocessor for each, which then has the more threads."""
 SHARED_BYTES = (1024 + 32) * 8 + 16 + 32 * (16 + 8) + 8 + 4096 * 8
@@ -42,6 +42,25 @@ def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor], threads: 
     return tokens
 
 
+def mask_rows(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+    """Minus infinity, in place, for the tokens that a mask does not have: of row rows[i] of logits float32[S, V] by masks[i].
+
+    `rows` int64[C]; `masks` int32[C, V / 32, rounded up], dense, the lowest bit of the first word first.
+    """
+    count, words = masks.shape
+    require_dense_rows(logits)
+    if count:
+        kernel = kernel_for(logits.device, SOURCE, "mask_rows", ())
+        sizes = (np.int64(logits.stride(0)), np.int32(logits.shape[1]), np.int32(words))
+        kernel((-(-logits.shape[1] // SLICE), count), (ADJUST_THREADS,), (logits, rows.contiguous(), masks.contiguous(), *sizes))
+
+
+def require_dense_rows(logits: torch.Tensor) -> None:
+    """Raises ValueError unless each row's elements lie side by side."""
+    if logits.stride(1) != 1:
+        raise ValueError("rows of logits must be dense to be changed in place; copy them first")
+
+
 def adjust_rows(
     logits: torch.Tensor,
     places: torch.Tensor,
@@ -58,12 +77,11 @@ def adjust_rows(
     `places` and `positions` int64[S]; what follows are the dense tables of runtime/sampling_inputs.RowTables.
     """
     rows, vocabulary = logits.shape
-    if logits.stride(1) != 1:
-        raise ValueError("rows of logits must be dense to be changed in place; copy them first")
+    require_dense_rows(logits)
     if not rows:
         return
     kernel = kernel_for(logits.device, SOURCE, "adjust_rows", ())
     tables = (rates, marks, history, bias_tokens, bias_values, stop_tokens)
     sizes = map(np.int32, (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1]))
     arguments = (logits, places.contiguous(), positions.contiguous(), *tables, np.int64(logits.stride(0)), *sizes)
-    kernel((-(-vocabulary // ADJUSTED_SLICE), rows), (ADJUST_THREADS,), arguments)
+    kernel((-(-vocabulary // SLICE), rows), (ADJUST_THREADS,), arguments)

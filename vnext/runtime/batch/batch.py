@@ -15,6 +15,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.decode_step import DecodeStep
+from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
@@ -103,8 +104,7 @@ class PersistentBatch:
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
-        failed = self._sampling.failed(self._sampled[1])
-        return tuple((int(scheduled.ids[scheduled.samples][at]), why) for at, why in failed)
+        return failed_requests(scheduled, self._sampling.failed(self._sampled[1]))
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

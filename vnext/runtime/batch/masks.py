@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,21 +17,32 @@ import torch
 from vnext.sampling.constraint import Matcher, Vocabulary, mask_words
 from vnext.sampling.inputs import Allowed
 from vnext.state.params import Constraint
+from vnext.state.state import StepInFlight
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 
+class ConstrainedRow(NamedTuple):
+    """A row with a constraint: its index among a step's samples, its batch row, and its matcher, which may be in the making."""
+
+    at: int
+    place: int
+    matcher: Future[Matcher]
+
+
 class RowMasks:
     """The masks of at most `row_count` rows. All methods are for one thread."""
 
-    def __init__(self, row_count: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, row_count: int, vocabulary: Vocabulary | None) -> None:
+        """Without a `vocabulary` no request with a constraint may join."""
         self._row_count, self._vocabulary = row_count, vocabulary
         self._matchers: dict[int, Future[Matcher]] = {}
         self._work: list[Future[None]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
         """A constrained request, with its answer so far, takes a batch row."""
+        assert self._vocabulary is not None, "constraints need the checkpoint's vocabulary"
         self._matchers[place] = made = self._thread.submit(Matcher, constraint, self._vocabulary, answer)
         self._work.append(self._thread.submit(self._advance, [(place, made, ())]))
 
@@ -39,13 +50,19 @@ class RowMasks:
         """Its row becomes free, if it had one."""
         self._matchers.pop(place, None)
 
-    def take(self, places: np.ndarray, tokens: np.ndarray) -> None:
-        """Each row of `places` int64[S] has sampled one more token (int64[S])."""
+    def of(self, places: np.ndarray) -> list[ConstrainedRow]:
+        """Those of a step's samples, at batch rows `places` int64[S], that have a constraint."""
         if not self._matchers:
-            return
-        pairs = zip(places.tolist(), tokens.tolist())
-        if rows := [(place, self._matchers[place], (token,)) for place, token in pairs if place in self._matchers]:
-            self._work.append(self._thread.submit(self._advance, rows))
+            return []
+        found = enumerate(places.tolist())
+        return [ConstrainedRow(at, place, self._matchers[place]) for at, place in found if place in self._matchers]
+
+    def take(self, rows: list[ConstrainedRow], tokens: np.ndarray) -> None:
+        """A step has sampled `tokens` int64[S]. A row that belongs to another request by now is left alone."""
+        live = [row for row in rows if self._matchers.get(row.place) is row.matcher]
+        if live:
+            taken = [(row.place, row.matcher, (int(tokens[row.at]),)) for row in live]
+            self._work.append(self._thread.submit(self._advance, taken))
 
     def wait(self) -> None:
         """Return when all masks are complete."""
@@ -53,21 +70,19 @@ class RowMasks:
         for each in work:
             each.result()
 
-    def allowed(self, places: np.ndarray) -> Allowed | None:
-        """The masks of the rows at `places` int64[S] that have a constraint; None if none has."""
-        rows = [at for at, place in enumerate(places.tolist()) if place in self._matchers]
+    def allowed(self, rows: list[ConstrainedRow]) -> Allowed | None:
+        """The masks of these rows; None where there are none."""
         if not rows:
             return None
-        masks = torch.from_numpy(self._masks.view(np.int32))
-        return Allowed(torch.tensor(rows), torch.from_numpy(places[rows]), masks, self.wait)
+        at, places = torch.tensor([row.at for row in rows]), torch.tensor([row.place for row in rows])
+        return Allowed(at, places, torch.from_numpy(self._masks.view(np.int32)), self.wait)
 
-    def failed(self, places: np.ndarray) -> list[tuple[int, str]]:
-        """(index among `places`, why) of the rows whose constraint cannot be followed. Waits."""
-        if not self._matchers:
+    def failed(self, rows: list[ConstrainedRow]) -> list[tuple[int, str]]:
+        """(index among the samples, why) of the rows whose constraint cannot be followed. Waits."""
+        if not rows:
             return []
         self.wait()
-        errors = [(at, self._matchers[place].result().error) for at, place in enumerate(places.tolist()) if place in self._matchers]
-        return [(at, error) for at, error in errors if error]
+        return [(row.at, error) for row in rows if (error := row.matcher.result().error)]
 
     @cached_property
     def _masks(self) -> np.ndarray:
@@ -95,3 +110,8 @@ class RowMasks:
             self._executor.unsafe_compute_mask_ptr(grammars, masks.ctypes.data, masks.strides[0], len(masks))
         for place, matcher in matchers:
             matcher.complete(self._masks[place])
+
+def failed_requests(scheduled: StepInFlight, failed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """(request, why) of (index among a step's samples, why)."""
+    ids = scheduled.ids[scheduled.samples]
+    return tuple((int(ids[at]), why) for at, why in failed)

@@ -57,7 +57,7 @@ class SamplingColumns:
     ) -> None:
         """`vocabulary`: what constraints are matched with."""
         self._config = config
-        self._masks = vocabulary and RowMasks(config.max_num_seqs, vocabulary)
+        self._masks = RowMasks(config.max_num_seqs, vocabulary)
         self._device = device
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
@@ -78,7 +78,6 @@ class SamplingColumns:
             self._counts[place] = TokenCounts(row_tokens(state, row), request.prompt_length, self._vocab_size)
         if sampling.constraint is not None:
             answer = row_tokens(state, row)[request.prompt_length :]
-            assert self._masks is not None, "constraints need the checkpoint's vocabulary"
             self._masks.join(place, sampling.constraint, answer.tolist())
         if is_special(sampling):
             self._special[place] = sampling
@@ -86,13 +85,11 @@ class SamplingColumns:
     def leave(self, place: int) -> None:
         self._counts.pop(place, None)
         self._special.pop(place, None)
-        if self._masks is not None:
-            self._masks.leave(place)
+        self._masks.leave(place)
 
     def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
         """Each row has sampled one more token."""
-        if self._masks is not None:
-            self._masks.take(places, tokens)
+        self._masks.take(self._masks.of(places), tokens)
         if not self._counts:
             return
         for place, token in zip(places.tolist(), tokens.tolist()):
@@ -101,7 +98,7 @@ class SamplingColumns:
 
     def failed(self, places: np.ndarray) -> list[tuple[int, str]]:
         """(index among `places`, why) of the rows whose constraint cannot be followed."""
-        return [] if self._masks is None else self._masks.failed(places)
+        return self._masks.failed(self._masks.of(places))
 
     def inputs(self, places: np.ndarray, positions: np.ndarray) -> tuple[SamplingInputs | None, np.ndarray]:
         """Inputs of the sampled rows (int64[S] each), and the number of alternatives that each asked for."""
@@ -129,7 +126,7 @@ class SamplingColumns:
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
         fields = {name: self._send(array) for name, array in arrays.items()} | {
             "bias": logit_bias(special, self._device),
-            "allowed": self._masks and self._masks.allowed(places),
+            "allowed": self._masks.allowed(self._masks.of(places)),
             "logprobs": int(logprobs.max()),
             "any_random": bool(random.any()),
             "any_filter": bool((random & filtered).any()),

@@ -196,11 +196,6 @@ class Clients:
             return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
         if event.sampling.constraint is None:
             return None
-        if self._ready.environment.get("device", "cpu") != "cpu":
-            return (
-                "grammars, budgets of reasoning, allowed_token_ids and bad_words need the CPU for now: leave them out, or serve "
-                "with --device cpu"
-            )
         return constraint_refusal(state.config, event.sampling, event.sampling.constraint)
 
     def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:

@@ -2,9 +2,9 @@
 
 Owns a graph and its static memory for each triple of row count, room for splits, and sampling options. A replay copies the
 block into static memory and launches once: the graph holds indices, forward, logits and sampling, and the write to `last`,
-from which the next step takes its tokens. Between replays only the batch's own tables change besides the block, so nothing
-but the whole block can be stale. Where rows report log-probabilities, all graphs leave the model's logits in one shared
-memory: one copy per size would fill gigabytes.
+from which the next step takes its tokens. Where rows are masked, it ends with the logits. Between replays only the batch's own
+tables change besides the block, so nothing but the whole block can be stale. Where rows report log-probabilities, all graphs
+leave the model's logits in one shared memory: one copy per size would fill gigabytes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Captured(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The outputs of a replay, valid until the next one: tokens int64 [R]; where some rows report, the model's logits
-    float32 [R, V] and the reporting rows (int64 [A])."""
+    """The outputs of a replay, valid until the next one: its samples and tokens int64 [R]; where some rows report or are masked,
+    the model's logits float32 [R, V]. Masked rows are not sampled yet: their `tokens` mean nothing."""
 
+    samples: Samples
     tokens: torch.Tensor
     logits: torch.Tensor | None = None
-    reported: torch.Tensor | None = None
 
 
 class DecodeGraphs:
@@ -84,9 +84,10 @@ class DecodeGraphs:
         if watch is not None:
             watch(*self._fed(self.layout(rows, units).tensors(captured.block), count))
         captured.graph.replay()
-        if not step.wants.reported:
-            return Decoded(captured.tokens[:count])
-        return Decoded(captured.tokens[:count], self._logits[:count], sent["reported"])
+        fields, wants = self.layout(rows, units).tensors(captured.block), step.wants
+        samples = Samples(fields["places"][:count], fields["begins"][:count] + 1, sent.get("reported"))
+        logits = self._logits[:count] if wants.reported or wants.masked else None
+        return Decoded(samples, captured.tokens[:count], logits)
 
     def layout(self, rows: int, units: int) -> Layout:
         """The layout of a block for these sizes."""
@@ -124,11 +125,14 @@ class DecodeGraphs:
     def body(
         self, fields: dict[str, torch.Tensor], rows: int, units: int, wants: Wants = PLAIN
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole step over the fields of a block, as captured. Returns hidden states [rows, hidden] and tokens [rows]."""
+        """The whole step over the fields of a block, as captured, but for the sampling of masked rows. Returns hidden states
+        [rows, hidden] and tokens [rows]."""
         batch, places, positions = self._batch, fields["places"], fields["begins"] + 1
         hidden, logits = self._compute(self._inputs(self._token_ids(fields), fields, rows, units))
-        if wants.reported:
+        if wants.reported or wants.masked:
             self._kept(logits).copy_(logits)
+        if wants.masked:
+            return hidden, places
         if wants.adjusted:
             self._adjust(logits, batch.parameters.tables, places, positions)
         tokens = self._choose(logits, batch.parameters.inputs(places, positions))

@@ -16,11 +16,13 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.prompts import PromptInputs
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
 from vnext.runtime.gpu.staging import Staging
+from vnext.sampling.constraint import Vocabulary
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State, StepInFlight, blocks_for
 
@@ -93,10 +95,19 @@ class Spans:
 class DeviceBatch(PersistentBatch):
     """Rows of at most `config.max_num_seqs` requests, and one null row. One thread uses it."""
 
-    def __init__(self, config: SchedulerConfig, vocab_size: int, device: Device, operations: BatchOperations) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        vocab_size: int,
+        device: Device,
+        operations: BatchOperations,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
+        """`vocabulary`: what constraints are matched with; none arrive without it."""
         self._spans = Spans(config.group_count)
         super().__init__(config, vocab_size, device.torch_device, rows=self._spans)
-        self._updates = self._sampling = SamplingUpdates(config, vocab_size)
+        self.masks = RowMasks(config.max_num_seqs, vocabulary)
+        self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.max_num_seqs, operations
         width = blocks_for(config.max_model_len, config.block_size) * self._groups

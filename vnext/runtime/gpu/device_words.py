@@ -19,7 +19,7 @@ from vnext.runtime.batch.words import fed_words
 from vnext.runtime.gpu.device import Device, Mark
 from vnext.runtime.gpu.row_parameters import RATES_AT, RowParameters
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
-from vnext.sampling.inputs import Banned, Counted, LogitBias, SamplingInputs
+from vnext.sampling.inputs import Allowed, Banned, Counted, LogitBias, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.params import CHOOSING, DEFAULTS, PENALTIES
 
@@ -29,12 +29,13 @@ NEUTRAL = [DEFAULTS[name] for name in PENALTIES]
 
 
 class FedOnDevice(NamedTuple):
-    """A step's inputs on their way to the host. `asked` int64 [S]: alternatives, -1 none."""
+    """A step's inputs on their way to the host. `asked` int64 [S]: alternatives, -1 none. `allowed`: the host's masks."""
 
     fetched: list[torch.Tensor]
     mark: Mark
     groups: int
     asked: np.ndarray
+    allowed: Allowed | None = None
 
     def words(self, config: SchedulerConfig) -> tuple[int, ...]:
         """As `fed_words`, but waits for the tensors."""
@@ -46,7 +47,7 @@ class FedOnDevice(NamedTuple):
             token_ids, positions, places[0].slots, query_starts, contexts, places[0].block_table, sample_at,
             groups=tuple(places[1:]),
         )  # fmt: skip
-        sampling = sampling_of(*parameters) if parameters else None
+        sampling = sampling_of(*parameters)._replace(allowed=self.allowed) if parameters else None
         return fed_words(StepInputs(forward, sampling, self.asked), config)
 
 

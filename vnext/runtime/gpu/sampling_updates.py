@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vnext.runtime.batch.fed import stop_ids
+from vnext.runtime.batch.masks import RowMasks
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, PENALTIES, ROW_DTYPES, is_penalised
@@ -27,10 +28,12 @@ ROOM = {"bias": 16, "stop": 4}
 
 
 class Wants(NamedTuple):
-    """What the rows of a step need beyond a token drawn from the model's logits: adjusted logits, or log-probabilities."""
+    """What the rows of a step need beyond a token drawn from the model's logits: adjusted logits, log-probabilities, or masks,
+    which the host makes once it knows the tokens before."""
 
     adjusted: bool
     reported: bool
+    masked: bool = False
 
 
 PLAIN = Wants(False, False)
@@ -51,8 +54,8 @@ class SamplingUpdate(NamedTuple):
 class SamplingUpdates:
     """One entry per batch row. One thread."""
 
-    def __init__(self, config: SchedulerConfig, vocab_size: int) -> None:
-        self._config, self._vocab_size = config, vocab_size
+    def __init__(self, config: SchedulerConfig, vocab_size: int, masks: RowMasks) -> None:
+        self._config, self._vocab_size, self._masks = config, vocab_size, masks
         self._changes = np.zeros(config.max_num_seqs, dtype=bool)  # penalties or bias
         self._until = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._logprobs = np.full(config.max_num_seqs, -1, dtype=np.int64)
@@ -64,6 +67,8 @@ class SamplingUpdates:
         request = state.requests[int(state.rows.id[row])]
         sampling, stops = request.sampling, stop_ids(self._config, request.sampling)
         penalised = is_penalised(sampling)
+        if sampling.constraint is not None:
+            self._masks.join(place, sampling.constraint, row_tokens(state, row)[request.prompt_length :].tolist())
         until = int(state.rows.cells[fields.MIN_KNOWN, row]) if sampling.min_tokens and stops else 0
         seed = int(np.uint64(sampling.seed).astype(np.int64))
         self._changes[place] = penalised or bool(sampling.logit_bias)
@@ -80,11 +85,12 @@ class SamplingUpdates:
     def leave(self, place: int) -> None:
         """A row is free."""
         self._pending_updates.pop(place, None)
+        self._masks.leave(place)
 
     def wants(self, places: np.ndarray, positions: np.ndarray) -> Wants:
         """The needs of rows `places`, whose next tokens are sampled at `positions` (int64 [S] each)."""
         adjusted = bool(self._changes[places].any()) or bool((positions < self._until[places]).any())
-        return Wants(adjusted, int(self._logprobs[places].max(initial=-1)) >= 0)
+        return Wants(adjusted, int(self._logprobs[places].max(initial=-1)) >= 0, bool(self._masks.of(places)))
 
     def logprobs(self, places: np.ndarray) -> np.ndarray:
         """Alternatives that each row asked for, -1 none (int64 [S])."""

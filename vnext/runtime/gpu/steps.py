@@ -20,6 +20,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.kernels.table import Operations
 from vnext.models.layers.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers.layers import describe_attention
+from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptSums, compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
@@ -28,12 +29,14 @@ from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch
 from vnext.runtime.gpu.device import Device, Mark
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
 from vnext.runtime.gpu.device_words import FedOnDevice, FedWatch
+from vnext.runtime.gpu.masking import Masking
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
 from vnext.runtime.gpu.staging import Staging
 from vnext.runtime.messages import PromptResult, TokenLogprobs
+from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import Sampled
-from vnext.sampling.logits import adjust_rows
+from vnext.sampling.logits import Keep, adjust_rows, keep_allowed
 from vnext.sampling.sampling import Adjust, Choose, report_in_parts
 from vnext.state.state import State
 
@@ -49,6 +52,7 @@ class DeviceForms(msgspec.Struct, frozen=True, kw_only=True):
     choose: Choose
     shapes: Shapes
     adjust: Adjust = adjust_rows
+    keep: Keep = keep_allowed
     cascade: Costs | None = None
     wrap: Callable[..., Callable] | None = None
 
@@ -57,7 +61,7 @@ class PendingStep(NamedTuple):
     """A step that was launched. Its samples are on their way to the host: `fetched` is a Sampled in which all fields but the
     tokens cover only the rows that report log-probabilities; None where the step samples nothing. `asked` int64 [S]:
     alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`: turns what was fetched of prompts
-    into results, where a request wants some."""
+    into results, where a request wants some. `failed`: (request, why) of samples whose constraint cannot be followed."""
 
     step: int
     asked_s: float
@@ -66,6 +70,7 @@ class PendingStep(NamedTuple):
     asked: np.ndarray
     fed: FedOnDevice | None = None
     prompts: Callable[[], tuple[PromptResult, ...]] = tuple
+    failed: tuple[tuple[int, str], ...] = ()
 
     def is_there(self) -> bool:
         """Whether `outputs` would return at once."""
@@ -95,12 +100,15 @@ def logprobs_of(
 class DeviceSteps:
     """The steps of one rank. One thread."""
 
-    def __init__(self, device: Device, model: DeviceModel, state: State, forms: DeviceForms) -> None:
-        """`state`: the engine's first."""
+    def __init__(
+        self, device: Device, model: DeviceModel, state: State, forms: DeviceForms, vocabulary: Vocabulary | None = None
+    ) -> None:
+        """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it."""
         config = state.config
         self._device, self._model, self._forms = device, model, forms
         operations = batch_operations(device.torch_device.type)
-        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations)
+        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary)
+        self._masking = Masking(device, self._batch.masks, forms.keep, config.pipeline_depth + WRITTEN_AHEAD)
         self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
         self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.adjust, forms.wrap)
         self._pieces = PiecewiseGraphs(device, model, config.max_num_seqs, forms.operations.paged_attention)
@@ -131,13 +139,17 @@ class DeviceSteps:
         is_due = step.step % state.config.digest_interval == 0
         sampled, prompts = self._run(step, choice, shared, watch if is_due else None)
         self._staging.release()
-        fed = seen[0] if is_due else None
+        masked = self._masking.take()
+        fed = seen[0]._replace(allowed=masked.allowed) if is_due else None
         if sampled is None and not prompts:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
         of_samples = [part for part in sampled or () if part is not None]
         fetched, mark = self._device.fetch([*of_samples, *prompts])
+        if masked.rows:
+            self._masking.expect(masked.rows, fetched[0], mark)
         results = partial(self._sums.results, step.prompts, fetched[len(of_samples) :]) if prompts else tuple
-        return PendingStep(step.step, began_s, fetched[: len(of_samples)] or None, mark, step.asked, fed, results)
+        failed = failed_requests(state.in_flight[-1], masked.failed)
+        return PendingStep(step.step, began_s, fetched[: len(of_samples)] or None, mark, step.asked, fed, results, failed)
 
     def _choice(self, step: HostStep, shared: int) -> Choice:
         """The step's form. No graph holds the hidden states that prompts need."""
@@ -154,9 +166,11 @@ class DeviceSteps:
         return self._mixed(step, choice, shared, watch)
 
     def _decode(self, step: HostStep, rows: int, watch: Watch | None) -> Sampled:
-        """Everything but log-probabilities by a graph."""
-        tokens, logits, reported_at = self._decodes.run(step, rows, self._staging, watch)
-        return self._reported(step, tokens, logits, reported_at)
+        """Everything but log-probabilities, and the sampling of masked rows, by a graph."""
+        samples, tokens, logits = self._decodes.run(step, rows, self._staging, watch)
+        if step.wants.masked:
+            return self._sample(step, logits, samples)
+        return self._reported(step, tokens, logits, samples.reported)
 
     def _mixed(
         self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
@@ -188,9 +202,12 @@ class DeviceSteps:
     def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
         """Sample from `logits` float32 [S, V], which belong to this step."""
         parameters, raw = self._batch.parameters, logits
+        if step.wants.reported and (step.wants.adjusted or step.wants.masked):
+            logits = raw.clone()
         if step.wants.adjusted:
-            logits = raw.clone() if step.wants.reported else raw
             self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions)
+        if step.wants.masked:
+            self._masking.apply(logits, step.places[step.sampled])
         tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
         self._batch.remember(step.wants, samples.rows, tokens)
         return self._reported(step, tokens, raw, samples.reported)

@@ -38,4 +38,4 @@ class LaterSteps:
         require_whole_group()
         words = () if pending_step.fed is None else pending_step.fed.words(self._config)
         seconds = time.perf_counter() - pending_step.asked_s
-        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, seconds, words, prompts=outputs.prompts)
+        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, seconds, words, pending_step.failed, outputs.prompts)

@@ -32,7 +32,7 @@ from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_large
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
-from vnext.sampling.sampling import logits_processor_for, sampler_for
+from vnext.sampling.sampling import logits_processor_for, masking_for, sampler_for
 from vnext.state.state import State
 
 PIECE_TOKENS_MAX = 512
@@ -68,6 +68,7 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
         operations=operations("cuda"),
         choose=sampler_for("cuda"),
         adjust=logits_processor_for("cuda"),
+        keep=masking_for("cuda"),
         shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype, runner.invariance.form == "fixed")),
         cascade=costs,
         wrap=compiler() if gpu.compile else None,
@@ -117,7 +118,7 @@ def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Calla
 
     def make(state: State) -> DeviceSteps:
         model = runner.device_model(state.config.page_count, state.config.block_size)
-        steps = DeviceSteps(device, model, state, forms)
+        steps = DeviceSteps(device, model, state, forms, runner.vocabulary(state.config.eos_token_ids))
         steps.prepare()
         return steps
 

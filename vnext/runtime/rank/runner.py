@@ -5,6 +5,7 @@ Owns the tensors of a rank. Knows arrays, not requests; decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, repor
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import is_plain
 from vnext.sampling.sampling import sample
 
@@ -71,6 +73,10 @@ class ModelRunner:
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank."""
         return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel)
+
+    def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
+        """What constraints are matched with."""
+        return Vocabulary(self.path, self.config.vocab_size, end_tokens)
 
     def make_cache(self, page_count: int, block_size: int) -> None:
         """Allocate the cache. Raises MemoryError (RuntimeError on CUDA) if there is not enough memory."""

@@ -15,7 +15,6 @@ from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.sampling.constraint import Vocabulary
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 
@@ -65,7 +64,7 @@ class HostSteps:
     def start(self, state: State) -> None:
         config = state.config
         runner = self._runner
-        vocabulary = Vocabulary(runner.path, runner.config.vocab_size, config.eos_token_ids)
+        vocabulary = runner.vocabulary(config.eos_token_ids)
         self._batch = PersistentBatch(config, runner.config.vocab_size, runner.device, vocabulary=vocabulary)
         self._runner.make_cache(config.page_count, config.block_size)
 

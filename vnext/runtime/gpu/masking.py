@@ -1,0 +1,68 @@
+"""Masks on a device: made by the host while the device computes the forward, and sent before the step is sampled.
+
+Owns what links a step to the one before: a mask depends on the token before it, which the host learns while the next forward
+runs. So a step with masks is launched in two parts, and between them this thread waits for the step before, never for its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.runtime.batch.masks import ConstrainedRow, RowMasks
+from vnext.runtime.gpu.device import Device, Mark
+from vnext.runtime.gpu.staging import Staging
+from vnext.sampling.inputs import Allowed
+from vnext.sampling.logits import Keep
+
+
+class Masked(NamedTuple):
+    """What a step's masks were: its constrained samples, the masks on the host, (index among the samples, why) of those that
+    cannot be followed."""
+
+    rows: list[ConstrainedRow]
+    allowed: Allowed | None
+    failed: list[tuple[int, str]]
+
+
+NOT_MASKED = Masked([], None, [])
+
+
+class Masking:
+    """The masks of one rank's steps. One thread."""
+
+    def __init__(self, device: Device, masks: RowMasks, keep: Keep, buffer_count: int) -> None:
+        """`buffer_count`: as Staging's."""
+        self._masks, self._keep = masks, keep
+        self._staging = Staging(device, buffer_count)
+        self._expected: deque[tuple[list[ConstrainedRow], torch.Tensor, Mark]] = deque()
+        self._masked = NOT_MASKED
+
+    def apply(self, logits: torch.Tensor, places: np.ndarray) -> None:
+        """Mask the logits float32 [S, V] of a step's samples at batch rows `places` int64 [S], in place. Waits for the tokens of
+        earlier steps, and for the masks."""
+        while self._expected:
+            rows, tokens, mark = self._expected.popleft()
+            mark.wait()
+            self._masks.take(rows, tokens.numpy())
+        rows = self._masks.of(places)
+        allowed = self._masks.allowed(rows)
+        masks = allowed.masks_of_rows().numpy()
+        sent = self._staging.send({"rows": allowed.rows.numpy(), "masks": masks.reshape(-1)})
+        here = torch.arange(len(rows), device=logits.device)
+        self._keep(logits, Allowed(sent["rows"], here, sent["masks"].view(masks.shape)))
+        self._staging.release()
+        kept = Allowed(allowed.rows, torch.arange(len(rows)), torch.from_numpy(masks))
+        self._masked = Masked(rows, kept, self._masks.failed(rows))
+
+    def take(self) -> Masked:
+        """The masks that were applied since the last call."""
+        masked, self._masked = self._masked, NOT_MASKED
+        return masked
+
+    def expect(self, rows: list[ConstrainedRow], tokens: torch.Tensor, mark: Mark) -> None:
+        """The host has the tokens int64 [S] of a step with constrained rows once `mark` is reached."""
+        self._expected.append((rows, tokens, mark))
