@@ -40,58 +40,72 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
 
     `recorded`: a log has the expected plan behind the commit, so there is no need to check for admissions.
     """
-    config, in_flight, cells, pool = state.config, state.in_flight, state.rows.cells, state.pool
-    count, given = cells.shape[1], len(event.tokens) // 4
-    histories, tables = state.tokens, state.tables
-    if (
-        len(in_flight) != config.pipeline_depth
-        or event.step != in_flight[0].step
-        or len(event.tokens) % 4
-        or config.windows
-        or (state.waiting and count < config.max_num_seqs and not recorded)
-        or histories.version != histories.arena.version
-        or tables.version != tables.arena.version
-    ):
+    if not _may_be_steady(state, event, recorded):
         return None
+    config, cells, pool, scheduled = state.config, state.rows.cells, state.pool, state.in_flight[0]
+    count, given = cells.shape[1], len(event.tokens) // 4
     sampled, out = np.frombuffer(event.tokens, np.int32), np.empty_like(cells)
     entries, asks = np.empty((4, count), np.int64), np.empty(count, bool)
     work, blocks = np.empty((TURN_WORK_LINES, count), np.int64), np.empty(count, np.int32)
     found = columns.impl.turn(
-        (cells, in_flight[0].entries, in_flight[0].samples, sampled, _ends(config.eos_token_ids)),
-        (histories.arena.data, tables.arena.data, pool.queue.arena.data, pool.status.values()),
+        (cells, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
+        (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (out, entries, asks, work, blocks),
         (
-            config.max_num_batched_tokens,
-            config.long_prefill_token_threshold,
-            config.block_size,
-            pool.free,
-            pool.head,
-            pool.queue.used,
-            config.prefix_caching,
-            not config.chunked_prefill,
+            config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill,
         ),
-    )
+    )  # fmt: skip
     if found is None:
         return None
     made, total, taken, head, committed, planned = found
-    pool = pools.insert_hashes(pool, committed) if committed else pool
-    if taken:
-        pool, tables = pools.taken(pool, blocks[:taken], head), extents.own(tables)
-    pool = pools.insert_hashes(pool, planned) if planned else pool
+    tables = state.tables
+    if committed or taken or planned:
+        pool, tables = _paged(state, committed, blocks[:taken], head, planned)
     if made < count:
         entries, asks = entries[:, :made].copy(), asks[:made]
-    counters = state.counters
-    reached = replace(
-        state, sequence=state.sequence + 2, planned=state.planned + 1, committed=state.committed + 1, rows=Rows(out),
-        tokens=extents.own(histories), tables=tables, pool=pool,
-        in_flight=(*in_flight[1:], StepInFlight(state.planned, entries, asks, total)),
-        counters=replace(counters, generated_tokens=counters.generated_tokens + given),
-        token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
-    )  # fmt: skip
+    reached = _reached(state, event, Rows(out), StepInFlight(state.planned, entries, asks, total), pool, tables)
     rows, (places, nobody) = work[0, :given], _shared(given)
     matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
-    going = going_of(cells, rows, sampled)
-    return Turn(StepPlanned(step=state.planned), reached, matched, going)
+    return Turn(StepPlanned(step=state.planned), reached, matched, going_of(cells, rows, sampled))
+
+
+def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
+    """Whether the arithmetic over the rows decides alone: nothing waits for a place, and the newest state owns its arenas."""
+    config, in_flight, histories, tables = state.config, state.in_flight, state.tokens, state.tables
+    return not (
+        len(in_flight) != config.pipeline_depth
+        or event.step != in_flight[0].step
+        or len(event.tokens) % 4
+        or config.windows
+        or (state.waiting and len(state.rows) < config.max_num_seqs and not recorded)
+        or histories.version != histories.arena.version
+        or tables.version != tables.arena.version
+    )
+
+
+def _paged(
+    state: State, committed: list[tuple[bytes, int]], taken: np.ndarray, head: int, planned: list[tuple[bytes, int]]
+) -> tuple[pools.Pool, extents.Extents]:
+    """The pool and the tables after the commit's full blocks, the pages `taken` by the plan, and the plan's full blocks."""
+    pool, tables = state.pool, state.tables
+    pool = pools.insert_hashes(pool, committed) if committed else pool
+    if len(taken):
+        pool, tables = pools.taken(pool, taken, head), extents.own(tables)
+    return pools.insert_hashes(pool, planned) if planned else pool, tables
+
+
+def _reached(
+    state: State, event: StepCommitted, rows: Rows, next_step: StepInFlight, pool: pools.Pool, tables: extents.Extents
+) -> State:
+    """The state after both events."""
+    counters = state.counters
+    return replace(
+        state, sequence=state.sequence + 2, planned=state.planned + 1, committed=state.committed + 1, rows=rows,
+        tokens=extents.own(state.tokens), tables=tables, pool=pool, in_flight=(*state.in_flight[1:], next_step),
+        counters=replace(counters, generated_tokens=counters.generated_tokens + len(event.tokens) // 4),
+        token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

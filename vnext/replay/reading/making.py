@@ -72,38 +72,39 @@ class Making:
         self._folding = Folding(self._first, self._latency_collector.hear, self._room)
         if clock.timestamped and self._known_until <= self._state.sequence:
             self._known = self._noted()
-        base, stopped = self._offset, ""
+        end, stopped = self._fold(data, number, progress)
+        if self._state.sequence > self._entries[-1].sequence:
+            self._keep()  # most questions are about the log's end
+        return Made(
+            entries=self._entries, snapshots=self._snapshots, end=end, stopped=stopped,
+            step_counts=self._step_counter.done(), latency=_encoded(self._latency_collector.done()),
+            known=self._known_entry(), timestamped=clock.timestamped,
+        )  # fmt: skip
+
+    def _fold(self, data: memoryview, number: int, progress: Progress | None) -> tuple[LogEnd, str]:
+        """Fold to the end of `data`. Returns the end, and the error that stopped the folding before it, if any."""
+        base = self._offset
         items = read_frames(data[base:], self._entries[-1].sequence, number, steady=True)
         try:
             for offset, item in self._folding.through(items):
                 if isinstance(item, LogEnd):
-                    end = msgspec.structs.replace(item, offset_bytes=base + item.offset_bytes)
-                    break
+                    return msgspec.structs.replace(item, offset_bytes=base + item.offset_bytes), ""
                 self._pass_by(item, base + offset)
                 if progress is not None:
                     progress(self._offset, len(data))
         except IMPOSSIBLE as error:
             stopped = str(error)
             end = LogEnd(kind="damaged", message=stopped, segment=0, offset_bytes=self._offset, ignored_bytes=0)
-        if self._state.sequence > self._entries[-1].sequence:
-            self._keep()  # most questions are about the log's end
-        known, places = self._known, [entry.sequence for entry in self._entries]
-        if known is not None:
-            known = (
-                Known(entry=places.index(known[0]), step_counts=known[1], latency=known[2])
-                if known[0] != places[-1]
-                else None
-            )
-        return Made(
-            entries=self._entries,
-            snapshots=self._snapshots,
-            end=end,
-            stopped=stopped,
-            step_counts=self._step_counter.done(),
-            latency=_encoded(self._latency_collector.done()),
-            known=known,
-            timestamped=clock.timestamped,
-        )
+            return end, stopped
+        raise AssertionError("frames end with a LogEnd")
+
+    def _known_entry(self) -> Known | None:
+        """What was noted at the last known time, with its place among the entries; None if that is the last one."""
+        if self._known is None or self._known[0] == self._entries[-1].sequence:
+            return None
+        sequence, step_counts, latency = self._known
+        place = [entry.sequence for entry in self._entries].index(sequence)
+        return Known(entry=place, step_counts=step_counts, latency=latency)
 
     @property
     def _state(self) -> State:

@@ -5,6 +5,9 @@ Keeps nothing between steps. Slow; it is the specification against which `batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -22,7 +25,7 @@ from vnext.sampling.inputs import DTYPES, Allowed, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import CHOOSING, Sampling, is_filtered, is_penalised
-from vnext.state.state import State, StepInFlight, blocks_for
+from vnext.state.state import State, blocks_for
 from vnext.state.windows import row_table
 
 Sampled = dict[tuple[int, int, int], int]
@@ -36,42 +39,44 @@ def rebuild(
 
     `vocabulary`: what constraints are matched with.
     """
-    scheduled, size, groups = state.in_flight[-1], state.config.block_size, state.config.group_count
-    tokens, positions, tables, sample_at, rows = [], [], [], [], []
-    slots: list[list[int]] = [[] for _ in range(groups)]
-    starts, contexts = [0], []
+    entries = list(entries_of(state, sampled))
+    starts = np.cumsum([0, *(entry.end - entry.start for entry in entries)])
+    contexts = [entry.end for entry in entries]
+    width = blocks_for(max(contexts), state.config.block_size)
+    first, *others = [places_of(state.config, entries, group, width) for group in range(state.config.group_count)]
+    forward = ForwardBatch(
+        token_ids=torch.tensor([token for entry in entries for token in entry.history[entry.start : entry.end]]),
+        positions=torch.tensor([position for entry in entries for position in range(entry.start, entry.end)]),
+        slots=first.slots,
+        query_starts=torch.tensor(starts, dtype=torch.int32),
+        context_lengths=torch.tensor(contexts, dtype=torch.int32),
+        block_table=first.block_table,
+        sample_at=torch.tensor([last - 1 for entry, last in zip(entries, starts[1:].tolist()) if entry.samples], dtype=torch.int64),
+        host=HostBatch(starts.astype(np.int32), np.array(contexts, dtype=np.int32)),
+        groups=tuple(others),
+    )
+    rows = [(entry.row, entry.history, entry.end) for entry in entries if entry.samples]
+    return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
+
+
+class Entry(NamedTuple):
+    """One request of a step: its row, its tokens, its pages, the positions [start, end) that it computes."""
+
+    row: int
+    history: list[int]
+    table: list[int]
+    start: int
+    end: int
+    samples: bool
+
+
+def entries_of(state: State, sampled: Sampled) -> Iterator[Entry]:
+    """The entries of the newest step in flight."""
+    scheduled = state.in_flight[-1]
     for id_, start, count, samples in zip(scheduled.ids, scheduled.starts, scheduled.counts, scheduled.samples):
         row = int(np.flatnonzero(state.rows.id == id_)[0])
         history, table = history_of(state, row, sampled), row_table(state, row).tolist()
-        for position in range(int(start), int(start + count)):
-            tokens.append(history[position])
-            positions.append(position)
-            for group, found in enumerate(slots):
-                found.append(table[position // size * groups + group] * size + position % size)
-        starts.append(len(tokens))
-        contexts.append(int(start + count))
-        tables.append(table)
-        if samples:
-            sample_at.append(len(tokens) - 1)
-            rows.append((row, history, int(start + count)))
-    width = blocks_for(max(contexts), size)
-    places = [
-        GroupPlaces(torch.tensor(found, dtype=torch.int64), block_table(state.config, scheduled, tables, group, width))
-        for group, found in enumerate(slots)
-    ]
-    host = HostBatch(np.array(starts, dtype=np.int32), np.array(contexts, dtype=np.int32))
-    forward = ForwardBatch(
-        token_ids=torch.tensor(tokens, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
-        slots=places[0].slots,
-        query_starts=torch.tensor(starts, dtype=torch.int32),
-        context_lengths=torch.tensor(contexts, dtype=torch.int32),
-        block_table=places[0].block_table,
-        sample_at=torch.tensor(sample_at, dtype=torch.int64),
-        host=host,
-        groups=tuple(places[1:]),
-    )
-    return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
+        yield Entry(row, history, table, int(start), int(start + count), bool(samples))
 
 
 def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabulary | None) -> Allowed | None:
@@ -86,17 +91,18 @@ def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabula
     return Allowed(rows, torch.arange(len(bound)), torch.from_numpy(masks.view(np.int32)))
 
 
-def block_table(
-    config: SchedulerConfig, scheduled: StepInFlight, tables: list[list[int]], group: int, width: int
-) -> torch.Tensor:
-    """Blocks of each request in one group of layers, as far as this step's queries see (int32 [R, width]; others are 0)."""
+def places_of(config: SchedulerConfig, entries: list[Entry], group: int, width: int) -> GroupPlaces:
+    """One group of layers: the slot of each token (int64 [T]), and each request's blocks as far as this step's queries see
+    (int32 [R, width]; others are 0)."""
     size, groups, window = config.block_size, config.group_count, (config.windows or (0,))[group]
-    found = torch.zeros((len(tables), width), dtype=torch.int32)
-    for at, (table, start) in enumerate(zip(tables, scheduled.starts.tolist())):
-        first = max(start - window + 1, 0) // size if window else 0
-        pages = table[group::groups][first:width]
-        found[at, first : first + len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    return found
+    slots, tables = [], torch.zeros((len(entries), width), dtype=torch.int32)
+    for at, entry in enumerate(entries):
+        pages = entry.table[group::groups]
+        slots += [pages[position // size] * size + position % size for position in range(entry.start, entry.end)]
+        first = max(entry.start - window + 1, 0) // size if window else 0
+        seen = pages[first:width]
+        tables[at, first : first + len(seen)] = torch.tensor(seen, dtype=torch.int32)
+    return GroupPlaces(torch.tensor(slots, dtype=torch.int64), tables)
 
 
 def history_of(state: State, row: int, sampled: Sampled) -> list[int]:

@@ -89,16 +89,21 @@ def run_until(
         except DEATHS as error:
             grace_s = 0.0 if isinstance(error, RanksStalled) else grace_s
             core.record_end()
-            where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
-            clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
-            if isinstance(error, (ChildDied, LogLost, RanksStalled)):  # not a bug here, so a traceback would not help
-                logging.error("the engine stopped: %s.%s", sentence_of(error), where)
-            else:
-                logging.exception("the engine stopped.%s", where)
+            report_end(error, clients, settings)
             return FAILED
         finally:
             executor.stop(grace_s)
     return DONE
+
+
+def report_end(error: Exception, clients: Clients, settings: CoreSettings) -> None:
+    """Name the error that stopped the engine, and the log that led to it, to all clients and on stderr."""
+    where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
+    clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
+    if isinstance(error, (ChildDied, LogLost, RanksStalled)):  # not a bug here, so a traceback would not help
+        logging.error("the engine stopped: %s.%s", sentence_of(error), where)
+    else:
+        logging.exception("the engine stopped.%s", where)
 
 
 @contextmanager

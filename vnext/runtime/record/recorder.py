@@ -112,16 +112,19 @@ class Recorder:
             return
         if files.is_due and befores:
             files.start_next(snapshots.encode(self._snapshot(befores[0]), self._width))
-        frame = self._frame
         if len(events) != 2 or rank_digests or self._lost_now or not self._put_steady(events, befores, matched):
             if self._redactor is not None:
                 events = list(map(self._redactor.redact, befores, events, matched or repeat(None)))
             reported = events, rank_digests, self._lost_now, self._width, details
-            codec.put_frame(frame, codec.encode_body(self._next_event, *reported))
+            codec.put_frame(self._frame, codec.encode_body(self._next_event, *reported))
         self._next_event += len(events)
         self._digest = state_digest
+        self._write(files)
+
+    def _write(self, files: Segments) -> None:
+        """Write the frame; count it as lost if the disk fails. Raises LogLost where the log is required."""
         try:
-            files.write(frame, state_digest, self._next_event, self._required)
+            files.write(self._frame, self._digest, self._next_event, self._required)
         except OSError as error:
             self._lost_now += 1
             self.frames_lost += 1

@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from vnext.text.dialects.reader import NoCall, Reader, Reading
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -166,7 +168,7 @@ def call(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
 
     Some models encode the arguments once more as text. Raises NoCall.
     """
-    name, id_, kept, has_begun = "", "", "", False
+    found = _Call()
     yield from reader.expect("{")
     yield from reader.skip()
     closed = yield from reader.take("}")
@@ -176,35 +178,49 @@ def call(reader: Reader, names: frozenset[str] | None) -> Reading[None]:
         yield from reader.skip()
         yield from reader.expect(":")
         yield from reader.skip()
-        pieces: list[str] = []
-        match json.loads("".join(key)):
-            case "name":
-                yield from _string(reader, pieces.append)
-                name = json.loads("".join(pieces))
-                if not name or (names is not None and name not in names):
-                    raise NoCall
-            case "id":
-                yield from value(reader, pieces.append)
-                id_ = "".join(pieces).strip('"')
-            case "arguments" | "parameters" if not (kept or has_begun):
-                if name and (yield from reader.next_is("{")):
-                    has_begun = True
-                    reader.begin_call(name, id_)
-                    yield from value(reader, reader.arguments)
-                else:
-                    yield from value(reader, pieces.append)
-                    kept = _object("".join(pieces))
-            case _:
-                yield from value(reader, pieces.append)
+        yield from _member(reader, names, found, json.loads("".join(key)))
         yield from reader.skip()
         closed = (yield from reader.expect(",", "}")) == "}"
         yield from reader.skip()
-    if not name:
+    if not found.name:
         raise NoCall
-    if not has_begun:
-        reader.begin_call(name, id_)
-        reader.arguments(kept or "{}")
+    if not found.has_begun:
+        reader.begin_call(found.name, found.id)
+        reader.arguments(found.arguments or "{}")
     reader.end_call()
+
+
+class _Call(msgspec.Struct):
+    """The members read so far. `arguments` waits for the name; `has_begun`: they stream."""
+
+    name: str = ""
+    id: str = ""
+    arguments: str = ""
+    has_begun: bool = False
+
+
+def _member(reader: Reader, names: frozenset[str] | None, found: _Call, key: str) -> Reading[None]:
+    """The value of a call's member `key`. Raises NoCall."""
+    pieces: list[str] = []
+    match key:
+        case "name":
+            yield from _string(reader, pieces.append)
+            found.name = json.loads("".join(pieces))
+            if not found.name or (names is not None and found.name not in names):
+                raise NoCall
+        case "id":
+            yield from value(reader, pieces.append)
+            found.id = "".join(pieces).strip('"')
+        case "arguments" | "parameters" if not (found.arguments or found.has_begun):
+            if found.name and (yield from reader.next_is("{")):
+                found.has_begun = True
+                reader.begin_call(found.name, found.id)
+                yield from value(reader, reader.arguments)
+            else:
+                yield from value(reader, pieces.append)
+                found.arguments = _object("".join(pieces))
+        case _:
+            yield from value(reader, pieces.append)
 
 
 def _object(text: str) -> str:
