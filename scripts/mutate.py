@@ -35,7 +35,7 @@ SIMULATOR = "the simulator"
 STATE = [
     "tests/log/test_snapshot.py",
     *(f"tests/state/{name}.py" if "/" in name else f"tests/state/test_{name}.py"
-    for name in ("pool", "committing", "store/test_extents", "store/test_names", "store/test_versions", "lifecycle",
+    for name in ("pool", "committing", "store/test_extents", "store/test_names", "store/test_versions",
                  "illegal_events", "refusal", "digest_view", "laws_break", "store/test_columns", "tenants_wall"))
 ]  # fmt: skip
 SCHED = [

@@ -51,7 +51,7 @@ ARROWS = {
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
     "runtime/collectives": {"runtime/processes", "models/layers", "kernels/cuda", "compiled"},
     "runtime/record": {"log", "state/*", "version"},  # the log's header names the version
-    "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers", "kernels/*"},
+    "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers"},
     "runtime/gpu": {
         "runtime/*", "runtime/batch", "state", "sampling", "models/registry", "models/config", "models/layers", "kernels",
     },

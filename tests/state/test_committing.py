@@ -6,6 +6,7 @@ import pytest
 from core_drive import Engine
 
 from vnext.state.outputs import Output
+from vnext.state.state import Status, status_of
 
 
 def finishes(news: list[Output]) -> list[str]:
@@ -220,3 +221,17 @@ def test_the_token_that_ends_a_request_is_never_offered(depth: int) -> None:
     assert len(engine.state.pool.prefix_index) == 1
     engine.arrive([1] * 6 + [5, 0, 2], max_tokens=1)
     assert engine.plan() == {1: 5}
+
+
+def test_a_request_walks_through_every_status() -> None:
+    engine = Engine()
+    assert status_of(engine.state, 0) is Status.UNKNOWN
+    id_ = engine.arrive([1, 2, 3], max_tokens=2)
+    assert status_of(engine.state, id_) is Status.WAITING
+    engine.plan()
+    assert status_of(engine.state, id_) is Status.RUNNING
+    engine.commit(7)
+    assert status_of(engine.state, id_) is Status.RUNNING
+    engine.step(8)
+    assert status_of(engine.state, id_) is Status.FINISHED
+    assert status_of(engine.state, -1) is Status.UNKNOWN

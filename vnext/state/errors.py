@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class IllegalEvent(Exception):
-    """An event that the lifecycle forbids in this state. The state is unchanged."""
+    """An event that is impossible in this state. The state is unchanged."""
 
 
 class LawBroken(Exception):

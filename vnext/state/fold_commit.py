@@ -6,6 +6,8 @@ request's id and `preemption_count`, not by counting: it knows which steps are i
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 import xxhash
@@ -13,10 +15,12 @@ import xxhash
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, without_rows
-from vnext.state.lifecycle import Change
 from vnext.state.state import Counters, State
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.rows import Rows, find_rows
+
+Ending = Literal["finished", "aborted"]
+"""How a request ends; the name of its counter."""
 
 replace = msgspec.structs.replace
 
@@ -118,7 +122,7 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )
-    return finish(state, done.tolist(), Change.FINISH) if len(done) else state, matched
+    return finish(state, done.tolist(), "finished") if len(done) else state, matched
 
 
 def _take_tokens(state: State, matched: MatchedSamples) -> State:
@@ -143,7 +147,7 @@ def _with_places(state: State, matched: MatchedSamples) -> State:
     return move_tokens(state, full, np.minimum(2 * sizes[full], rows.limit[full]))
 
 
-def finish(state: State, gone: list[int], change: Change) -> State:
+def finish(state: State, gone: list[int], ending: Ending) -> State:
     """Remove these rows and forget their requests; their blocks are released last first."""
     pool = state.pool
     for row in gone:
@@ -151,12 +155,9 @@ def finish(state: State, gone: list[int], change: Change) -> State:
     ids = state.rows.id[gone].tolist()
     return replace(
         state, pool=pool, rows=without_rows(state.rows, gone), requests=state.requests.without(ids),
-        counters=count_ended(state, len(gone), change),
+        counters=count_ended(state, len(gone), ending),
     )
 
 
-def count_ended(state: State, count: int, change: Change) -> Counters:
-    counters = state.counters
-    if change is Change.FINISH:
-        return replace(counters, finished=counters.finished + count)
-    return replace(counters, aborted=counters.aborted + count)
+def count_ended(state: State, count: int, ending: Ending) -> Counters:
+    return replace(state.counters, **{ending: getattr(state.counters, ending) + count})

@@ -26,9 +26,8 @@ from vnext.state.events import (
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned
-from vnext.state.lifecycle import Change, Status, after
 from vnext.state.params import reads_cache
-from vnext.state.state import Counters, Request, State, Waiting, status_of
+from vnext.state.state import Counters, Request, State, Status, Waiting, status_of
 from vnext.state.store import extents
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
@@ -136,13 +135,12 @@ def _first_wait(config: SchedulerConfig, request: Request) -> Waiting:
 
 def _fold_request_aborted(state: State, event: RequestAborted) -> State:
     statuses = {request_id: status_of(state, request_id) for request_id in event.ids}
-    for status in statuses.values():
-        after(status, Change.ABORT)
+    require(Status.UNKNOWN not in statuses.values(), "a request that is unknown cannot be aborted")
     queued = sorted(request_id for request_id, status in statuses.items() if status is Status.WAITING)
     if queued:
         state = dequeue(state, {place for place, entry in enumerate(state.waiting) if entry.id in queued})
-        counters = count_ended(state, len(queued), Change.ABORT)
+        counters = count_ended(state, len(queued), "aborted")
         state = replace(state, requests=state.requests.without(queued), counters=counters)
     running = {request_id for request_id, status in statuses.items() if status is Status.RUNNING}
     rows = [row for row, request_id in enumerate(state.rows.id.tolist()) if request_id in running]
-    return finish(state, rows, Change.ABORT) if rows else state
+    return finish(state, rows, "aborted") if rows else state

@@ -7,12 +7,13 @@ a state is ever modified.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import msgspec
 import numpy as np
 
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestId
-from vnext.state.lifecycle import Status
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
 from vnext.state.store.extents import Extents
@@ -120,6 +121,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: tuple[StepInFlight, ...]
     counters: Counters
     token_digest: int
+
+
+class Status(Enum):
+    """Where a request stands. A finished one is not stored: its id is below `next_id`, and it neither waits nor runs."""
+
+    UNKNOWN = "unknown"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
 
 
 def status_of(state: State, request_id: int) -> Status:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch import fed
 from vnext.runtime.batch.batch import PersistentBatch
-from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
@@ -31,7 +26,7 @@ from vnext.state.events import EngineStarted, RequestAborted, RequestArrived, St
 from vnext.state.feasibility import refusal
 from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
-from vnext.state.state import StepInFlight, blocks_for
+from vnext.state.state import StepInFlight
 
 VOCABULARY = 23
 
@@ -126,39 +121,9 @@ def assert_equal_trees(left: object, right: object) -> None:
         assert left == right
 
 
-def device_rows(config: SchedulerConfig, operations: BatchOperations) -> DeviceRows:
-    width = blocks_for(config.max_model_len, config.block_size)
-    return DeviceRows(config.max_num_seqs, width, config.block_size, torch.device("cpu"), operations)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_persistent_batch_equals_rebuilt_batch(seed: int) -> None:
-    walk(seed, 150, None)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_rows_kept_on_a_device_equal_the_rebuilt_batch(seed: int) -> None:
-    """By the plain forms of the device's operations."""
-    walk(seed, 150, plain_batch_operations())
-
-
-IN_THE_SIMULATOR = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from test_batch import walk
-from vnext.kernels import batch_numba
-walk(3, 60, batch_numba)
-"""
-
-
-def test_rows_kept_on_a_device_by_numba_equal_the_rebuilt_batch() -> None:
-    """Numba's kernels over CPU tensors, in its simulator: a process of its own."""
-    pytest.importorskip("numba", reason="Numba is not installed: pip install 'vnext[dev]'")
-    folder = Path(__file__).parent
-    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(folder.parents[2])}
-    command = [sys.executable, "-c", IN_THE_SIMULATOR, str(folder)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert ran.returncode == 0, ran.stderr
+    walk(seed, 150)
 
 
 def take_drawn(
@@ -172,21 +137,16 @@ def take_drawn(
     return tokens
 
 
-def walk(
-    seed: int, step_count: int, operations: BatchOperations | None, make: Callable[[SchedulerConfig], Any] | None = None
-) -> None:
+def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | None = None) -> None:
     """A random life of an engine; every step's tensors against those that are rebuilt from the state alone.
 
-    `make`: another batch of the same face.
+    `make`: another batch with the same methods.
     """
     rng = random.Random(seed)
     started = engine_started(rng)
-    while operations is not None and started.config.group_count > 1:
-        started = engine_started(rng)  # a device keeps the tables of one group of layers
-    rows = None if operations is None else device_rows(started.config, operations)
     state = start(started)
     words = Vocabulary(Path("no tokenizer"), VOCABULARY, started.config.eos_token_ids)
-    batch = PersistentBatch(started.config, VOCABULARY, rows=rows, vocabulary=words) if make is None else make(started.config)
+    batch = PersistentBatch(started.config, VOCABULARY, words) if make is None else make(started.config)
     sampled, results, steps, commits = {}, [], 0, {}
     while steps < step_count:
         choice = rng.random()

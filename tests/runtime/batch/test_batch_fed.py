@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from device_twin import OrderError, TwinDevice
 from test_batch import VOCABULARY, walk
 
-from vnext.kernels.batch_index import plain_batch_operations
+from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
 from vnext.runtime.gpu.row_parameters import RowParameters
@@ -21,9 +26,9 @@ from vnext.state.state import State, StepInFlight
 class Fed:
     """A DeviceBatch with the face of a PersistentBatch. What was sampled goes to the device's memory and nowhere else."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, operations: BatchOperations | None = None) -> None:
         device = TwinDevice()
-        self._batch = DeviceBatch(config, VOCABULARY, device, plain_batch_operations())
+        self._batch = DeviceBatch(config, VOCABULARY, device, operations or plain_batch_operations())
         self._staging = Staging(device, config.pipeline_depth + 1)
 
     def step_inputs(self, state: State) -> StepInputs:
@@ -67,7 +72,27 @@ def inputs_on(parameters: RowParameters, samples: Samples, step: HostStep) -> Sa
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_fed_batch_equals_the_rebuilt_batch(seed: int) -> None:
-    walk(seed, 100, None, Fed)
+    walk(seed, 100, Fed)
+
+
+IN_THE_SIMULATOR = """
+import sys
+from functools import partial
+sys.path[:0] = sys.argv[1:]
+from test_batch_fed import Fed, walk
+from vnext.kernels import batch_numba
+walk(4, 60, partial(Fed, operations=batch_numba))
+"""
+
+
+def test_a_fed_batch_by_numba_equals_the_rebuilt_batch() -> None:
+    """Numba's kernels over CPU tensors, in its simulator: a process of its own."""
+    pytest.importorskip("numba", reason="Numba is not installed: pip install 'vnext[dev]'")
+    folder = Path(__file__).parent
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(folder.parents[2])}
+    command = [sys.executable, "-c", IN_THE_SIMULATOR, str(folder), str(folder.parents[1])]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_what_was_sent_is_read_after_the_work_has_joined_it() -> None:

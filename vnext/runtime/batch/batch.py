@@ -11,9 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vnext.kernels.batch_index import batch_operations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
-from vnext.runtime.batch.batch_device import DeviceRows
 from vnext.runtime.batch.decode_step import DecodeStep
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
@@ -30,32 +28,17 @@ ALL_ROWS = slice(None)
 
 
 class PersistentBatch:
-    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread.
+    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All tensors are on the CPU."""
 
-    Block tables live in `rows` if it is given (the default on a device other than the CPU), else on the host. Those of models
-    with several groups of layers also live on the host.
-    """
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        vocab_size: int,
-        device: torch.device | str = "cpu",
-        rows: DeviceRows | None = None,
-        vocabulary: Vocabulary | None = None,
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None) -> None:
         """`vocabulary`: what constraints are matched with."""
         self._config = config
-        self._device = torch.device(device)
         row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
         self._groups = config.group_count
-        if rows is None and self._device.type != "cpu" and self._groups == 1:
-            rows = DeviceRows(row_count, width, config.block_size, self._device, batch_operations(self._device.type))
-        self._rows = rows
-        self._table = np.zeros((row_count, width * self._groups if rows is None else 0), dtype=np.int32)
+        self._table = np.zeros((row_count, width * self._groups), dtype=np.int32)
         self._held = np.zeros(row_count, dtype=np.int64)
         self._last = np.zeros(row_count, dtype=np.int64)
-        self._sampling = SamplingColumns(config, vocab_size, self._device, vocabulary)
+        self._sampling = SamplingColumns(config, vocab_size, vocabulary)
         self._prompts = PromptRows()
         self._free = list(range(row_count - 1, -1, -1))
         self._row_of: dict[tuple[int, int], int] = {}
@@ -87,9 +70,8 @@ class PersistentBatch:
         return inputs
 
     def _may_stay(self, inputs: StepInputs) -> bool:
-        """Whether the next decode can advance these tensors: they are on the host, of one group of layers, sampled plainly."""
-        is_simple = self._device.type == "cpu" and self._rows is None and self._groups == 1
-        return is_simple and is_plain(inputs.sampling)
+        """Whether the next decode can advance these tensors: they are of one group of layers, sampled plainly."""
+        return self._groups == 1 and is_plain(inputs.sampling)
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> None:
         """Keep the newest step's samples (int64[S]): the next step may need them before they are committed.
@@ -127,9 +109,6 @@ class PersistentBatch:
         host = HostBatch(starts.astype(np.int32), context)
         token_ids = self._token_ids(state, scheduled, rows, places, positions, starts)
         width = blocks_for(int(ends.max()), size)
-        if self._rows is not None:
-            index = self._rows.index(scheduled.starts, host.query_starts, places, width)
-            return ForwardBatch(self._tensor(token_ids), *index, self._tensor(starts[1:][sampled] - 1), host=host)
         (block, offset), owners = np.divmod(positions, size), per_token(scheduled, places)
         (slots, table), *others = [
             self._places_of(group, places, owners, block, offset, width) for group in range(self._groups)
@@ -143,12 +122,8 @@ class PersistentBatch:
             table,
             starts[1:][sampled] - 1,
         )
-        groups = tuple(GroupPlaces(*map(self._tensor, other)) for other in others)
-        return ForwardBatch(*map(self._tensor, arrays), host=host, groups=groups)
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        groups = tuple(GroupPlaces(*map(torch.from_numpy, other)) for other in others)
+        return ForwardBatch(*map(torch.from_numpy, arrays), host=host, groups=groups)
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int
@@ -195,13 +170,14 @@ class PersistentBatch:
             before, more = held * self._groups, grown * self._groups
             entries = extents.gather(state.tables, extents.spans(rows.table_at + before, more))
             added = np.maximum(entries, 0)  # entries of windows that no page holds are never read
-            if self._rows is None:
-                self._table[np.repeat(self._places, more), extents.spans(before, more)] = added
-            else:
-                self._rows.append(self._places, held, grown, added)
+            self._append(before, more, added)
             self._held[self._places] = rows.blocks
         self._owners, self._blocks = owners, blocks
         return False
+
+    def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
+        """Append `more` pages to the tables of rows that hold `held` (int64[N] each): `pages` int32[sum(more)]."""
+        self._table[np.repeat(self._places, more), extents.spans(held, more)] = pages
 
     def _change_rows(self, state: State) -> None:
         """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption."""

@@ -52,13 +52,10 @@ class CachedInputs(NamedTuple):
 class SamplingColumns:
     """One entry per batch row. A tensor given to one step may be given to the next: steps do not write to it."""
 
-    def __init__(
-        self, config: SchedulerConfig, vocab_size: int, device: torch.device, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None) -> None:
         """`vocabulary`: what constraints are matched with."""
         self._config = config
         self._masks = RowMasks(config.max_num_seqs, vocabulary)
-        self._device = device
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
         self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
@@ -107,7 +104,7 @@ class SamplingColumns:
         cached_inputs = self._cached_inputs
         if cached_inputs is None or cached_inputs.places != places.tobytes():
             cached_inputs = self._cached_inputs = self._cache_inputs(places)
-        position, special = self._send(positions), cached_inputs.special
+        position, special = torch.from_numpy(positions), cached_inputs.special
         if not special:
             return SamplingInputs(**cached_inputs.fields, position=position), cached_inputs.logprobs
         early = positions < self._columns["min_known"][places]
@@ -115,7 +112,7 @@ class SamplingColumns:
             **cached_inputs.fields,
             position=position,
             penalties=self._penalties(places, special),
-            banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]], self._device),
+            banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]]),
         ), cached_inputs.logprobs
 
     def _cache_inputs(self, places: np.ndarray) -> CachedInputs:
@@ -124,8 +121,8 @@ class SamplingColumns:
         random = arrays["temperature"] > 0
         filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        fields = {name: self._send(array) for name, array in arrays.items()} | {
-            "bias": logit_bias(special, self._device),
+        fields = {name: torch.from_numpy(array) for name, array in arrays.items()} | {
+            "bias": logit_bias(special),
             "allowed": self._masks.allowed(self._masks.of(places)),
             "logprobs": int(logprobs.max()),
             "any_random": bool(random.any()),
@@ -133,27 +130,22 @@ class SamplingColumns:
         }
         return CachedInputs(places.tobytes(), fields, logprobs, special)
 
-    def _send(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
-
     def _penalties(self, places: np.ndarray, special: list[tuple[int, Sampling]]) -> Penalties | None:
         rows = [(at, sampling) for at, sampling in special if is_penalised(sampling)]
-        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows], self._device)
+        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows])
 
 
-def penalties(
-    rows: list[tuple[int, Sampling]], counts: list[TokenCounts], device: torch.device | str
-) -> Penalties | None:
+def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Penalties | None:
     """Penalties of the rows (index among the samples, parameters) with their counts; None if there are none."""
     if not rows:
         return None
 
     rates = [[getattr(sampling, name) for _, sampling in rows] for name in PENALTIES]
     return Penalties(
-        torch.tensor([at for at, _ in rows], dtype=torch.int64, device=device),
-        *torch.tensor(rates, dtype=torch.float32, device=device),
-        prompt_mask=torch.stack([count.prompt for count in counts]).to(device),
-        output_counts=torch.stack([count.output for count in counts]).to(device),
+        torch.tensor([at for at, _ in rows], dtype=torch.int64),
+        *torch.tensor(rates, dtype=torch.float32),
+        prompt_mask=torch.stack([count.prompt for count in counts]),
+        output_counts=torch.stack([count.output for count in counts]),
     )
 
 
@@ -162,27 +154,23 @@ def is_special(sampling: Sampling) -> bool:
     return bool(is_penalised(sampling) or sampling.logit_bias or sampling.min_tokens)
 
 
-def logit_bias(rows: list[tuple[int, Sampling]], device: torch.device | str) -> LogitBias | None:
+def logit_bias(rows: list[tuple[int, Sampling]]) -> LogitBias | None:
     """The rows' biases as (row, token, value); None if there are none."""
     entries = [(at, token, value) for at, sampling in rows for token, value in sampling.logit_bias]
     if not entries:
         return None
     at, tokens, values = zip(*entries)
     return LogitBias(
-        torch.tensor(at, dtype=torch.int64, device=device),
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(values, dtype=torch.float32, device=device),
+        torch.tensor(at, dtype=torch.int64),
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor(values, dtype=torch.float32),
     )
 
 
-def banned(
-    config: SchedulerConfig, rows: list[tuple[int, Sampling]], device: torch.device | str
-) -> Banned | None:
+def banned(config: SchedulerConfig, rows: list[tuple[int, Sampling]]) -> Banned | None:
     """End tokens of the rows that are below their minimum length; None if there are none."""
     entries = [(at, token) for at, sampling in rows for token in stop_ids(config, sampling)]
     if not entries:
         return None
     at, tokens = zip(*entries)
-    return Banned(
-        torch.tensor(at, dtype=torch.int64, device=device), torch.tensor(tokens, dtype=torch.int64, device=device)
-    )
+    return Banned(torch.tensor(at, dtype=torch.int64), torch.tensor(tokens, dtype=torch.int64))

@@ -70,28 +70,6 @@ class Samples(NamedTuple):
     reported: torch.Tensor | None
 
 
-class Spans:
-    """The `rows` of a PersistentBatch that only records growth. Each block has `groups` pages side by side."""
-
-    def __init__(self, groups: int) -> None:
-        self._groups = groups
-        self._pending_updates: dict[str, np.ndarray] = {}
-
-    def append(self, places: np.ndarray, held: np.ndarray, counts: np.ndarray, blocks: np.ndarray) -> None:
-        """As DeviceRows.append."""
-        grown = np.flatnonzero(counts)
-        starts = np.zeros(len(grown) + 1, dtype=np.int64)
-        np.cumsum(counts[grown] * self._groups, out=starts[1:])
-        self._pending_updates = {
-            "rows": places[grown], "columns": held[grown] * self._groups, "starts": starts, "values": blocks.astype(np.int32)
-        }  # fmt: skip
-
-    def take(self) -> dict[str, np.ndarray]:
-        """The growth recorded since the last call; {} for none."""
-        updates, self._pending_updates = self._pending_updates, {}
-        return updates
-
-
 class DeviceBatch(PersistentBatch):
     """Rows of at most `config.max_num_seqs` requests, and one null row. One thread uses it."""
 
@@ -104,8 +82,8 @@ class DeviceBatch(PersistentBatch):
         vocabulary: Vocabulary | None = None,
     ) -> None:
         """`vocabulary`: what constraints are matched with; none arrive without it."""
-        self._spans = Spans(config.group_count)
-        super().__init__(config, vocab_size, device.torch_device, rows=self._spans)
+        super().__init__(config, vocab_size)
+        self._device, self._grown = device.torch_device, {}
         self.masks = RowMasks(config.max_num_seqs, vocabulary)
         self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
@@ -135,12 +113,26 @@ class DeviceBatch(PersistentBatch):
             token_ids=self._token_ids(state, scheduled, rows, places, positions_of(scheduled), starts),
             ahead=np.flatnonzero(scheduled.starts >= state.rows.known[rows]),
             sampled=sampled,
-            changes=self._spans.take() | self._updates.take(),
+            changes=self._take_grown() | self._updates.take(),
             width=blocks_for(int(ends.max()), self._config.block_size),
             wants=self._updates.wants(rows_sampled, ends[sampled]),
             asked=self._updates.logprobs(rows_sampled),
             prompts=self._prompts.inputs(scheduled, places, starts),
         )
+
+    def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
+        """Only records the growth: the tables are on the device."""
+        grown = np.flatnonzero(more)
+        starts = np.zeros(len(grown) + 1, dtype=np.int64)
+        np.cumsum(more[grown], out=starts[1:])
+        self._grown = {
+            "rows": self._places[grown], "columns": held[grown], "starts": starts, "values": pages.astype(np.int32)
+        }  # fmt: skip
+
+    def _take_grown(self) -> dict[str, np.ndarray]:
+        """The growth recorded since the last call; {} for none."""
+        grown, self._grown = self._grown, {}
+        return grown
 
     def state_rows(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         """The rows of the state that the entries of its newest step belong to, after `host_step`."""

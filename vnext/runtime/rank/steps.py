@@ -65,7 +65,7 @@ class HostSteps:
         config = state.config
         runner = self._runner
         vocabulary = runner.vocabulary(config.eos_token_ids)
-        self._batch = PersistentBatch(config, runner.config.vocab_size, runner.device, vocabulary=vocabulary)
+        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary)
         self._runner.make_cache(config.page_count, config.block_size)
 
     def launch(self, state: State) -> None:
