@@ -42,6 +42,7 @@ PROBE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 SERVER = ("--dtype", "float32", "--threads", "1", "--max-model-len", "128", "--show-log", "--log-max-bytes", "64M")
 DIGESTS = ("--digest-interval", "1")  # a rank that differs is detected at once
 BLOCKS = ("--num-blocks-override", "512")  # the prefix cache fills soon and then stops growing
+RESPONSE_ENDS = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n")
 
 
 class Response(NamedTuple):
@@ -118,7 +119,7 @@ def fault_of(sent: Case, got: Response) -> str:
         return "" if not sent.is_http or got.status == 417 or sent.data.startswith(b"HEAD") else _fault_of_refusal(got)
     if "text/event-stream" in got.headers.get("content-type", ""):
         last = got.body.rstrip(b"\n").rpartition(b"\n\n")[2]
-        ends = (b'data: {"error"', b"event: error\n", b"event: message_stop\n")
+        ends = (b'data: {"error"', b"event: error\n", b"event: message_stop\n", *RESPONSE_ENDS)
         return "" if last == b"data: [DONE]" or last.startswith(ends) else f"a stream ends with {last[-100:]!r}"
     if got.body and "json" in got.headers.get("content-type", ""):
         with suppress(ValueError):

@@ -36,6 +36,18 @@ BLOCKS = [
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "done"}, {"type": "text", "text": "And?"}]},
 ]  # fmt: skip
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"}}
+ITEMS = [
+    USER, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "done"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+]  # fmt: skip
+RESPONSE_TOOLS = [{"type": "function"} | TOOL["function"], {"type": "custom", "name": "g", "format": {"type": "text"}}]
+RESPONSE_OPTIONS = {
+    "text": {"format": {"type": "text"}, "verbosity": "low"}, "reasoning": {"effort": "low", "summary": "auto"}, "top_p": 0.9,
+    "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "truncation": "disabled", "parallel_tool_calls": False,
+    "previous_response_id": None, "temperature": 0.5, "prompt_cache_key": "k",
+}  # fmt: skip
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once upon", "max_tokens": 2}),
     ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 1, "echo": False} | COMMON),
@@ -45,6 +57,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": TALK, "max_completion_tokens": 2, "tools": [TOOL], "tool_choice": "auto"}),
     ("/v1/chat/completions", SCORED | COMMON),
     ("/v1/chat/completions", {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}} | COMMON | STREAM),
+    ("/v1/responses", {"input": "Once", "max_output_tokens": 2, "instructions": "a", "store": True, "stream": True}),
+    ("/v1/responses", {"input": ITEMS, "max_output_tokens": 2, "tools": RESPONSE_TOOLS, "tool_choice": "auto"} | RESPONSE_OPTIONS),
     ("/v1/messages", {"messages": [USER], "max_tokens": 2, "stop_sequences": ["x"], "top_k": 5, "stream": True}),
     ("/v1/messages", {"messages": BLOCKS, "max_tokens": 2, "tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}} | THINKING),
     ("/v1/messages/count_tokens", {"messages": BLOCKS, "system": [{"type": "text", "text": "Be brief."}]}),

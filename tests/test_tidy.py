@@ -66,8 +66,8 @@ ARROWS = {
     "runtime/client": {"runtime/*", "state/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
-        "server/batches", "server/messages", "server/views", "server/http", "server/context", "runtime/*", "runtime/client",
-        "runtime/processes", "text", "sampling_params", "exits",
+        "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
+        "runtime/client", "runtime/processes", "text", "sampling_params", "exits",
     },
     "server/context": {"server/*", "runtime/*", "runtime/client", "text", "state/config", "state/params", "sampling_params", "version"},
     "server/http": {"server/*", "server/context", "sampling_params"},
@@ -76,9 +76,10 @@ ARROWS = {
         "server/context", "server/http", "runtime/*", "text", "state/events", "state/params", "sampling_params",
     },
     "server/messages": {"server/context", "text", "sampling_params"},
+    "server/responses": {"server/context", "text", "sampling_params"},
     "server/views": {
-        "server/*", "server/batches", "server/messages", "server/answers", "server/http", "server/context", "text", "log",
-        "sampling_params", "version",
+        "server/*", "server/batches", "server/messages", "server/responses", "server/answers", "server/http", "server/context",
+        "text", "log", "sampling_params", "version",
     },
     "options": {"runtime/settings", "server/*", "sched/policies", "version"},
     "replay": {"replay/cli"},

@@ -46,6 +46,7 @@ BOUNDS = {
     "log_stats_interval_s": (0.1, 86_400),
     "drain_s": (0, 86_400),
     "body_bytes_max": (2**10, 2**31),
+    "responses_bytes_max": (0, 2**40),
     "live_requests_max": (1, 2**20),
     "request_answers_max": (0, 2**20),
     "client_answers_max": (0, 2**20),

@@ -18,10 +18,12 @@ from vnext.server.http.connections import Connections, Runner
 from vnext.server.http.cross_origin import add_permission, answer_preflight
 from vnext.server.http.middleware import CONNECTIONS, authorise, engage, observe, translate
 from vnext.server.load_line import report_load
+from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
 from vnext.server.views import welcome
 from vnext.server.views.log_view import READERS, Readers
+from vnext.server.views.responses import RESPONSES
 from vnext.text.template import ChatTemplate
 from vnext.text.tokenizer import Tokenizer
 
@@ -36,6 +38,7 @@ def make_app(
     app = web.Application(middlewares=[engage, observe, translate, answer_preflight, authorise])
     app.on_response_prepare.extend((add_request_id, add_permission))
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
+    app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
     app[CONNECTIONS] = Connections(settings)
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])

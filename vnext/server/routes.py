@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
+from vnext.server.responses.bodies import ResponsesBody
 from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
@@ -24,6 +25,7 @@ from vnext.server.views.operations import (
     get_version,
     list_models,
 )
+from vnext.server.views.responses import create_response, delete_response, get_response, list_input_items
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_welcome
 
@@ -41,6 +43,13 @@ ROUTES = (
     Route("POST", "/v1/score", score),
     Route("POST", "/v1/messages", create_message, "continues a conversation, in Anthropic's API", MessagesBody, (JSON, EVENTS)),
     Route("POST", "/v1/messages/count_tokens", count_tokens, "the size of such a conversation", CountTokensBody),
+    Route(
+        "POST", "/v1/responses", create_response, "continues a conversation, in OpenAI's Responses API", ResponsesBody,
+        (JSON, EVENTS),
+    ),
+    Route("GET", "/v1/responses/{response_id}", get_response, "a stored response"),
+    Route("DELETE", "/v1/responses/{response_id}", delete_response),
+    Route("GET", "/v1/responses/{response_id}/input_items", list_input_items),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
     Route("POST", "/v1/files", create_file, "keeps a file of requests (with --batch-dir)"),

@@ -37,7 +37,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
     "error".
 
-    `batch_dir` is the folder of /v1/files and /v1/batches, "" for none.
+    `batch_dir` is the folder of /v1/files and /v1/batches, "" for none. `responses_bytes_max` bounds the memory for stored
+    responses; with 0 none is stored.
 
     All paths also exist behind `root_path`, for a proxy that keeps a prefix. With `ssl_certfile` (and `ssl_keyfile`, if the key
     is in a file of its own) the server speaks HTTPS; `ssl_ca_certs` and `ssl_cert_reqs` (0 none, 1 optional, 2 required, as in
@@ -71,6 +72,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
     batch_dir: str = ""
+    responses_bytes_max: int = 64 * 2**20
     root_path: str = ""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""

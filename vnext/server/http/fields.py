@@ -40,9 +40,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking", "thinking_token_budget"), _AS_CHAT)
     | dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "send it in structured_outputs")
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
-    | dict.fromkeys(("messages[].audio", "moderation"), _LEAVE)
+    | dict.fromkeys(("messages[].audio", "moderation", "background"), _LEAVE)
     | dict.fromkeys(("messages[].prefix", "messages[].partial"), _CONTINUE)
     | {
+        "conversation": "send previous_response_id, or its items as input",
         "thinking": "send it in chat_template_kwargs",
         "functions": "send them as tools",
         "function_call": "send it as tool_choice",

@@ -1,0 +1,270 @@
+"""/v1/responses: OpenAI's package reads every answer and every event, and its requests become the chat they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from edge_server import TOKENIZER, EdgeServer
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+from toy_tokenizers import byte_level
+
+from vnext.runtime.messages import SubmitRequest
+from vnext.server.views.responses import RESPONSES
+from vnext.state.events import unpack_tokens
+
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool.function.description }}{{ tool.function.parameters.properties | tojson }}{% endfor %}"
+    "<tool_call>{% endif %}{% if enable_thinking %}<think></think>{% endif %}"
+    "{% for message in messages %}"
+    "[{{ message.role }}{% if message.tool_call_id %} {{ message.tool_call_id }}{% endif %}]"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls %}<{{ call.id }}:{{ call.function.name }}:{{ call.function.arguments | tojson }}>"
+    "{% endfor %}{% endfor %}"
+)
+WEATHER = {"type": "function", "name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {}}}
+PATCH = {"type": "custom", "name": "patch", "description": "Changes files.", "format": {"type": "text"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+PATCHED = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** Begin\\n+a"}}\n</tool_call>'
+THOUGHT = "<think>Hm.</think>Yes"
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MEMORY = 30_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EdgeServer]:
+    with EdgeServer(byte_level(TEMPLATE), responses_bytes_max=MEMORY) as running:
+        yield running
+
+
+def ask(server: EdgeServer, words: str, **options: Any) -> Response:
+    return server.openai().responses.create(**{"model": "toy", "input": f"say:{words}"} | options)
+
+
+def prompt(server: EdgeServer) -> str:
+    return TOKENIZER.decode(unpack_tokens(server.engine.of_kind(SubmitRequest)[-1].prompt).tolist())
+
+
+def events(server: EdgeServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stream as it is on the wire, each event parsed by OpenAI's types."""
+    status, text, _ = server.post("/v1/responses", {"model": "toy", "stream": True} | body)
+    assert status == 200, text
+    frames = [frame.split("\n") for frame in text.strip("\n").split("\n\n")]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in frames]
+    assert [name for name, _ in frames] == [f"event: {event['type']}" for event in found]
+    assert [event["sequence_number"] for event in found] == [*range(len(found))]
+    for event in found:
+        EVENT.validate_python(event, strict=False)
+    return found
+
+
+def rebuilt(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a stream brings. Fails for an event that is out of order."""
+    assert [event["type"] for event in sent[:2]] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    stage, joined = "", ""
+    for event in sent[2:-1]:
+        kind, at = event["type"].removeprefix("response."), event["output_index"]
+        if kind == "output_item.added":
+            assert stage == "" and at == len(items) and event["item"]["status"] == "in_progress"
+            items.append(event["item"])
+            stage, joined = "added", ""
+            continue
+        assert at == len(items) - 1 and event.get("item_id", items[at]["id"]) == items[at]["id"]
+        if kind == "output_item.done":
+            assert stage == "done" and event["item"]["id"] == items[at]["id"]
+            items[at], stage = event["item"], ""
+        elif kind == "content_part.added":
+            assert stage == "added" and event["part"]["text"] == ""
+            stage = "open"
+        elif kind == "content_part.done":
+            assert stage == "said" and event["part"]["text"] == joined
+            stage = "done"
+        elif kind.endswith(".delta"):
+            joined += event["delta"]
+        else:
+            [text] = [event[name] for name in ("text", "arguments", "input") if name in event]
+            assert kind.endswith(".done") and text == joined
+            stage = "said" if "text" in event else "done"
+    assert stage == ""
+    return items
+
+
+def plain(items: Any) -> list[dict[str, Any]]:
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id")} for item in items]
+
+
+def test_a_whole_answer(server: EdgeServer) -> None:
+    answer = ask(server, "Hello", instructions="Be brief.", metadata={"a": "b"}, max_output_tokens=400, user="u", temperature=0.5)
+    assert answer.output_text == "Hello" and answer.status == "completed" and answer.model == "toy"
+    assert (answer.metadata, answer.instructions, answer.temperature) == ({"a": "b"}, "Be brief.", 0.5)
+    assert prompt(server) == "[system]Be brief.[user]say:Hello"
+    assert answer.usage.input_tokens == len(unpack_tokens(server.engine.of_kind(SubmitRequest)[-1].prompt)) and answer.usage.output_tokens > 0
+    cut = ask(server, "Hello", max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason, cut.output[0].status) == ("incomplete", "max_output_tokens", "incomplete")
+    assert ask(server, "").output[0].content[0].text == ""
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        ask(server, "Hello" * 400)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "kinds"),
+    [
+        ("Hello", {}, ["message"]),
+        ("", {}, ["message"]),
+        (f"I look.{CALL}{CALL}", {"tools": [WEATHER]}, ["message", "function_call", "function_call"]),
+        (f"{PATCHED}{CALL}", {"tools": [WEATHER, PATCH]}, ["custom_tool_call", "function_call"]),
+        (THOUGHT, {"include": ["reasoning.encrypted_content"]}, ["reasoning", "message"]),
+        (CALL, {"tools": [WEATHER], "max_output_tokens": 60}, ["function_call"]),
+        (PATCHED, {"tools": [PATCH], "max_output_tokens": 60}, ["custom_tool_call"]),
+    ],
+)
+def test_a_stream_brings_the_whole_answer_in_order(server: EdgeServer, words: str, more: dict[str, Any], kinds: list[str]) -> None:
+    sent = events(server, {"input": f"say:{words}"} | more)
+    last = sent[-1]["response"]
+    assert sent[-1]["type"] == f"response.{last['status']}" and sent[0]["response"]["output"] == []
+    assert rebuilt(sent) == last["output"] and [item["type"] for item in last["output"]] == kinds
+    whole = ask(server, words, **more)
+    assert plain(whole.model_dump(exclude_none=True)["output"]) == plain(
+        Response.model_validate(last).model_dump(exclude_none=True)["output"]
+    )
+    assert (whole.status, whole.usage) == (last["status"], Response.model_validate(last).usage)
+    if whole.status == "incomplete":
+        return  # for which the package's helper raises
+    with server.openai().responses.stream(model="toy", input=f"say:{words}", **more) as stream:
+        assert stream.until_done().get_final_response().output_text == whole.output_text
+
+
+def test_calls_and_their_outputs_follow_as_one_turn(server: EdgeServer) -> None:
+    asked = ask(server, f"<think>Rain?</think>I look.{CALL}{PATCHED}", tools=[WEATHER, PATCH])
+    thought, words, call, patch = asked.output
+    assert (call.name, json.loads(call.arguments), patch.name, patch.input) == ("weather", {"city": "Köln"}, "patch", "*** Begin\n+a")
+    outputs = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
+        {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": [{"type": "input_text", "text": "done"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "so"}]},
+    ]
+    turn = (
+        f'[assistant](Rain?)I look.<{call.call_id}:weather:{{"city": "Köln"}}><{patch.call_id}:patch:{{"input": "*** Begin\\n+a"}}>'
+        f"[tool {call.call_id}]rain[tool {patch.call_id}]done[user]so"
+    )
+    given = [{"role": "user", "content": "Rain?"}, *(item.model_dump(exclude_none=True) for item in asked.output), *outputs]
+    ask(server, "", input=given, tools=[WEATHER, PATCH], max_output_tokens=1)
+    assert prompt(server).endswith(f"[user]Rain?{turn}")
+    ask(server, "", input=outputs, previous_response_id=asked.id, tools=[WEATHER, PATCH], max_output_tokens=1)
+    assert prompt(server).endswith(turn)
+    opaque = ask(server, THOUGHT, include=["reasoning.encrypted_content"], store=False).output[0]
+    ask(server, "", input=[{"type": "reasoning", "summary": [], "encrypted_content": opaque.encrypted_content}], max_output_tokens=1)
+    assert prompt(server) == "[assistant](Hm.)"
+
+
+def test_every_tool_choice(server: EdgeServer) -> None:
+    tools = [WEATHER, PATCH, {"type": "web_search", "external_web_access": False}]
+    for choice in (
+        "required",
+        {"type": "function", "name": "weather"},
+        {"type": "custom", "name": "patch"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+    ):
+        answer = ask(server, CALL, tools=tools, tool_choice=choice)
+        assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
+        assert [tool.type for tool in answer.tools] == ["function", "custom", "web_search"]
+    assert ask(server, CALL, tools=tools, tool_choice="none").output[0].type == "message"
+    assert "web_search" not in prompt(server)
+    both = ask(server, CALL + CALL, tools=tools, parallel_tool_calls=False)
+    assert [item.type for item in both.output] == ["function_call"]
+    regex = PATCH | {"format": {"type": "grammar", "syntax": "regex", "definition": "a+"}}
+    lark = PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}
+    ask(server, "", tools=[regex], max_output_tokens=1)
+    assert '"pattern": "^(?:a+)$"' in prompt(server)
+    ask(server, "", tools=[lark], max_output_tokens=1)
+    assert 'start: "a"' in prompt(server)
+
+
+class City(BaseModel):
+    name: str
+
+
+def test_a_schema_is_kept_by_the_engine(server: EdgeServer) -> None:
+    parsed = server.openai().responses.parse(model="toy", input='say:{"name":"Köln"}', text_format=City)
+    assert parsed.output_parsed == City(name="Köln")
+    assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
+    ask(server, "{}", text={"format": {"type": "json_object"}, "verbosity": "low"})
+    assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
+
+
+def test_stored_responses(server: EdgeServer) -> None:
+    client = server.openai()
+    first = ask(server, "One", instructions="Be brief.")
+    second = ask(server, "Two", previous_response_id=first.id)
+    assert prompt(server) == "[user]say:One[assistant]One[user]say:Two", "instructions are those of one response"
+    assert client.responses.retrieve(second.id) == second
+    items = client.responses.input_items.list(second.id)
+    assert [(item.role, item.content[0].text) for item in items.data] == [("user", "say:Two")] and not items.has_more
+    several = ask(server, "", input=[{"role": "user", "content": text} for text in "abc"], max_output_tokens=1)
+    page = client.responses.input_items.list(several.id, limit=2)
+    assert [item.content[0].text for item in page.data] == ["c", "b"] and page.has_more
+    later = client.responses.input_items.list(several.id, after=page.data[-1].id)
+    assert [item.content[0].text for item in later.data] == ["a"]
+    client.responses.delete(first.id)
+    ask(server, "Three", previous_response_id=second.id)
+    assert prompt(server) == "[user]say:One[assistant]One[user]say:Two[assistant]Two[user]say:Three"
+    for gone in (first.id, ask(server, "x", store=False).id, "resp_nothing"):
+        with pytest.raises(openai.NotFoundError, match="There is no response"):
+            client.responses.retrieve(gone)
+        with pytest.raises(openai.BadRequestError, match="Send its items as input"):
+            ask(server, "x", previous_response_id=gone)
+
+
+def test_the_store_is_bounded(server: EdgeServer) -> None:
+    client = server.openai()
+    kept, dropped = ask(server, "a" * 300), ask(server, "a")
+    for _ in range(25):
+        last = ask(server, "b" * 300)
+        assert client.responses.retrieve(kept.id).id == kept.id, "what is asked for stays"
+    assert client.responses.retrieve(last.id).id == last.id
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(dropped.id)
+    store = server.app[RESPONSES]
+    assert 0 < store.size_bytes <= MEMORY and store.size_bytes == sum(each.size for each in store._kept.values())
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type is 'input_image'"),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type is 'computer_call'"),
+    ({"input": [{"role": "user"}]}, "input[0].content is missing"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "no call_id or no name"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "gAAA!"}]}, "does not come from this server"),
+    ({"input": ""}, "empty list"),
+    ({"input": 5}, "input is wrong"),
+    ({"tools": [{"type": "file_search"}]}, "runs at OpenAI"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name is missing"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice must be"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "nope"}}, "not among tools"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),
+    ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema is missing"),
+    ({"truncation": "auto"}, "truncation is 'auto'"),
+    ({"include": ["message.output_text.logprobs"]}, "logprobs"),
+    ({"background": True}, "background is not supported"),
+    ({"conversation": "conv_1"}, "conversation is not supported"),
+    ({"prompt": {"id": "p"}}, "prompt is not supported"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "messages is not supported"),
+    ({"top_logprobs": 3}, "top_logprobs is not supported"),
+    ({"max_output_tokens": -1}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence"), WRONG)
+def test_a_wrong_body_gets_one_sentence(server: EdgeServer, more: dict[str, Any], sentence: str) -> None:
+    status, answer, _ = server.post("/v1/responses", {"model": "toy", "input": "a"} | more)
+    assert status == 400 and sentence in answer["error"]["message"], answer
+
+
+def test_a_stream_that_fails_ends_with_its_reason(server: EdgeServer) -> None:
+    client = server.openai()
+    with pytest.raises(openai.BadRequestError, match="no room for 5 tokens"):
+        client.responses.create(model="toy", input="refuse me", stream=True)

@@ -1,0 +1,218 @@
+"""Translation: from a body of the Responses API, after the items of earlier responses, to the ChatBody that asks for the same.
+
+Owns what an item of each type means to a chat. Items of one turn of the assistant (reasoning, words, calls) become one message,
+as the chat template wrote it when it was the answer, so that the prefix cache still holds it. A custom tool takes a text; to a
+chat it is a function with one argument.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.openai_types import ChatBody
+from vnext.server.responses.bodies import Content, Item, ResponsesBody, Tool
+
+ARGUMENT = "input"
+"""The one argument of a custom tool."""
+LEFT_OUT = ("web_search", "web_search_preview")
+"""Tools that run at OpenAI and that Codex offers with every request: the model is not told of them."""
+_SAME = (
+    "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "priority", "cache_salt", "request_id",
+    "enable_thinking", "thinking_token_budget", "chat_template_kwargs",
+)  # fmt: skip
+_TEXTS = ("input_text", "output_text", "text")
+_REFUSALS = ("refusal",)
+
+
+def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
+    """The chat that `body` asks for. Raises InvalidRequest."""
+    items = [(item, "previous_response_id") for item in earlier]
+    items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
+    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields |= {"messages": messages + _messages(items), "max_tokens": body.max_output_tokens}
+    fields |= _tools(body) | _format(body) | _reasoning(body)
+    _check(body)
+    return msgspec.convert(fields, ChatBody)
+
+
+def input_items(body: ResponsesBody) -> list[Item]:
+    """The input; a text is a user's message."""
+    if isinstance(body.input, str):
+        return [Item(type="message", role="user", content=body.input)] if body.input else []
+    return body.input
+
+
+def custom_names(body: ResponsesBody) -> frozenset[str]:
+    """The names of the custom tools."""
+    return frozenset(tool.name for tool in body.tools or () if tool.type == "custom" and tool.name)
+
+
+def opaque(text: str) -> str:
+    """Reasoning as the opaque text that clients send back. It is not secret: the client has the reasoning itself."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def _check(body: ResponsesBody) -> None:
+    if body.truncation not in (None, "disabled"):
+        raise InvalidRequest(
+            f"truncation is {body.truncation!r}: this server leaves nothing of the input out; leave truncation out.", "truncation"
+        )
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise InvalidRequest(
+            "include asks for message.output_text.logprobs: send logprobs to /v1/chat/completions instead.", "include"
+        )
+
+
+def _reasoning(body: ResponsesBody) -> dict[str, Any]:
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:
+    asked = None if body.text is None else body.text.format
+    match asked.type if asked else "text":
+        case "text":
+            return {}
+        case "json_object":
+            return {"response_format": {"type": "json_object"}}
+        case "json_schema":
+            if asked.schema is None:
+                raise InvalidRequest("text.format.schema is missing: it is required with this type.", "text.format.schema")
+            return {"response_format": {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema}}}
+        case kind:
+            raise InvalidRequest(
+                f"text.format.type is {kind!r}: it must be text, json_object or json_schema.", "text.format.type"
+            )
+
+
+# ---- tools ----------------------------------------------------------------------------------------------------------------
+
+
+def _tools(body: ResponsesBody) -> dict[str, Any]:
+    found = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ()) if tool.type not in LEFT_OUT]
+    return {"tools": found or None, "tool_choice": _choice(body.tool_choice)}
+
+
+def _tool(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type not in ("function", "custom"):
+        raise InvalidRequest(
+            f"{path}.type is {tool.type!r}: such a tool runs at OpenAI, and this server runs none; leave it out.", f"{path}.type"
+        )
+    if tool.name is None:
+        raise InvalidRequest(f"{path}.name is missing: it is required.", f"{path}.name")
+    if tool.type == "custom":
+        function = {"name": tool.name, "description": _described(tool), "parameters": _parameters(tool)}
+    else:
+        function = {
+            "name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict,
+        }  # fmt: skip
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _described(tool: Tool) -> str | None:
+    """With the text's grammar, which no schema can hold the argument to."""
+    if (tool.format or {}).get("syntax") != "lark":
+        return tool.description
+    return f"{tool.description or ''}\nThe input keeps to this Lark grammar:\n{(tool.format or {}).get('definition', '')}".strip()
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    argument: dict[str, Any] = {"type": "string"}
+    if (tool.format or {}).get("syntax") == "regex":
+        argument["pattern"] = f"^(?:{(tool.format or {}).get('definition', '')})$"
+    return {"type": "object", "properties": {ARGUMENT: argument}, "required": [ARGUMENT], "additionalProperties": False}
+
+
+def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    match choice:
+        case {"type": "function" | "custom", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case None | "none" | "auto" | "required":
+            return choice
+    raise InvalidRequest(
+        "tool_choice must be 'none', 'auto', 'required', {'type': 'function' or 'custom', 'name': ...} or "
+        "{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}.",
+        "tool_choice",
+    )
+
+
+# ---- items ----------------------------------------------------------------------------------------------------------------
+
+
+def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for item, path in items:
+        match item.type or "message":
+            case "message":
+                _add_message(found, item, path)
+            case "reasoning":
+                _turn(found, "reasoning_content", "content", "tool_calls")["reasoning_content"] = _thought(item, path)
+            case "function_call":
+                _turn(found).setdefault("tool_calls", []).append(_call(item, item.arguments or "{}", path))
+            case "custom_tool_call":
+                arguments = json.dumps({ARGUMENT: item.input or ""}, ensure_ascii=False)
+                _turn(found).setdefault("tool_calls", []).append(_call(item, arguments, path))
+            case "function_call_output" | "custom_tool_call_output":
+                output = item.output if isinstance(item.output, str) else _text(item.output or [], f"{path}.output")
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+            case kind:
+                raise InvalidRequest(
+                    f"{path}.type is {kind!r}: this server reads messages, reasoning, calls and their outputs; leave it out.",
+                    f"{path}.type",
+                )
+    return found
+
+
+def _turn(found: list[dict[str, Any]], *later: str) -> dict[str, Any]:
+    """The assistant's message that an item belongs to: the last one, unless it has one of the members `later` already."""
+    if not found or found[-1]["role"] != "assistant" or any(found[-1].get(name) for name in later):
+        found.append({"role": "assistant", "content": ""})
+    return found[-1]
+
+
+def _add_message(found: list[dict[str, Any]], item: Item, path: str) -> None:
+    if item.role is None or item.content is None:
+        name = "role" if item.role is None else "content"
+        raise InvalidRequest(f"{path}.{name} is missing: it is required.", f"{path}.{name}")
+    text = item.content if isinstance(item.content, str) else _text(item.content, f"{path}.content")
+    if item.role == "assistant":
+        _turn(found, "content", "tool_calls")["content"] = text
+    else:
+        found.append({"role": item.role, "content": text})
+
+
+def _thought(item: Item, path: str) -> str:
+    """The reasoning's text, else what `opaque` made of it, else its summary."""
+    if isinstance(item.content, str) or item.content:
+        return item.content if isinstance(item.content, str) else "".join(part.text or "" for part in item.content)
+    if item.encrypted_content:
+        try:
+            return base64.b64decode(item.encrypted_content, validate=True).decode()
+        except ValueError as error:
+            where = f"{path}.encrypted_content"
+            raise InvalidRequest(f"{where} does not come from this server: leave the item out.", where) from error
+    return "\n".join(part.text or "" for part in item.summary or ())
+
+
+def _call(item: Item, arguments: str, path: str) -> dict[str, Any]:
+    if item.name is None or item.call_id is None:
+        raise InvalidRequest(f"{path} has no call_id or no name: a call needs both.", path)
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def _text(parts: Sequence[Content], path: str) -> str:
+    for place, part in enumerate(parts):
+        if part.type not in _TEXTS + _REFUSALS:
+            where = f"{path}[{place}].type"
+            raise InvalidRequest(f"{where} is {part.type!r}: this server reads text only here, leave it out.", where)
+    return "\n".join((part.refusal if part.type in _REFUSALS else part.text) or "" for part in parts)

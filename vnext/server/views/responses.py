@@ -1,0 +1,198 @@
+"""POST /v1/responses and what is kept of it: OpenAI's Responses API, over the same generation as a chat."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vnext.sampling_params import InvalidRequest
+from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.answers.generation import Generation
+from vnext.server.answers.single import SingleReader
+from vnext.server.context.errors import Failure, FileUnknown
+from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.http.bodies import read_body
+from vnext.server.http.streaming import Events, event_frame, respond
+from vnext.server.responses.bodies import Item, ResponsesBody
+from vnext.server.responses.items import Event, ItemBuilder
+from vnext.server.responses.store import ResponseStore
+from vnext.server.responses.translation import chat_body, custom_names, input_items
+from vnext.text.parts import Part
+
+RESPONSES = web.AppKey("responses", ResponseStore)
+LISTED_MAX = 100
+_DECODER = msgspec.json.Decoder(ResponsesBody)
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses."""
+    context, store = request.app[SERVER_CONTEXT], request.app[RESPONSES]
+    body = await read_body(request, _DECODER, ResponsesBody)
+    started_s = time.monotonic()
+    identify(request, body.request_id)
+    earlier = _earlier(store, body.previous_response_id)
+    chat = ChatRequest(context, chat_body(body, earlier))
+    client = client_of(request)
+    with context.limiter.enter(chat.answer_count, client):
+        generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
+        answer = _ResponseAnswer(chat, generation, body)
+
+        async def send(events: Events | None) -> None:
+            await generation.answer(SingleReader(answer.parts, answer, events))
+            if body.store is not False:
+                store.put(answer.response, input_items(body), earlier)
+
+        if body.stream:
+            return await respond(request, send, b"", answer.fault_frame)
+        await send(None)
+        return web.json_response(body=msgspec.json.encode(answer.response))
+
+
+async def get_response(request: web.Request) -> web.Response:
+    """GET /v1/responses/{response_id}."""
+    id_ = request.match_info["response_id"]
+    if (found := request.app[RESPONSES].get(id_)) is None:
+        raise FileUnknown(_unknown(id_))
+    if request.query.get("stream") == "true":
+        raise InvalidRequest("stream is true: a stored response is sent whole, leave stream out.", "stream")
+    return web.json_response(body=msgspec.json.encode(found.response))
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    """DELETE /v1/responses/{response_id}."""
+    id_ = request.match_info["response_id"]
+    if not request.app[RESPONSES].delete(id_):
+        raise FileUnknown(_unknown(id_))
+    return web.json_response(body=msgspec.json.encode({"id": id_, "object": "response", "deleted": True}))
+
+
+async def list_input_items(request: web.Request) -> web.Response:
+    """GET /v1/responses/{response_id}/input_items, newest first unless `order` is asc."""
+    id_ = request.match_info["response_id"]
+    if (found := request.app[RESPONSES].get(id_)) is None:
+        raise FileUnknown(_unknown(id_))
+    items = [_shown(item, f"{id_}_{place}") for place, item in enumerate(found.input)]
+    items = items if request.query.get("order") == "asc" else items[::-1]
+    after, limit = request.query.get("after"), request.query.get("limit", "20")
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= LISTED_MAX:
+        raise InvalidRequest(f"limit is {limit[:60]!r}: it must lie between 1 and {LISTED_MAX}.", "limit")
+    place = next((at + 1 for at, item in enumerate(items) if item["id"] == after), 0)
+    page = items[place : place + int(limit)]
+    ids = [item["id"] for item in page] or [None]
+    shown = {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": place + len(page) < len(items)}
+    return web.json_response(body=msgspec.json.encode(shown))
+
+
+class _ResponseAnswer:
+    """A `single.Builder`. `response` is the whole answer, once it is complete."""
+
+    def __init__(self, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
+        self.parts = chat.parts()
+        self._chat, self._generation = chat, generation
+        self._builder = ItemBuilder(custom_names(body), "reasoning.encrypted_content" in (body.include or ()))
+        self._head = _head(f"resp_{uuid.uuid4().hex}", generation, chat, body)  # an id that nobody can guess: it opens the store
+        self._sequence_number = 0
+        self.response: dict[str, Any] = {}
+
+    def begin(self) -> list[Event]:
+        response = self._response("in_progress")
+        return self._numbered([{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")])
+
+    def part(self, part: Part) -> Iterable[Event]:
+        return self._numbered(self._builder.part(part))
+
+    def end(self, finish: str, stop_reason: str | int | None) -> list[Event]:
+        status = "incomplete" if finish == "length" else "completed"
+        events = self._builder.complete(status)
+        reason = {"reason": "max_output_tokens"} if finish == "length" else None
+        last = {"output": self._builder.items, "usage": self._usage(), "completed_at": int(time.time())}
+        self.response = self._response(status) | last | {"incomplete_details": reason}
+        return self._numbered([*events, {"type": f"response.{status}", "response": self.response}])
+
+    def fault_frame(self, failure: Failure) -> bytes:
+        """What ends a stream in the middle of an answer."""
+        fault = {"code": failure.code or failure.type, "message": failure.body()["error"]["message"]}
+        response = self._response("failed") | {"error": fault}
+        return b"".join(map(event_frame, self._numbered([{"type": "response.failed", "response": response}])))
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return self._head | {"status": status}
+
+    def _numbered(self, events: Sequence[Event]) -> list[Event]:
+        first, self._sequence_number = self._sequence_number, self._sequence_number + len(events)
+        return [event | {"sequence_number": first + place} for place, event in enumerate(events)]
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._chat.usage(self._generation)
+        thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBody) -> dict[str, Any]:
+    """The members that an answer does not change."""
+    params, text = chat.params, body.text
+    format_ = {"type": "text"} if text is None or text.format is None else _given(text.format)
+    return {
+        "id": id_,
+        "object": "response",
+        "created_at": generation.created_s,
+        "model": generation.model,
+        "instructions": body.instructions,
+        "previous_response_id": body.previous_response_id,
+        "store": body.store is not False,
+        "background": False,
+        "tools": [_given(tool) for tool in body.tools or ()],
+        "tool_choice": body.tool_choice or "auto",
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "text": {"format": format_},
+        "reasoning": {"effort": None, "summary": None} if body.reasoning is None else msgspec.to_builtins(body.reasoning),
+        "max_output_tokens": body.max_output_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "service_tier": "default",
+        "metadata": body.metadata or {},
+        "output": [],
+        "usage": None,
+        "error": None,
+        "incomplete_details": None,
+    }
+
+
+def _given(struct: msgspec.Struct) -> dict[str, Any]:
+    """The members that a client sent."""
+    return {name: value for name, value in msgspec.to_builtins(struct).items() if value is not None}
+
+
+def _shown(item: Item, id_: str) -> dict[str, Any]:
+    """An input item as OpenAI lists it: with a type and an id, and its text as a part."""
+    shown = {"type": "message", "id": id_, "status": "completed"} | msgspec.to_builtins(item)
+    if isinstance(item.content, str):
+        shown["content"] = [{"type": "output_text" if item.role == "assistant" else "input_text", "text": item.content}]
+    return shown
+
+
+def _earlier(store: ResponseStore, id_: str | None) -> tuple[Item, ...]:
+    """The conversation that ended with a response. Raises InvalidRequest."""
+    if not id_:
+        return ()
+    if (found := store.get(id_)) is None:
+        raise InvalidRequest(f"previous_response_id: {_unknown(id_)} Send its items as input.", "previous_response_id")
+    return found.conversation
+
+
+def _unknown(id_: str) -> str:
+    return f"There is no response {id_[:60]!r} here: it was not stored, or was dropped for later ones."
