@@ -105,3 +105,32 @@ def test_required_calls_one_of_the_tools_and_says_so(agent_server: Server) -> No
             allowed = {each["function"]["name"]: each["function"]["parameters"]["properties"] for each in TOOLS}
             constants = {name: schema["const"] for name, schema in allowed[call.function.name].items()}
             assert json.loads(call.function.arguments) == constants
+
+
+@pytest.mark.parametrize(("stored", "thinks"), [(True, False), (False, True)])
+def test_ten_turns_of_calls_by_responses(agent_server: Server, tmp_path: Path, stored: bool, thinks: bool) -> None:
+    """Each turn is a stream, and goes on from the stored one before, or sends all items again."""
+    notes, before, previous = tmp_path / "notes.txt", 0, None
+    tools = [{"type": "function", **each["function"]} for each in TOOLS]
+    body = {"enable_thinking": True, "thinking_token_budget": 8} if thinks else {}
+    items: list[Any] = [{"role": "user", "content": f"Write my notes. {stored} {thinks}"}]
+    with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        for name in [each["name"] for each in tools]:
+            with client.responses.stream(
+                model=model, input=items, tools=tools, temperature=0, max_output_tokens=80, extra_body=body, store=stored,
+                tool_choice={"type": "function", "name": name}, **({"previous_response_id": previous} if previous else {}),
+            ) as stream:  # fmt: skip
+                answer = stream.until_done().get_final_response()
+            *thought, call = answer.output
+            assert [item.type for item in thought] == ["reasoning"] * thinks
+            assert 0 <= answer.usage.output_tokens_details.reasoning_tokens <= 8 * thinks
+            result = run_tool(notes, name, json.loads(call.arguments))
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            if stored:
+                items, previous = [output], answer.id
+            else:
+                items += [*(item.model_dump(exclude_none=True) for item in answer.output), output]
+            assert answer.usage.input_tokens_details.cached_tokens > before - BLOCK, "the earlier prompt is computed again"
+            before = answer.usage.input_tokens
+    assert notes.read_text() == "".join(f"{line}\n" for line in LINES) and result == "done"
