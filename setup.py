@@ -57,6 +57,8 @@ DEV = [
     "selenium>=4.20",
     "transformers>=5.0",
 ]
+# Packages that talk to a server, whose sessions are tests. instructor and litellm are in scripts/check_clients.sh.
+CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [
     "vnext = vnext.cli:main",
@@ -230,7 +232,7 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV},
+    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )
