@@ -143,6 +143,18 @@ def test_thinking_goes_to_a_block_of_its_own_and_comes_back(server: EdgeServer) 
     assert [block.type for block in ask(server, words).content] == ["text"]
 
 
+def test_the_engine_enforces_a_budget_of_thinking() -> None:
+    without = TEMPLATE.replace("<think></think>", "")
+    thinking = without + "{% if enable_thinking %}<think>{% endif %}{# </think> #}"
+    for source, budget in ((thinking, 1024), (without, None)):
+        with EdgeServer(byte_level(source)) as server:
+            ask(server, "Hm.</think>Yes", thinking={"type": "enabled", "budget_tokens": 1024})
+            constraint = last_request(server).sampling.constraint
+            assert constraint is None if budget is None else constraint.reasoning_max == budget
+            ask(server, "Hm.</think>Yes", thinking={"type": "adaptive"})
+            assert last_request(server).sampling.constraint is None
+
+
 @pytest.mark.parametrize(
     ("words", "more", "expected", "reason"),
     [

@@ -22,10 +22,10 @@ cache."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_body(body: CountTokensBody) -> ChatBody:
-    """The chat that `body` asks for. Raises InvalidRequest."""
+def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
+    """The chat that `body` asks for; `reasons`: the model does. Raises InvalidRequest."""
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
-    fields |= _tools(body) | _thinking(body) | _format(body)
+    fields |= _tools(body) | _thinking(body, reasons) | _format(body)
     if isinstance(body, MessagesBody):
         fields |= _sampling(body)
     last = fields["messages"][-1] if fields["messages"] else {}
@@ -45,8 +45,8 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
     }
 
 
-def _thinking(body: CountTokensBody) -> dict[str, Any]:
-    """Without `thinking` an answer has no reasoning, as at Anthropic."""
+def _thinking(body: CountTokensBody, reasons: bool) -> dict[str, Any]:
+    """Without `thinking` an answer has no reasoning, as at Anthropic. A model that does not reason needs no budget."""
     effort = None if body.output_config is None else body.output_config.effort
     kind = "disabled" if body.thinking is None else body.thinking.type
     if kind not in ("enabled", "adaptive", "disabled"):
@@ -54,7 +54,9 @@ def _thinking(body: CountTokensBody) -> dict[str, Any]:
     if kind == "disabled":
         return {"enable_thinking": False, "include_reasoning": False}
     is_shown = body.thinking is None or body.thinking.display != "omitted"
-    return {"enable_thinking": True, "include_reasoning": is_shown, "reasoning_effort": effort}
+    budget = body.thinking.budget_tokens if body.thinking and reasons else None
+    shown = {"enable_thinking": True, "include_reasoning": is_shown, "reasoning_effort": effort}
+    return shown | {"thinking_token_budget": budget}
 
 
 def _format(body: CountTokensBody) -> dict[str, Any]:

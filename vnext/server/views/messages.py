@@ -34,7 +34,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, _MESSAGES, MessagesBody)
     started_s = time.monotonic()
     identify(request)
-    chat = ChatRequest(context, chat_body(body))
+    chat = ChatRequest(context, chat_body(body, context.marks is not None))
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "msg"), client, started_s, shrinks=True)
@@ -53,7 +53,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens."""
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _COUNT, CountTokensBody)
-    chat = chat_body(body)
+    chat = chat_body(body, context.marks is not None)
     tools = tool_choice_of(chat, context.dialect is not None).shown
     prompt = await prompt_of(context, chat, tools, client_of(request))
     return web.json_response(body=msgspec.json.encode({"input_tokens": len(prompt.tokens)}))
