@@ -55,7 +55,7 @@ class JsonObject(dict[str, Any]):
 class ChatTemplate:
     """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `dialect`: how it makes the
     model write tool calls, found from it and the tokenizer's added tokens, None where none can be read; `marks`: those around
-    the model's reasoning, None where it knows none;
+    the model's reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = ()) -> None:
@@ -66,6 +66,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.dialect = dialect_of(source, added_tokens)
         self.marks = self._tried(marks_of(source))
+        self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
 
     def _tried(self, marks: Marks | None) -> Marks | None:

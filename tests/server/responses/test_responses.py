@@ -185,6 +185,28 @@ def test_every_tool_choice(server: EdgeServer) -> None:
     assert 'start: "a"' in prompt(server)
 
 
+def test_tools_in_a_namespace(server: EdgeServer) -> None:
+    """As Codex offers them: to the model the namespace is a part of the name."""
+    tools = [WEATHER, {"type": "namespace", "name": "crm", "description": "d", "tools": [WEATHER, PATCH]}]
+    calls = CALL.replace('"weather"', '"crm__weather"') + PATCHED.replace('"patch"', '"crm__patch"')
+    answer = ask(server, calls, tools=tools)
+    assert [(item.type, item.name, item.namespace) for item in answer.output] == [
+        ("function_call", "weather", "crm"),
+        ("custom_tool_call", "patch", "crm"),
+    ]
+    items = [item.model_dump(exclude_none=True) for item in answer.output[:1]]
+    ask(server, "", input=items, tools=[WEATHER], max_output_tokens=1)
+    assert prompt(server).endswith(f'<{answer.output[0].call_id}:crm__weather:{{"city": "Köln"}}>')
+    ask(server, CALL, tools=tools, tool_choice={"type": "function", "name": "patch", "namespace": "crm"})
+    assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
+
+
+def test_instructions_at_the_beginning_are_one_message(server: EdgeServer) -> None:
+    says = [{"role": role, "content": role[0]} for role in ("developer", "system", "user", "developer")]
+    ask(server, "", input=says, instructions="i", max_output_tokens=1)
+    assert prompt(server) == "[system]i\n\nd\n\ns[user]u[system]d"
+
+
 class City(BaseModel):
     name: str
 

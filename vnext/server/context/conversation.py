@@ -80,7 +80,8 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     roles = _ROLES if template.dialect else _ROLES[:-1]
     if message.role not in roles:
         raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(roles)}.", f"{path}.role")
-    shown: dict[str, Any] = {"role": message.role, "content": _content(message, path)}
+    role = template.developer_role if message.role == "developer" else message.role
+    shown: dict[str, Any] = {"role": role, "content": _content(message, path)}
     if message.name is not None:
         shown["name"] = message.name
     if message.tool_call_id is not None:

@@ -27,13 +27,14 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | list[Content] | None = None
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A function, a custom tool, which takes a text, or a tool that runs at OpenAI."""
+    """A function, a custom tool, which takes a text, a namespace of such tools, or a tool that runs at OpenAI."""
 
     type: str
     name: str | None = None
@@ -41,6 +42,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,12 @@ because its text stands in the arguments as a JSON string.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from vnext.server.responses.translation import ARGUMENT, opaque
+from vnext.server.responses.translation import ARGUMENT, Named, opaque
 from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 Event = dict[str, Any]
@@ -24,9 +24,9 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 class ItemBuilder:
     """One answer. `items` are those so far; the last may be open."""
 
-    def __init__(self, custom: Collection[str], encodes: bool) -> None:
-        """`custom`: names of custom tools. `encodes`: reasoning gets an encrypted_content."""
-        self._custom, self._encodes = custom, encodes
+    def __init__(self, tools: Mapping[str, Named], encodes: bool) -> None:
+        """`tools`: the client's, by the names that the model knows. `encodes`: reasoning gets an encrypted_content."""
+        self._tools, self._encodes = tools, encodes
         self.items: list[dict[str, Any]] = []
         self._is_open = False
         self._pieces: list[str] = []
@@ -84,9 +84,10 @@ class ItemBuilder:
         ]
 
     def _begin_call(self, part: CallBegun) -> list[Event]:
-        events, is_custom = self.close("completed"), part.name in self._custom
-        kind, given = ("custom_tool_call", "input") if is_custom else ("function_call", "arguments")
-        return [*events, self._add(kind, {"call_id": part.id, "name": part.name, given: ""})]
+        events, tool = self.close("completed"), self._tools.get(part.name) or Named(part.name, None, False)
+        kind, given = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
+        within = {"namespace": tool.namespace} if tool.namespace else {}
+        return [*events, self._add(kind, {"call_id": part.id, "name": tool.name, given: ""} | within)]
 
     def _add(self, kind: str, members: dict[str, Any]) -> Event:
         head = {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}

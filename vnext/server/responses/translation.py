@@ -35,9 +35,10 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
     """The chat that `body` asks for. Raises InvalidRequest."""
     items = [(item, "previous_response_id") for item in earlier]
     items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
-    messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    messages = _with_one_beginning(instructions + _messages(items))
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    fields |= {"messages": messages + _messages(items), "max_tokens": body.max_output_tokens}
+    fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     fields |= _tools(body) | _format(body) | _reasoning(body)
     _check(body)
     return msgspec.convert(fields, ChatBody)
@@ -50,9 +51,21 @@ def input_items(body: ResponsesBody) -> list[Item]:
     return body.input
 
 
-def custom_names(body: ResponsesBody) -> frozenset[str]:
-    """The names of the custom tools."""
-    return frozenset(tool.name for tool in body.tools or () if tool.type == "custom" and tool.name)
+class Named(msgspec.Struct, frozen=True):
+    """A tool as a client knows it, by the name that the model knows."""
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
+def named_tools(body: ResponsesBody) -> dict[str, Named]:
+    """The client's tools by the names that the model knows: those in a namespace have its name before their own."""
+    return {
+        _full_name(tool.name, namespace): Named(tool.name, namespace, tool.type == "custom")
+        for tool, namespace, _ in _flat(body.tools)
+        if tool.name is not None
+    }
 
 
 def opaque(text: str) -> str:
@@ -97,23 +110,37 @@ def _format(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    found = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ()) if tool.type not in LEFT_OUT]
+    found = [_tool(*each) for each in _flat(body.tools)]
     return {"tools": found or None, "tool_choice": _choice(body.tool_choice)}
 
 
-def _tool(tool: Tool, path: str) -> dict[str, Any]:
+def _flat(tools: Sequence[Tool] | None) -> list[tuple[Tool, str | None, str]]:
+    """(tool, its namespace, where it stands) of all tools that the model is told of."""
+    found: list[tuple[Tool, str | None, str]] = []
+    for place, tool in enumerate(tools or ()):
+        if tool.type == "namespace":
+            found += [(each, tool.name, f"tools[{place}].tools[{at}]") for at, each in enumerate(tool.tools or ())]
+        elif tool.type not in LEFT_OUT:
+            found.append((tool, None, f"tools[{place}]"))
+    return found
+
+
+def _full_name(name: str, namespace: str | None) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tool(tool: Tool, namespace: str | None, path: str) -> dict[str, Any]:
     if tool.type not in ("function", "custom"):
         raise InvalidRequest(
             f"{path}.type is {tool.type!r}: such a tool runs at OpenAI, and this server runs none; leave it out.", f"{path}.type"
         )
     if tool.name is None:
         raise InvalidRequest(f"{path}.name is missing: it is required.", f"{path}.name")
+    function: dict[str, Any] = {"name": _full_name(tool.name, namespace)}
     if tool.type == "custom":
-        function = {"name": tool.name, "description": _described(tool), "parameters": _parameters(tool)}
+        function |= {"description": _described(tool), "parameters": _parameters(tool)}
     else:
-        function = {
-            "name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict,
-        }  # fmt: skip
+        function |= {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
@@ -134,9 +161,9 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     match choice:
         case {"type": "function" | "custom", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
+            return {"type": "function", "function": {"name": _full_name(name, choice.get("namespace"))}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*tools]}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_choice(tool) for tool in tools]}}
         case None | "none" | "auto" | "required":
             return choice
     raise InvalidRequest(
@@ -173,6 +200,14 @@ def _messages(items: Sequence[tuple[Item, str]]) -> list[dict[str, Any]]:
     return found
 
 
+def _with_one_beginning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Instructions at the beginning as one message: many templates know one, and Codex sends several."""
+    count = next((at for at, each in enumerate(messages) if each["role"] not in ("system", "developer")), len(messages))
+    if count < 2:
+        return messages
+    return [{"role": "system", "content": "\n\n".join(each["content"] for each in messages[:count])}, *messages[count:]]
+
+
 def _turn(found: list[dict[str, Any]], *later: str) -> dict[str, Any]:
     """The assistant's message that an item belongs to: the last one, unless it has one of the members `later` already."""
     if not found or found[-1]["role"] != "assistant" or any(found[-1].get(name) for name in later):
@@ -207,7 +242,8 @@ def _thought(item: Item, path: str) -> str:
 def _call(item: Item, arguments: str, path: str) -> dict[str, Any]:
     if item.name is None or item.call_id is None:
         raise InvalidRequest(f"{path} has no call_id or no name: a call needs both.", path)
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+    function = {"name": _full_name(item.name, item.namespace), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _text(parts: Sequence[Content], path: str) -> str:

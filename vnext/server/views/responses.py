@@ -22,7 +22,7 @@ from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore
-from vnext.server.responses.translation import chat_body, custom_names, input_items
+from vnext.server.responses.translation import chat_body, input_items, named_tools
 from vnext.text.parts import Part
 
 RESPONSES = web.AppKey("responses", ResponseStore)
@@ -95,7 +95,7 @@ class _ResponseAnswer:
     def __init__(self, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
         self.parts = chat.parts()
         self._chat, self._generation = chat, generation
-        self._builder = ItemBuilder(custom_names(body), "reasoning.encrypted_content" in (body.include or ()))
+        self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()))
         self._head = _head(f"resp_{uuid.uuid4().hex}", generation, chat, body)  # an id that nobody can guess: it opens the store
         self._sequence_number = 0
         self.response: dict[str, Any] = {}
