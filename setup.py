@@ -68,6 +68,7 @@ COMMANDS = [
 
 
 STORE = "vnext/state/store"
+WRAPS = "-fwrapv"  # integers that overflow wrap, as numpy's do: a damaged log may hold any number
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]  # CPython passes each function a module or a type, which few use
 
 
@@ -75,7 +76,7 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
     """A C module with the state's store among its headers: the log hashes as it does."""
     return Extension(
         name, [source], depends=["vnext/compiled.h", *headers], include_dirs=["vnext", STORE, "vnext/runtime"],
-        extra_compile_args=["-O3", "-g0", *WARNINGS], optional=True,
+        extra_compile_args=["-O3", "-g0", WRAPS, *WARNINGS], optional=True,
     )  # fmt: skip
 
 

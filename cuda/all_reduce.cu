@@ -32,13 +32,13 @@ constexpr unsigned LOOKS_BETWEEN_CHECKS = 1024, PAUSE_NS = 32;
 
 enum Phase { ENTERED, ADDED, PHASES };
 
-/* At the beginning of each rank's memory. The others write `tickets` and `told`, each rank its own place. */
+/* At the beginning of each rank's memory. The others write `tickets` and `reported`, each rank its own place. */
 struct Signals {
     unsigned long long progress;  // operations so far, and in the lower half the blocks of this one that have started
     unsigned broken;              // some rank did not come: there are no results any more
     unsigned unused;
     unsigned long long tickets[SETS][RANKS_MAX];  // what a rank came for
-    unsigned told[PHASES][TURNS_MAX][RANKS_MAX];  // the last operation of which a rank's block has told
+    unsigned reported[PHASES][TURNS_MAX][RANKS_MAX];  // the last operation that a rank's block has reported
 };
 static_assert(WORLD <= RANKS_MAX && sizeof(Signals) <= SIGNALS_BYTES, "more than a rank's memory has room for");
 
@@ -86,19 +86,19 @@ __device__ __forceinline__ void take_turn(const Group &group, Turn *turn) {
     __syncthreads();
 }
 
-__device__ __forceinline__ bool is_before(unsigned told, unsigned operation) { return int(told - operation) < 0; }
+__device__ __forceinline__ bool is_before(unsigned reported, unsigned operation) { return int(reported - operation) < 0; }
 
 enum Coming { CAME, MISSING, BROKEN };
 
-__device__ __forceinline__ Coming await(const Group &group, const unsigned *told, unsigned operation) {
+__device__ __forceinline__ Coming await(const Group &group, const unsigned *reported, unsigned operation) {
     const unsigned *called_off = &group.watch()->called_off, *broken = &group.signals(group.rank)->broken;
     const long long begin = clock_ns();
-    for (unsigned looks = 1; is_before(load_acquire_system(told), operation); ++looks) {
+    for (unsigned looks = 1; is_before(load_acquire_system(reported), operation); ++looks) {
         __nanosleep(PAUSE_NS);
         if (looks % LOOKS_BETWEEN_CHECKS) continue;
         const bool is_broken = load_acquire_system(broken);
         if (!is_broken && !load_acquire_system(called_off) && clock_ns() - begin < group.patience_ns) continue;
-        return !is_before(load_acquire_system(told), operation) ? CAME : is_broken ? BROKEN : MISSING;
+        return !is_before(load_acquire_system(reported), operation) ? CAME : is_broken ? BROKEN : MISSING;
     }
     return CAME;
 }
@@ -113,8 +113,8 @@ __device__ __forceinline__ bool meet(const Group &group, Turn *turn, Phase phase
         const unsigned operation = turn->operation, set = operation % SETS;
         const bool is_asked = phase == ENTERED && turn->turn == 0;
         if (is_asked) theirs->tickets[set][group.rank] = ticket;
-        store_release_system(&theirs->told[phase][turn->turn][group.rank], operation);
-        const Coming coming = await(group, &own->told[phase][turn->turn][other], operation);
+        store_release_system(&theirs->reported[phase][turn->turn][group.rank], operation);
+        const Coming coming = await(group, &own->reported[phase][turn->turn][other], operation);
         const bool differs = is_asked && coming == CAME && own->tickets[set][other] != ticket;
         if (coming == MISSING) store_release_system(&group.watch()->missing[other], 1);
         if (differs) store_release_system(&group.watch()->differs[other], 1);

@@ -12,7 +12,7 @@ constexpr float LEAST_EXPONENT = -64.0f;
 constexpr int AT_ONCE = 3;  // loads of 16 bytes that a thread has under way
 using Mass = unsigned long long;
 
-/* ---- random words: twins in vnext/kernels/random_numpy.py ---- */
+/* ---- random words: as in vnext/kernels/random_numpy.py ---- */
 
 enum Domain : unsigned { POSITION = 1, INVERSION = 3 };
 

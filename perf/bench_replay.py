@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from scripts.make_log import make_log
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.replay.answers.diff import diff
 from vnext.replay.answers.redacting import redact
 from vnext.replay.answers.request_life import life
@@ -141,12 +141,12 @@ def test_diff(benchmark, long_log, tmp_path, place: str) -> None:
 def _change(path: Path, share: float) -> None:
     """Change one byte of a frame's body, with a valid checksum, and keep the rest."""
     data = path.read_bytes()
-    at = len(logs.MAGIC)
-    while (end := at + 8 + int.from_bytes(data[at : at + 4], "little")) <= share * len(data) or at == len(logs.MAGIC):
+    at = len(codec.MAGIC)
+    while (end := at + 8 + int.from_bytes(data[at : at + 4], "little")) <= share * len(data) or at == len(codec.MAGIC):
         at = end
     payload = bytearray(data[at + 8 : end])
     payload[:8] = bytes(8)
-    path.write_bytes(data[:at] + logs.seal(bytes(payload)) + data[end:])
+    path.write_bytes(data[:at] + codec.seal(bytes(payload)) + data[end:])
 
 
 @pytest.mark.parametrize("batch", STEPS)

@@ -175,10 +175,16 @@ RETIRED = {
     "mixed_one": "place_hash", "model_len_max": "max_model_len", "named_blocks": "prefix_index.blocks",
     "no_names": "empty_prefix_index", "offered": "insert", "own_copy": "private_copy", "pack_block": "compress_block",
     "patience_ms": "timeout_ms", "patience_s": "poll_timeout_s", "prefill_threshold": "long_prefill_token_threshold",
-    "retold": "redecided", "root_key": "root_hash", "running_max": "max_num_seqs", "sealed": "hashed_blocks",
+    "retold": "redecided", "root_key": "root_hash", "running_max": "max_num_seqs", "said": "reported", "sealed": "hashed_blocks",
     "settled": "matched", "shaper": "redactor", "speaks": "reports_tokens", "stamped": "timestamped",
     "stamps": "timestamps", "table_sum": "table_hash", "tally": "step_counts", "told": "reported",
     "waiting_sum": "waiting_hash", "weigh": "fixed_point_weights",
+}  # fmt: skip
+
+# Words that comments, names and texts of C, C++ and CUDA do without.
+RETIRED_IN_C = {
+    "door": "interface", "Door": "Entry", "said": "reported", "stride over": "skip", "tell": "report", "told": "reported",
+    "twin": "plain implementation", "twins": "plain implementations", "whoever": "the process that",
 }  # fmt: skip
 
 
@@ -427,6 +433,17 @@ def test_retired_words_stay_away() -> None:
         if token.type == tokenize.NAME and token.string in RETIRED
     }
     assert sorted(wrong) == []
+
+
+def test_retired_words_stay_away_from_c() -> None:
+    words = re.compile(rf"\b({'|'.join(RETIRED_IN_C)})\b")
+    wrong = [
+        f"{name_of(path)}:{number} says {found[0]}: say {RETIRED_IN_C[found[0]]}"
+        for path in files(".c", ".cpp", ".h", ".cu", ".cuh")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if (found := words.search(line))
+    ]
+    assert wrong == []
 
 
 def test_no_bare_except_and_broad_ones_say_why() -> None:

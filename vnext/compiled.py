@@ -77,10 +77,10 @@ def check() -> None:
 def fingerprint(root: Path, sources: list[str]) -> str:
     """One hash of the contents of these sources; "" where one is missing."""
     try:
-        said = b"".join(source.encode() + b"\0" + (root / source).read_bytes() for source in sorted(sources))
+        contents = b"".join(source.encode() + b"\0" + (root / source).read_bytes() for source in sorted(sources))
     except OSError:
         return ""
-    return hashlib.blake2b(said, digest_size=16).hexdigest()
+    return hashlib.blake2b(contents, digest_size=16).hexdigest()
 
 
 @cache

@@ -168,9 +168,9 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("CPU kernels", report["cpu_kernels"]),
         ("CPU sampling", report["sampling"]["cpu"]),
         *report["cores"].items(),
-        *((f"batch-invariant {dtype}", said) for dtype, said in report["batch_invariant"].items()),
+        *((f"batch-invariant {dtype}", text) for dtype, text in report["batch_invariant"].items()),
         ("GPU", ", ".join(gpu_names) or "none that torch can use"),
-        *((f"CUDA: {name}", said) for name, said in report["cuda"].items()),
+        *((f"CUDA: {name}", text) for name, text in report["cuda"].items()),
         ("memory", _of(here["memory_available_bytes"], here["memory_bytes"])),
         ("shared memory", _of(here["shm_available_bytes"], here["shm_bytes"])),
         ("load", " ".join(map(str, here["load"]))),
@@ -178,7 +178,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("ring", f"{report['ring']} operations"),
         ("several ranks", report["collectives"]),
         ("several GPUs", report["gpu_collectives"]),
-        ("compilers", ", ".join(f"{name}: {said}" for name, said in report["compilers"].items()) or "none"),
+        ("compilers", ", ".join(f"{name}: {text}" for name, text in report["compilers"].items()) or "none"),
     ]
 
 

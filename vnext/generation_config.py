@@ -24,14 +24,14 @@ def sampling_defaults(folder: Path, is_read: bool = True) -> SamplingDefaults:
     if not is_read:
         return SamplingDefaults()
     try:
-        said = read_optional_json(folder / FILE_NAME)
-        given = {name: said[theirs] for theirs, name in FIELDS.items() if said.get(theirs) is not None}
+        found = read_optional_json(folder / FILE_NAME)
+        given = {name: found[theirs] for theirs, name in FIELDS.items() if found.get(theirs) is not None}
         validate(SamplingParams(**given), vocab_size=0)
     except ModelError as error:
         raise StartRefused(f"{error}, or leave it alone with --generation-config none") from error
     except InvalidRequest as error:
-        said = error.message.rstrip(".")
+        message = error.message.rstrip(".")
         raise StartRefused(
-            f"{folder / FILE_NAME}: {said}; correct it, or leave it alone with --generation-config none"
+            f"{folder / FILE_NAME}: {message}; correct it, or leave it alone with --generation-config none"
         ) from error
     return SamplingDefaults(**given)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from log_drive import record, small_config
 
-from vnext.log import codec as logs, timestamps
+from vnext.log import codec, timestamps
 from vnext.log.compression import MAGIC, compress_block, head_of
 from vnext.log.log_plain import RECORD_HEAD, checksum, record_end
 from vnext.log.reading import read
@@ -116,7 +116,7 @@ def replaced(value: object, rng: random.Random) -> object:
 
 def with_nasty_parts(data: bytes, rng: random.Random, place: int) -> bytes:
     """A segment in which the record number `place` (0 is the header) has a nasty part and a right checksum."""
-    at, number, out = len(logs.MAGIC), 0, bytearray(data[: len(logs.MAGIC)])
+    at, number, out = len(codec.MAGIC), 0, bytearray(data[: len(codec.MAGIC)])
     while (end := record_end(data, at)) > 0:
         payload = data[at + RECORD_HEAD : end]
         if number == place:
@@ -128,7 +128,7 @@ def with_nasty_parts(data: bytes, rng: random.Random, place: int) -> bytes:
             else:
                 body = replaced(body, rng)
             payload = head + msgspec.msgpack.encode(body)
-        out += logs.seal(payload)
+        out += codec.seal(payload)
         at, number = end, number + 1
     return bytes(out)
 
@@ -158,13 +158,13 @@ def test_random_bytes(tmp_path, capsys, good, seed):
     rng = random.Random(seed)
     noise = rng.randbytes(rng.randint(0, 4000))
     data = sorted(good.glob("*.vnextlog"))[0].read_bytes()
-    header = data[: record_end(data, len(logs.MAGIC))]
+    header = data[: record_end(data, len(codec.MAGIC))]
     flipped = bytearray(data)
     for _ in range(5):
         flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     block = compress_block(data)
     squeezed = head_of(len(data), [len(block)]) + block[: len(block) // 2] + noise
-    for number, bad in enumerate((noise, logs.MAGIC + noise, MAGIC + noise, header + noise, bytes(flipped), squeezed)):
+    for number, bad in enumerate((noise, codec.MAGIC + noise, MAGIC + noise, header + noise, bytes(flipped), squeezed)):
         path = tmp_path / f"bad-{number}.vnextlog"
         path.write_bytes(bad)
         codes = run_all(capsys, path, good, tmp_path / f"{number}")
@@ -193,13 +193,13 @@ def test_a_length_in_a_file_reserves_no_memory(tmp_path, good, command):
 
     In a process of its own: the threads of other tests would count."""
     data = sorted(good.glob("*.vnextlog"))[0].read_bytes()
-    header = data[: record_end(data, len(logs.MAGIC))]
+    header = data[: record_end(data, len(codec.MAGIC))]
     huge, runs = b"\xdd\xff\xff\xff\xff", []
     for number, bad in enumerate((
-        logs.MAGIC + struct.pack("<II", 2**32 - 1, 0) + b"\0" * 2**20,
+        codec.MAGIC + struct.pack("<II", 2**32 - 1, 0) + b"\0" * 2**20,
         header + struct.pack("<II", 2**32 - 1, 0) + b"\1" * 2**20,
-        header + logs.seal(b"\0" * 8 + b"\x95\x01" + huge) * 2000,
-        header + logs.seal(b"\0" * 8 + b"\x95\x01\x91\x94\x03" + huge + b"\0" * 2**20),
+        header + codec.seal(b"\0" * 8 + b"\x95\x01" + huge) * 2000,
+        header + codec.seal(b"\0" * 8 + b"\x95\x01\x91\x94\x03" + huge + b"\0" * 2**20),
         header + b"\0" * 2**20,
     )):  # fmt: skip
         path = tmp_path / f"{command}-{number}.vnextlog"
@@ -222,7 +222,7 @@ def test_a_state_of_any_size_is_not_believed(tmp_path, good):
         header = open_log(good).header
         changed = msgspec.structs.replace(header, started=msgspec.structs.replace(header.started, config=config))
         path = tmp_path / "big.vnextlog"
-        path.write_bytes(logs.open_segment(changed)[0])
+        path.write_bytes(codec.open_segment(changed)[0])
         program = (
             "import resource, sys; from vnext.replay.cli.main import main; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
             "code = main(['verify', sys.argv[1]]); after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
@@ -244,8 +244,8 @@ def test_a_name_in_a_log_runs_nothing(tmp_path, good, monkeypatch):
     data = sorted(good.glob("*.vnextlog"))[0].read_bytes()
     log_dir = tmp_path / "log"
     log_dir.mkdir()
-    frames = data[record_end(data, len(logs.MAGIC)) :]
-    (log_dir / logs.segment_name(0)).write_bytes(logs.open_segment(changed)[0] + frames)
+    frames = data[record_end(data, len(codec.MAGIC)) :]
+    (log_dir / codec.segment_name(0)).write_bytes(codec.open_segment(changed)[0] + frames)
     for name, *rest in COMMANDS:
         out = tmp_path / f"out-{name}-{len(rest)}-{rest[-1] if rest else ''}".replace("OUT", rest[1] if len(rest) > 2 else "")
         arguments = [{"GOOD": str(good), "OUT": str(out)}.get(each, each) for each in rest]

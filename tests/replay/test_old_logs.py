@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from log_drive import engine, record, small_config, started
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import RankDetail, RankDigest
 from vnext.log.reading import read
 from vnext.replay.answers.stat import stat
@@ -60,12 +60,12 @@ def test_an_old_log_folds_and_decides_as_it_did(capsys, name):
 def test_two_clocks_of_an_old_log_are_read_as_they_were() -> None:
     """Frames that tell a time, which nobody asks for any more, and stamps in their first form."""
     log = open_log(GOLDEN / "digest-2-clocks")
-    bodies = [msgspec.msgpack.decode(item.body) for item in log.items() if isinstance(item, logs.Frame)]
+    bodies = [msgspec.msgpack.decode(item.body) for item in log.items() if isinstance(item, codec.Frame)]
     assert {len(body) for body in bodies} == {5, 7} and all(body[5] > 0 for body in bodies if len(body) == 7)
     timestamps = timestamps_of(log)
     assert timestamps.events.tolist() == [body[0] + len(body[1]) for body in bodies]
     assert timestamps.busy_ns == {step: int(1e-4 * (1 + step % 7) * 1e9) for step in range(56)}
-    counted, read_all = info(log), [item for item in log.items() if isinstance(item, logs.Frame)]
+    counted, read_all = info(log), [item for item in log.items() if isinstance(item, codec.Frame)]
     assert counted.frames == len(read_all) and stat(Index(log)).step_us
 
 
@@ -149,5 +149,5 @@ def test_a_header_without_a_digest_version_is_of_the_first_and_closes_nothing(tm
     header = next(iter(read([path.read_bytes()]))).header
     plain = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
     old = msgspec.msgpack.encode(plain[:-2])
-    assert header.closes and not logs.header_decoder.decode(old).closes
-    assert logs.header_decoder.decode(old).digest_version == 1 and plain[-2] == header.digest_version == DIGEST_VERSION
+    assert header.closes and not codec.header_decoder.decode(old).closes
+    assert codec.header_decoder.decode(old).digest_version == 1 and plain[-2] == header.digest_version == DIGEST_VERSION

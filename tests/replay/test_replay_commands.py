@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
-from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log import codec, snapshot as snapshots
 from vnext.log.codec import RankDigest
 from vnext.log.reading import read
 from vnext.replay.cli.main import MODULES, main, parser
@@ -116,12 +116,12 @@ def test_a_changed_token_that_changes_a_decision_is_found(tmp_path):
     log_dir = record(tmp_path / "log")
     path = next(log_dir.iterdir())
     start_item, *frames, _ = read([path.read_bytes()])
-    data, place = logs.open_segment(start_item.header)[0], 20
+    data, place = codec.open_segment(start_item.header)[0], 20
     for number, frame in enumerate(frames):
         events = [_other_token(event) if number == place else event for event in frame.events]
         width = start_item.header.token_width
-        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width)
-        data += logs.encode_frame(frame.digest, body)
+        body = codec.encode_body(frame.first_event, events, frame.rank_digests, 0, width)
+        data += codec.encode_frame(frame.digest, body)
     path.write_bytes(data)
     found = verify(open_log(log_dir)).difference
     assert found.field == "chained digest" and found.event >= frames[place].first_event
@@ -137,7 +137,7 @@ def test_a_log_cut_at_any_byte_behind_its_header_verifies(tmp_path, capsys):
     log_dir = record(tmp_path / "log", "shape", arrivals=3)
     path = next(log_dir.iterdir())
     data, steps = path.read_bytes(), []
-    header_size = len(logs.open_segment(open_log(log_dir).header)[0])
+    header_size = len(codec.open_segment(open_log(log_dir).header)[0])
     for size in range(header_size, len(data), 5):
         path.write_bytes(data[:size])
         verdict = verify(open_log(log_dir))
@@ -203,7 +203,7 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
     header = open_log(sorted(log_dir.iterdir())[1]).header
     for name, snapshot in (("middle", b""), ("other", b"no state")):
         without = msgspec.structs.replace(header, snapshot=snapshot)
-        (tmp_path / f"{name}.vnextlog").write_bytes(logs.open_segment(without)[0])
+        (tmp_path / f"{name}.vnextlog").write_bytes(codec.open_segment(without)[0])
     cases = (
         (["info", tmp_path / "absent"], "there is no log at"),
         (["verify", tmp_path / "noise.vnextlog"], "not a segment of a vnext log"),
@@ -271,9 +271,9 @@ def test_a_snapshot_that_is_not_the_state_is_named(tmp_path, field, change):
     frame = snapshots.decode(start_item.header.snapshot)
     wrong = change if isinstance(change, bytes) else getattr(frame, field) + change
     frame = msgspec.structs.replace(frame, **{field: wrong})
-    data, chain = logs.open_segment(msgspec.structs.replace(start_item.header, snapshot=snapshots.encode(frame, 2)))
+    data, chain = codec.open_segment(msgspec.structs.replace(start_item.header, snapshot=snapshots.encode(frame, 2)))
     for each in frames:
-        data += logs.encode_frame(each.digest, each.body)
+        data += codec.encode_frame(each.digest, each.body)
     path.write_bytes(data)
     found = verify(open_log(log_dir)).difference
     assert found.field == f"snapshot.{field}" and "snapshot of segment 1 is not the state" in found.message

@@ -79,8 +79,8 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
     """The name of the first model that the server lists. Raises ServerUnusable."""
     try:
         async with session.get(f"{url}/v1/models") as response:
-            if said := await refusal(response):
-                raise ServerUnusable(f"{url} does not say what it serves: {said}")
+            if refused := await refusal(response):
+                raise ServerUnusable(f"{url} does not say what it serves: {refused}")
             return msgspec.json.decode(await response.read())["data"][0]["id"]
     except (aiohttp.ClientError, msgspec.DecodeError, LookupError, TypeError) as error:
         raise ServerUnusable(f"{url} does not answer as an OpenAI server does ({error}): is it running?") from error

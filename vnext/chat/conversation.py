@@ -45,10 +45,10 @@ class Conversation:
         self.turns.append({"role": "user", "content": words})
         return self.messages()
 
-    def answered(self, said: str) -> None:
+    def answered(self, text: str) -> None:
         """Keep the answer. If it is empty, drop the question and restore the pair that /retry removed."""
-        if said:
-            self.turns.append({"role": "assistant", "content": said})
+        if text:
+            self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns[-1:] = self.replaced
         self.replaced = []

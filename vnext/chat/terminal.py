@@ -92,12 +92,12 @@ def turn(other: Talker, conversation: Conversation, console: Console, words: str
             return True
         words = reply.ask
     if words:
-        said = ""
+        answer = ""
         try:
             shown = show(other.answer(conversation.ask(words), conversation.sampling), console)
-            said = shown.text
+            answer = shown.text
         finally:
-            conversation.answered(said)
+            conversation.answered(answer)
         if conversation.shows_speed:
             console.print(speed(shown), style="dim", markup=False)
     return False
@@ -114,26 +114,26 @@ class Shown(NamedTuple):
 
 def show(pieces: Generator[str, None, int], console: Console) -> Shown:
     """Print an answer while it comes."""
-    said, begin_s, first_s, tokens = [], time.perf_counter(), 0.0, 0
+    printed, begin_s, first_s, tokens = [], time.perf_counter(), 0.0, 0
     console.print("[bold blue]it[/bold blue]   ", end="")
     try:
         with closing(pieces):
             while True:
                 piece = next(pieces)
-                if piece and not said:
+                if piece and not printed:
                     first_s = time.perf_counter() - begin_s
-                said.append(piece)
+                printed.append(piece)
                 console.print(seen(piece), end="", markup=False, soft_wrap=True)
                 console.file.flush()
     except StopIteration as end:
         tokens = end.value
     except TalkFailed as error:
         console.print(seen(str(error)), style="red", end="", markup=False)
-        said.clear()
+        printed.clear()
     except KeyboardInterrupt:
         console.print(" [dim](cut short)[/dim]", end="")
     console.print()
-    return Shown("".join(said), tokens, first_s, time.perf_counter() - begin_s)
+    return Shown("".join(printed), tokens, first_s, time.perf_counter() - begin_s)
 
 
 def seen(text: str) -> str:

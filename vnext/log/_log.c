@@ -407,7 +407,7 @@ static const Constant constants[] = {
     CONSTANT(ARRIVED) CONSTANT(ABORTED) CONSTANT(PLANNED) CONSTANT(COMMITTED) NO_CONSTANT,
 };
 
-static PyModuleDef module = MODULE("_log", "Compiled twin of log_plain.", functions);
+static PyModuleDef module = MODULE("_log", "Compiled implementation of log_plain.", functions);
 
 PyMODINIT_FUNC PyInit__log(void) {
     crc32_begin();

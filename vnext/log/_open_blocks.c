@@ -403,7 +403,7 @@ static PyType_Slot slots[] = {
     {Py_tp_dealloc, destroy},
     {Py_tp_methods, methods},
     {Py_sq_length, length},
-    {Py_tp_doc, "Compiled twin of open_blocks_plain.OpenBlocks."},
+    {Py_tp_doc, "Compiled implementation of open_blocks_plain.OpenBlocks."},
     {0, NULL},
 };
 
@@ -413,6 +413,6 @@ static const Constant constants[] = {
     CONSTANT(SECRET_SIZE) NO_CONSTANT,
 };
 
-static PyModuleDef module = MODULE("_open_blocks", "Compiled twin of open_blocks_plain.", NULL);
+static PyModuleDef module = MODULE("_open_blocks", "Compiled implementation of open_blocks_plain.", NULL);
 
 PyMODINIT_FUNC PyInit__open_blocks(void) { return begin_module(&module, constants, &specification); }

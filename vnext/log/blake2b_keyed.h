@@ -1,7 +1,7 @@
 /* BLAKE2b of LANES messages of one size at once, with a key and a digest of 16 bytes each, after RFC 7693.
 
    Included once for each number of LANES, with LANES_TARGET the instructions it may use. The same digests as
-   hashlib.blake2b(data, key=key, digest_size=16), which is the twin the tests compare it with. One lane is the plain
+   hashlib.blake2b(data, key=key, digest_size=16), with which tests compare it. One lane is the plain
    form; eight lanes of AVX-512 take twice the time of one. The chunk that holds the key is compressed once, when the key
    comes, and not again for every message. */
 

@@ -1,4 +1,4 @@
-/* CRC32 (IEEE 802.3, reflected): the sums of zlib.crc32, which is the twin the tests compare it with.
+/* CRC32 (IEEE 802.3, reflected): the sums of zlib.crc32, with which tests compare it.
 
    Eight bytes at a time by tables ("slicing-by-8", Kounavis and Berry, 2008); where the processor multiplies polynomials
    64 bytes at a time (Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel, 2009). */

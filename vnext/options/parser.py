@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 from vnext.options.foreign import FOREIGN, ON, Foreign
 from vnext.options.hints import unknown_option
 from vnext.options.settings_check import checked
-from vnext.options.sources import Said, from_environment, from_file, takes_several, unknown_variables, without_service
+from vnext.options.sources import SourcedValue, from_environment, from_file, takes_several, unknown_variables, without_service
 from vnext.options.spellings import SIZES, size_text
 from vnext.options.table import CONFIG, MODEL, Option, as_flags, every_option
 from vnext.runtime.settings import SettingsError
@@ -100,14 +100,14 @@ class Parser(argparse.ArgumentParser):
         try:
             raw = self._typed(argv)
             foreign = raw.pop("foreign", [])
-            said = from_environment(environment, [option for option in every_option() if option.name in self._options])
-            if path := raw.pop("config", None) or said.pop("config", Said("", "")).value:
+            sourced = from_environment(environment, [option for option in every_option() if option.name in self._options])
+            if path := raw.pop("config", None) or sourced.pop("config", SourcedValue("", "")).value:
                 in_file = from_file(path, [option for option in self._known() if option is not CONFIG])
-                said = in_file.options | said
+                sourced = in_file.options | sourced
                 foreign = in_file.foreign + foreign
-            said |= {name: Said(value, "") for name, value in raw.items()}
-            labels |= {name: each.label for name, each in said.items() if each.label}
-            values = {name: self._checked(name, each.value) for name, each in said.items()}
+            sourced |= {name: SourcedValue(value, "") for name, value in raw.items()}
+            labels |= {name: each.label for name, each in sourced.items() if each.label}
+            values = {name: self._checked(name, each.value) for name, each in sourced.items()}
             ignored = _ignored(foreign)
         except SettingsError as error:
             self.fail(str(error), labels)

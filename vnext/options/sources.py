@@ -16,7 +16,7 @@ from vnext.options.table import PREFIX, Option
 from vnext.runtime.settings import SettingsError
 
 
-class Said(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value as it was given, and the name under which it was given."""
 
     value: Any
@@ -26,7 +26,7 @@ class Said(NamedTuple):
 class FileSays(NamedTuple):
     """The contents of a file: options by field, and (name, value) of other engines' options."""
 
-    options: dict[str, Said]
+    options: dict[str, SourcedValue]
     foreign: list[tuple[str, str]]
 
 
@@ -37,10 +37,10 @@ def without_service(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(("VNEXT_PORT", "VNEXT_SERVICE_"))}
 
 
-def from_environment(environment: Mapping[str, str], options: Iterable[Option]) -> dict[str, Said]:
+def from_environment(environment: Mapping[str, str], options: Iterable[Option]) -> dict[str, SourcedValue]:
     """The values of `options` in variables. An empty variable counts as unset."""
     return {
-        option.name: Said(environment[variable], variable)
+        option.name: SourcedValue(environment[variable], variable)
         for option in options
         for variable in option.variables
         if environment.get(variable)
@@ -72,7 +72,7 @@ def from_file(path: str, options: Iterable[Option]) -> FileSays:
         if value is None:
             continue
         if (option := by_key.get(key)) is not None:
-            found.options[option.name] = Said(value, label)
+            found.options[option.name] = SourcedValue(value, label)
         elif "--" + key not in FOREIGN:
             raise SettingsError(f"{path} has {given}, which is not an option{_remedy(close_to(key, by_key))}")
         elif value is not False:

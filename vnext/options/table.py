@@ -164,7 +164,7 @@ def options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
     hints = get_type_hints(struct)
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     words = ENGINE_HELP if struct is EngineSettings else SERVER_HELP
-    return tuple(Option(name, flags_of(name), hints[name], defaults[name], said) for name, said in words.items())
+    return tuple(Option(name, flags_of(name), hints[name], defaults[name], text) for name, text in words.items())
 
 
 def every_option() -> Iterable[Option]:

@@ -85,7 +85,7 @@ inline void switch_fiber(Fiber &from, Fiber &to) { shim_switch(&from.top, to.top
 
 #endif
 
-/* The lowest bytes of a stack tell whether a fiber needed more than it had. */
+/* The lowest bytes of a stack show whether a fiber needed more than it had. */
 inline void prepare_stack(char *stack) {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(stack, STACK_BYTES);  // frames of the fiber that was here last were never left

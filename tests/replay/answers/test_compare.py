@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from log_drive import drawn_config, engine, record, small_config, started
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import RankDetail, RankDigest
 from vnext.log.reading import read
 from vnext.replay.answers.diff import diff
@@ -96,12 +96,12 @@ def rewritten(log_dir: Path, out: Path, change, size: int = 10**6) -> Path:
     items = list(open_log(log_dir).items())
     header = items[0].header
     out.mkdir()
-    data, chain = logs.open_segment(header)
-    for frame in (item for item in items if isinstance(item, logs.Frame)):
+    data, chain = codec.open_segment(header)
+    for frame in (item for item in items if isinstance(item, codec.Frame)):
         events = [change(number, event) for number, event in enumerate(frame.events, frame.first_event)]
-        body = logs.encode_body(frame.first_event, events, frame.rank_digests, 0, header.token_width, frame.details)
-        data += logs.encode_frame(frame.digest, body)
-    (out / logs.segment_name(0)).write_bytes(data)
+        body = codec.encode_body(frame.first_event, events, frame.rank_digests, 0, header.token_width, frame.details)
+        data += codec.encode_frame(frame.digest, body)
+    (out / codec.segment_name(0)).write_bytes(data)
     return out
 
 
@@ -125,9 +125,9 @@ def test_a_changed_byte_in_an_early_segment_is_seen(tmp_path):
     path = sorted((tmp_path / "two").iterdir())[1]
     start_item, *frames, _ = read([path.read_bytes()])
     place = next(n for n, frame in enumerate(frames) if any(isinstance(event, StepPlanned) for event in frame.events))
-    data = logs.open_segment(start_item.header)[0]
+    data = codec.open_segment(start_item.header)[0]
     for number, frame in enumerate(frames):
-        data += logs.encode_frame(frame.digest ^ (number == place), frame.body)
+        data += codec.encode_frame(frame.digest ^ (number == place), frame.body)
     path.write_bytes(data)
     found = diff(open_log(one), open_log(tmp_path / "two"))
     assert found.segments_equal == 1 and [field.name for field in found.fields] == ["chained digest"]
@@ -192,19 +192,19 @@ def test_the_same_bytes_with_another_state_are_seen(tmp_path):
         return events, state_digest ^ wrong, reports
 
     one, two = (record(tmp_path / name, change=by) for name, by in (("one", as_it_is), ("two", change)))
-    frames = [[item for item in open_log(each).items() if isinstance(item, logs.Frame)] for each in (one, two)]
+    frames = [[item for item in open_log(each).items() if isinstance(item, codec.Frame)] for each in (one, two)]
     data, chains = [], []
     for side, wrong in ((0, False), (1, True)):  # the same clock in both
         header = open_log((one, two)[side]).header
-        segment, chain = logs.open_segment(header)
+        segment, chain = codec.open_segment(header)
         for frame in frames[0]:
             step_9 = any(isinstance(event, StepPlanned) and event.step == 9 for event in frame.events)
-            chain = logs.chained(chain, frame.digest ^ (wrong and step_9), frame.body)
-            segment += logs.encode_frame(chain, frame.body)
+            chain = codec.chained(chain, frame.digest ^ (wrong and step_9), frame.body)
+            segment += codec.encode_frame(chain, frame.body)
         data.append(segment)
         chains.append(chain)
     for log_dir, segment in zip((one, two), data):
-        (log_dir / logs.segment_name(0)).write_bytes(segment)
+        (log_dir / codec.segment_name(0)).write_bytes(segment)
     found = diff(open_log(one), open_log(two))
     assert chains[0] != chains[1] and found.step == 9 and [field.name for field in found.fields] == ["chained digest"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from log_drive import as_it_is, record, small_config
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.replay.cli.main import MODULES, main
 from vnext.replay.console.ended import ended
 from vnext.replay.reading.index import Index
@@ -54,9 +54,9 @@ def without_the_middle(folder: Path) -> None:
 def killed(folder: Path) -> None:
     """SIGKILL: every frame is whole, and the last word is missing."""
     path = sorted(folder.glob("*.vnextlog"))[-1]
-    last = [frame for frame in open_log(folder).items() if isinstance(frame, logs.Frame)][-1]
-    assert logs.is_closing(last)
-    path.write_bytes(path.read_bytes()[: -len(logs.encode_frame(last.digest, last.body))])
+    last = [frame for frame in open_log(folder).items() if isinstance(frame, codec.Frame)][-1]
+    assert codec.is_closing(last)
+    path.write_bytes(path.read_bytes()[: -len(codec.encode_frame(last.digest, last.body))])
 
 
 def untouched(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_disk_that_was_full_is_not_complete(lost, line, tmp_path, monkeypatch,
 
 def test_frames_that_are_lost_at_the_end_are_counted_there(tmp_path, monkeypatch, capsys):
     """The disk has room again when the engine ends; while it has none, the log is not closed."""
-    frames = len([item for item in open_log(record(tmp_path / "whole")).items() if isinstance(item, logs.Frame)]) - 1
+    frames = len([item for item in open_log(record(tmp_path / "whole")).items() if isinstance(item, codec.Frame)]) - 1
     change, closing = fail(set(range(frames - 4, frames)), monkeypatch), Recorder.close
 
     def close(self: Recorder) -> None:

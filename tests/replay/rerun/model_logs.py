@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import SegmentHeader
 from vnext.log.reading import read
 from vnext.runtime.core.engine_core import EngineCore
@@ -119,11 +119,11 @@ def rewritten(
     target.mkdir()
     for path in sorted(log_dir.glob("*.vnextlog")):
         first, *frames = read([path.read_bytes()])
-        data = logs.open_segment(header(first.header))[0]
+        data = codec.open_segment(header(first.header))[0]
         for frame in frames[:-1]:
             events = [event(each) for each in frame.events]
-            body = logs.encode_body(frame.first_event, events, frame.rank_digests, frame.lost, first.header.token_width)
-            data += logs.encode_frame(frame.digest, body)
+            body = codec.encode_body(frame.first_event, events, frame.rank_digests, frame.lost, first.header.token_width)
+            data += codec.encode_frame(frame.digest, body)
         (target / path.name).write_bytes(data)
     return target
 

@@ -49,8 +49,8 @@ uint64_t key_of(Device device, const Form &form) {
 }
 
 /* What Python says to a call, taken over; throws where it raises. */
-std::string text_of(PyObject *said) {
-    const char *text = PyUnicode_Check(said) ? PyUnicode_AsUTF8(said) : "";
+std::string text_of(PyObject *answer) {
+    const char *text = PyUnicode_Check(answer) ? PyUnicode_AsUTF8(answer) : "";
     return text ? text : "";
 }
 
@@ -60,16 +60,16 @@ Ready prepare(Device device, const Form &form, unsigned shared_bytes) {
     Ready ready;
     {
         const Lock lock;
-        PyObject *said = PyObject_CallFunction(
+        PyObject *answer = PyObject_CallFunction(
             drivers[int(device.type)].prepare, "iiiiiiI", device.index, int(form.kernel), int(form.scalar), int(form.weight),
             int(form.cache), form.head_dim, shared_bytes);
         unsigned long long function = 0;
-        if (said && PyTuple_Check(said) && PyArg_ParseTuple(said, "KI", &function, &ready.shared_bytes_max))
+        if (answer && PyTuple_Check(answer) && PyArg_ParseTuple(answer, "KI", &function, &ready.shared_bytes_max))
             ready.function = reinterpret_cast<void *>(function);
         else
-            why = said ? text_of(said) : "the kernel's driver was interrupted";
+            why = answer ? text_of(answer) : "the kernel's driver was interrupted";
         if (PyErr_Occurred()) PyErr_WriteUnraisable(drivers[int(device.type)].prepare);
-        Py_XDECREF(said);
+        Py_XDECREF(answer);
     }
     if (!why.empty()) throw std::runtime_error(why);
     return ready;
@@ -79,10 +79,10 @@ Ready prepare(Device device, const Form &form, unsigned shared_bytes) {
     std::string why;
     {
         const Lock lock;
-        PyObject *said = PyObject_CallFunction(drivers[int(device.type)].explain, "i", code);
-        why = said ? text_of(said) : "a launch failed with code " + std::to_string(code);
+        PyObject *answer = PyObject_CallFunction(drivers[int(device.type)].explain, "i", code);
+        why = answer ? text_of(answer) : "a launch failed with code " + std::to_string(code);
         if (PyErr_Occurred()) PyErr_WriteUnraisable(drivers[int(device.type)].explain);
-        Py_XDECREF(said);
+        Py_XDECREF(answer);
     }
     throw std::runtime_error(why);
 }
@@ -105,7 +105,7 @@ void launch_pointers(Device device, const Form &form, const Shape &shape, void *
     const Driver &driver = drivers[int(device.type)];
     void *stream = nullptr;
     if (driver.stream && driver.stream(device.index, &stream) != 0)
-        throw std::runtime_error("torch does not tell the current stream of the device");
+        throw std::runtime_error("torch does not name the current stream of the device");
     const int code = driver.launch(ready.function, shape.grid[0], shape.grid[1], shape.grid[2], shape.block, 1, 1,
                                    shape.shared_bytes, stream, pointers, nullptr);
     if (code != 0) fail(device, code);

@@ -1,7 +1,7 @@
-/* The operations that a step launches in every layer, in C++: allocation, arguments, launch. Their twins, line by line, are
+/* The operations that a step launches in every layer, in C++: allocation, arguments, launch. Their plain implementations, line by line, are
    rows.py and attention.py. They look at their arguments themselves, as the contracts do.
 
-   Two things differ from the twins and show in no bit: partial sums and their marks are one allocation, and nothing is
+   Two things differ from those and show in no bit: partial sums and their marks are one allocation, and nothing is
    allocated for none. */
 #include <memory>
 #include <string_view>
@@ -64,8 +64,8 @@ int gate_of(StringHandle name) {
     size_t length = 0;
     check(torch_string_c_str(name, &text));
     check(torch_string_length(name, &length));
-    const std::string_view said(text, length);
-    const int gate = said == "silu" ? 0 : said == "gelu_tanh" ? 1 : -1;
+    const std::string_view gate_name(text, length);
+    const int gate = gate_name == "silu" ? 0 : gate_name == "gelu_tanh" ? 1 : -1;
     check(torch_delete_string(name));
     require(gate >= 0);
     return gate;

@@ -53,8 +53,8 @@ def architecture(raw: dict[str, Any]) -> str:
 def refuse_quantised(raw: dict[str, Any]) -> None:
     """Raise ModelError for a checkpoint whose weights were quantised before."""
     for key in ("quantization_config", "compression_config"):
-        if (said := raw.get(key)) is not None:
-            method = said.get("quant_method", "unnamed") if isinstance(said, dict) else said
+        if (found := raw.get(key)) is not None:
+            method = found.get("quant_method", "unnamed") if isinstance(found, dict) else found
             raise ModelError(
                 f"quantised weights ({method}) are not supported; use the float checkpoint of this model, with "
                 "--quantization int8 if memory is short"

@@ -47,8 +47,8 @@ def overlay(folder: Path, overrides: Overrides, parent: Path) -> Path:
     if overrides.tokenizer is not None:
         theirs = {path.name: path.resolve() for path in overrides.tokenizer.iterdir() if path.name in TOKENIZER_NAMES}
         links = {name: path for name, path in links.items() if name not in TOKENIZER_NAMES} | theirs
-    said = json.dumps([texts, sorted((name, str(path)) for name, path in links.items())], sort_keys=True)
-    found = parent / hashlib.blake2b(said.encode(), digest_size=8).hexdigest() / folder.name
+    contents = json.dumps([texts, sorted((name, str(path)) for name, path in links.items())], sort_keys=True)
+    found = parent / hashlib.blake2b(contents.encode(), digest_size=8).hexdigest() / folder.name
     if not found.is_dir():
         try:
             _make(found, texts, links)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, token_width
+from vnext.log import codec, token_width
 from vnext.log.codec import Frame
 from vnext.replay.answers.arrivals import Form, form_of, from_jsonl, from_mooncake, lines_of, to_jsonl, to_mooncake
 from vnext.replay.answers.arrivals_vcr import from_vcr, to_vcr
@@ -37,7 +37,7 @@ def convert(source: Path, out: Path, form: Form | None, like: Path | None) -> Co
     """Write the arrivals of `source` to `out`: a file in a format, or a log with the engine of the log `like`."""
     if (form is None) == (like is None):
         raise UnusableLog("name what is wanted: --to jsonl, mooncake or vllm-vcr, or --like LOG for a log")
-    read = "log" if source.is_dir() or source.suffix == logs.SEGMENT_SUFFIX else form_of(source)
+    read = "log" if source.is_dir() or source.suffix == codec.SEGMENT_SUFFIX else form_of(source)
     log = open_log(source) if read == "log" else None
     model = open_log(like) if like else log
     began_ns = (log or model).header.started.started_ns if log or model else 0
@@ -100,8 +100,8 @@ def _write_log(arrivals: Iterable[RequestArrived], out: Path, model: Log) -> int
     """Write a log with the engine of another one: one frame for each request. Texts stay as the arrivals have them."""
     started = model.header.started
     header = msgspec.structs.replace(
-        logs.first_header(started, "full", model.header.code_version),
-        token_width=token_width.width_bytes(logs.token_bound(started.config, "full")),
+        codec.first_header(started, "full", model.header.code_version),
+        token_width=token_width.width_bytes(codec.token_bound(started.config, "full")),
     )
     state, count = start(started), 0
     writer = Writer(out, header, lambda each: snapshot_of_log(each, "full"))
@@ -112,7 +112,7 @@ def _write_log(arrivals: Iterable[RequestArrived], out: Path, model: Log) -> int
         except IMPOSSIBLE as error:
             raise UnusableLog(f"request {count} cannot be served by that engine: {error}") from error
         writer.ready(state)
-        writer.write(logs.encode_body(state.sequence, (event,), (), 0, header.token_width), after)
+        writer.write(codec.encode_body(state.sequence, (event,), (), 0, header.token_width), after)
         state, count = after, count + 1
     writer.close()
     return count

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import Frame, LogEnd
 from vnext.log.compression import Content
 from vnext.log.log_plain import FRAME_HEAD, RECORD_HEAD
@@ -124,7 +124,7 @@ class _Side:
         self.offset = self.header_size()
 
     def header_size(self) -> int:
-        return len(logs.MAGIC) + RECORD_HEAD + int.from_bytes(self.data[len(logs.MAGIC) : len(logs.MAGIC) + 4], "little")
+        return len(codec.MAGIC) + RECORD_HEAD + int.from_bytes(self.data[len(codec.MAGIC) : len(codec.MAGIC) + 4], "little")
 
     def record_end(self, offset: int) -> int:
         """The end of the record at `offset` by its length field; beyond the data if the record is cut off."""
@@ -136,7 +136,7 @@ class _Side:
             if not self.open_next():
                 return None
         try:
-            first = logs.frame_decoder.decode(self.data[self.offset + FRAME_HEAD : self.record_end(self.offset)]).first_event
+            first = codec.frame_decoder.decode(self.data[self.offset + FRAME_HEAD : self.record_end(self.offset)]).first_event
         except BAD_FORM:
             first = self.next_event
         for _, item in read_frames(memoryview(self.data)[self.offset : self.record_end(self.offset)], first):
@@ -189,7 +189,7 @@ def _skip_bytes(one: _Side, other: _Side) -> None:
         at, last = end, at
         frames += 1
     if frames:
-        chain = logs.digest_word.unpack_from(data, last + RECORD_HEAD)[0] if at - last >= FRAME_HEAD else one.chain
+        chain = codec.digest_word.unpack_from(data, last + RECORD_HEAD)[0] if at - last >= FRAME_HEAD else one.chain
         for side in (one, other):
             side.chain, side.offset, side.frames = chain, side.offset + at - start, side.frames + frames
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, pseudonyms, snapshot as snapshots, token_width
+from vnext.log import codec, pseudonyms, snapshot as snapshots, token_width
 from vnext.log.redaction import Redactor
 from vnext.replay.answers.slices import Written, proved, require_whole, with_events
 from vnext.replay.reading.folding import Folded, FrameFolded, first_state, fold
@@ -25,14 +25,14 @@ from vnext.state.fold_plan import row_tokens
 from vnext.state.state import State
 
 
-def redact(log: Log, out: Path, segment_bytes: int = logs.SEGMENT_SIZE_BYTES) -> Written:
+def redact(log: Log, out: Path, segment_bytes: int = codec.SEGMENT_SIZE_BYTES) -> Written:
     """The same log without texts (log/redaction.py), under a key that is then discarded. Raises UnusableLog if it
     cannot be redacted."""
     header = log.header
     if header.privacy == "shape":
         raise UnusableLog(f"{log.paths[0]} holds no text already: its privacy is shape")
     redactor = Redactor(header.started, secrets.token_bytes(pseudonyms.KEY_SIZE_BYTES))
-    width = token_width.width_bytes(logs.token_bound(header.started.config, "shape"))
+    width = token_width.width_bytes(codec.token_bound(header.started.config, "shape"))
     shaped_header = msgspec.structs.replace(header, privacy="shape", token_width=width)
     first = state = first_state(log)
     if header.index:

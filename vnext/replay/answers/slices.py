@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log import codec, snapshot as snapshots
 from vnext.log.codec import Frame, SegmentHeader
 from vnext.replay.reading.folding import Broken, FrameFolded, first_state, fold, fold_items
 from vnext.replay.reading.index import Index
@@ -42,7 +42,7 @@ def decisions_of(log: Log) -> int:
     found = 0
     for item in fold(log):
         if isinstance(item, FrameFolded):
-            found = logs.chained(found, digest(item.state), b"")
+            found = codec.chained(found, digest(item.state), b"")
     return found
 
 
@@ -72,9 +72,9 @@ def with_events(header: SegmentHeader, frame: Frame, events: list, width: int) -
     Rank reports in another version of digests are dropped, because they mean nothing in a newly written log.
     """
     if header.digest_version != DIGEST_VERSION:
-        return logs.encode_body(frame.first_event, events, (), 0, width)
+        return codec.encode_body(frame.first_event, events, (), 0, width)
     details = tuple(msgspec.structs.replace(each, token_digest=0) for each in frame.details)
-    return logs.encode_body(frame.first_event, events, frame.rank_digests, 0, width, details)
+    return codec.encode_body(frame.first_event, events, frame.rank_digests, 0, width, details)
 
 
 def _same_body(header: SegmentHeader, frame: Frame) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import Frame, SegmentStart
 from vnext.replay.answers.stuck import StuckDetector
 from vnext.replay.console import render
@@ -95,7 +95,7 @@ class Watcher:
                 return
         self.frames += 1
         self._require(check if self._all_laws or self.frames % ALL_LAWS_FRAMES == 0 else check_cheap)
-        self._chain = logs.chained(self._chain, digest(self.state), frame.body)
+        self._chain = codec.chained(self._chain, digest(self.state), frame.body)
         if self._chain != frame.digest:
             self.raise_alarm("digest", "the state after this frame is not what the engine had")
         if why := self._stuck.frame(frame, self.state):

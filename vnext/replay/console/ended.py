@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from vnext.log import codec as logs, log_bytes
+from vnext.log import codec, log_bytes
 from vnext.log.codec import Frame, LogEnd
 from vnext.log.reading import Skim
 from vnext.replay.console.render import counted
@@ -88,7 +88,7 @@ def _lost_words(lost: list[tuple[int, Frame]], frames: int) -> str:
     """Describe frames that a full disk has cost, once or several times."""
     count, (first, frame) = sum(each.lost for _, each in lost), lost[0]
     times = f", and later ones {len(lost) - 1} times" if len(lost) > 1 else ""
-    where = "at its end" if logs.is_closing(frame) and first == frames - 1 else f"before frame {first}"
+    where = "at its end" if codec.is_closing(frame) and first == frames - 1 else f"before frame {first}"
     return f"frames lost: {count:,} {where}, event {frame.first_event:,}{times}: they could not be written"
 
 
@@ -118,10 +118,10 @@ def _is_closed(log: Log, next_event: int) -> bool:
     """Whether the last record is the one with which an engine closes its log. A log lacks it if the engine decided
     nothing, if an earlier version wrote it, or if it is a part of a log that goes on."""
     last = open_log(log.paths[-1])
-    following = last.paths[0].with_name(logs.segment_name(last.header.index + 1))
+    following = last.paths[0].with_name(codec.segment_name(last.header.index + 1))
     if not log.header.closes or next_event == log.header.first_event or following.is_file():
         return True
-    body = logs.encode_body(next_event, (), (), 0, last.header.token_width)
-    size = logs.record_head.size + logs.digest_word.size + len(body)
+    body = codec.encode_body(next_event, (), (), 0, last.header.token_width)
+    size = codec.record_head.size + codec.digest_word.size + len(body)
     record = part_of(last.paths[0], max(0, size_of(last.paths[0]) - size))
     return record.endswith(body) and log_bytes.impl.record_end(record, 0) == size

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log import codec, snapshot as snapshots
 from vnext.log.codec import Frame, LogEnd
 from vnext.log.compression import Content
 from vnext.log.reading import Item, read, read_frames
@@ -174,7 +174,7 @@ class Segment:
             after = _folded(state, frame)
         except IMPOSSIBLE:
             return False
-        return logs.chained(entry.chain, digest(after), frame.body) == frame.digest
+        return codec.chained(entry.chain, digest(after), frame.body) == frame.digest
 
     # ---- making it -----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ def _folded(state: State, frame: Frame) -> State:
 
 def _header_size(path: Path) -> int:
     """The size in bytes of a segment's header, before its first frame."""
-    return len(logs.MAGIC) + logs.record_head.size + int.from_bytes(part_of(path, len(logs.MAGIC), 4), "little")
+    return len(codec.MAGIC) + codec.record_head.size + int.from_bytes(part_of(path, len(codec.MAGIC), 4), "little")
 
 
 class Index:

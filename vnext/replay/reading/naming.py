@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, pseudonyms
+from vnext.log import codec, pseudonyms
 from vnext.log.log_bytes import impl
 from vnext.log.log_plain import RECORD_HEAD
 from vnext.log.reading import BAD_FORM
@@ -94,20 +94,20 @@ def _named(log: Log, part: str) -> Iterator[tuple[int, str]]:
             yield from ((event.id, event.name) for event in body.events if isinstance(event, RequestArrived))
 
 
-def _bodies_with(data: bytes, needle: bytes) -> Iterator[logs.FrameBody]:
+def _bodies_with(data: bytes, needle: bytes) -> Iterator[codec.FrameBody]:
     """The whole frames of a segment that contain these bytes, as far as its records follow each other."""
-    at, place = len(logs.MAGIC), data.find(needle)
+    at, place = len(codec.MAGIC), data.find(needle)
     while place >= 0 and at + RECORD_HEAD <= len(data):
         end = at + RECORD_HEAD + int.from_bytes(data[at : at + 4], "little")
         if end > place:
-            if at > len(logs.MAGIC) and impl.record_end(data, at) == end and (body := _body(data, at, end)) is not None:
+            if at > len(codec.MAGIC) and impl.record_end(data, at) == end and (body := _body(data, at, end)) is not None:
                 yield body
             place = data.find(needle, end)
         at = end
 
 
-def _body(data: bytes, at: int, end: int) -> logs.FrameBody | None:
+def _body(data: bytes, at: int, end: int) -> codec.FrameBody | None:
     try:
-        return logs.frame_decoder.decode(data[at + RECORD_HEAD + logs.digest_word.size : end])
+        return codec.frame_decoder.decode(data[at + RECORD_HEAD + codec.digest_word.size : end])
     except (*BAD_FORM, msgspec.MsgspecError):
         return None

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from vnext.log import codec as logs
+from vnext.log import codec
 from vnext.log.codec import LogEnd, RankDetail, RankDigest
 from vnext.log.snapshot import BadSnapshot, decode, snapshot
 from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
@@ -210,7 +210,7 @@ class _Checks:
             self._unchecked += len(item.frame.rank_digests)
             return
         self._digests += 1
-        self.chain = logs.chained(self.chain, self._digest_of(item.state), item.frame.body)
+        self.chain = codec.chained(self.chain, self._digest_of(item.state), item.frame.body)
         if self.chain != item.frame.digest:
             why = "the state after this event, or the frame's bytes, are not what the engine had"
             self._differ(step, number, "chained digest", hexadecimal(item.frame.digest), hexadecimal(self.chain), why)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.log import codec as logs, snapshot as snapshots
+from vnext.log import codec, snapshot as snapshots
 from vnext.log.codec import SegmentHeader
 from vnext.log.schema import schema_digest
 from vnext.log.snapshot import Snapshot, snapshot
@@ -50,7 +50,7 @@ class Writer:
         folder: Path,
         header: SegmentHeader,
         kept: Callable[[State], Snapshot],
-        segment_bytes: int = logs.SEGMENT_SIZE_BYTES,
+        segment_bytes: int = codec.SEGMENT_SIZE_BYTES,
         made_of: Sequence[Log] = (),
     ) -> None:
         self._folder, self._kept, self._segment_bytes = new_folder(folder), kept, segment_bytes
@@ -66,14 +66,14 @@ class Writer:
         if len(self._data) >= self._full_at:
             self._flush()
             kept = snapshots.encode(self._kept(before), self._header.token_width)
-            self._open(logs.next_header(self._header, self.chain, before.sequence, kept))
+            self._open(codec.next_header(self._header, self.chain, before.sequence, kept))
 
     def write(self, body: bytes, after: State) -> None:
         """Write one frame: its body, and the state after it."""
         state_digest = digest(after)
-        self.chain = logs.chained(self.chain, state_digest, body)
-        self.decisions = logs.chained(self.decisions, state_digest, b"")
-        self._data += logs.encode_frame(self.chain, body)
+        self.chain = codec.chained(self.chain, state_digest, body)
+        self.decisions = codec.chained(self.decisions, state_digest, b"")
+        self._data += codec.encode_frame(self.chain, body)
         self.frames += 1
         if self._before is not None:
             self._times.frame(self._before, after)
@@ -83,12 +83,12 @@ class Writer:
 
     def _open(self, header: SegmentHeader) -> None:
         self._header = header
-        data, self.chain = logs.open_segment(header)
+        data, self.chain = codec.open_segment(header)
         self._data = bytearray(data)
         self._full_at = max(self._segment_bytes, SNAPSHOT_SHARE * len(data))
 
     def _flush(self) -> None:
-        path = self._folder / logs.segment_name(self._header.index)
+        path = self._folder / codec.segment_name(self._header.index)
         try:
             path.write_bytes(self._data)
             if times := self._times.taken():

@@ -85,7 +85,7 @@ static int first_missing(const Exchange *exchange, uint32_t ticks, int64_t spin,
             if ((passed = now_ns() - begin) >= timeout) return rank;
             if (passed < spin) {
                 for (int i = 0; i < LOOKS_BETWEEN_YIELDS && !has_ticked(exchange, rank, ticks); ++i) pause_briefly();
-                sched_yield(); /* whoever shares this core may be the one that we wait for */
+                sched_yield(); /* a process that shares this core may be the one that we wait for */
                 continue;
             }
             int failed = sleep_on(exchange, rank, ticks, timeout - passed);

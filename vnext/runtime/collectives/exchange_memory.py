@@ -60,8 +60,8 @@ class ExchangeFile:
             os.pwrite(handle, header, 0)
         except OSError as error:
             self.unlink()
-            said = f"no room for {size_bytes(world_size, capacity_bytes)} bytes of shared memory: {error.strerror}"
-            raise OSError(error.errno, f"{said}; enlarge {shared_file.folder()} (docker: --shm-size)") from error
+            message = f"no room for {size_bytes(world_size, capacity_bytes)} bytes of shared memory: {error.strerror}"
+            raise OSError(error.errno, f"{message}; enlarge {shared_file.folder()} (docker: --shm-size)") from error
         finally:
             os.close(handle)
         self.name = f"{token.hex()} {self._path}"

@@ -151,9 +151,9 @@ class PlainExchange:
         for rank in range(self._world_size):
             found_bytes, found_kind, _ = _TICKET.unpack_from(self._view, self._ticket_offset(operation, rank))
             if (found_bytes, found_kind) != (count_bytes, kind):
-                said = f"rank {self._rank} came with {count_bytes} bytes of kind {kind}"
+                ours = f"rank {self._rank} came with {count_bytes} bytes of kind {kind}"
                 other = f"rank {rank} with {found_bytes} of kind {found_kind}"
-                raise ValueError(f"the ranks are out of step: {said}, {other}")
+                raise ValueError(f"the ranks are out of step: {ours}, {other}")
 
     def _require_open(self) -> None:
         if not self._ticks:

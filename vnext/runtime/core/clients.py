@@ -65,7 +65,7 @@ class Clients:
         self._root_seed = root_seed
         self._peers: set[bytes] = set()
         self._owners = Owners()
-        self._said: EngineStats | None = None
+        self._sent_stats: EngineStats | None = None
         self._gone: set[bytes] = set()
         self._backlogs: dict[bytes, Backlog] = {}
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
@@ -86,7 +86,7 @@ class Clients:
             match message:
                 case Hello():
                     self._send(peer, self._ready)
-                    self._said = None
+                    self._sent_stats = None
                 case SubmitRequest():
                     if (event := self._arrival(state, peer, message, next_id)) is not None:
                         next_id += 1
@@ -113,8 +113,8 @@ class Clients:
 
     def tell_stats(self, stats: EngineStats) -> None:
         """Send statistics to every client, unless nothing has changed."""
-        if stats != self._said:
-            self._said = stats
+        if stats != self._sent_stats:
+            self._sent_stats = stats
             self.tell_all(stats)
 
     @property

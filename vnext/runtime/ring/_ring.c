@@ -86,7 +86,7 @@ static int wait_until_changed(const Memory *memory, uint32_t line, uint64_t posi
         if (passed >= timeout) return 0;
         if (passed < spin) {
             for (int i = 0; i < LOOKS_BETWEEN_YIELDS && position_now(memory, line) == position; ++i) pause_briefly();
-            sched_yield(); /* whoever shares this core may be the one that we wait for */
+            sched_yield(); /* a process that shares this core may be the one that we wait for */
             continue;
         }
         int error = sleep_while(signal_of(memory, line), signal, timeout - passed);
@@ -236,7 +236,7 @@ static void memory_dealloc(Memory *self) {
 
 static PyMethodDef methods[] = {
     METHOD("look", look, "(signal, position) of a line."),
-    METHOD("publish", publish, "Store a line's position and presence, wake whoever sleeps."),
+    METHOD("publish", publish, "Store a line's position and presence, wake its sleepers."),
     METHOD("await_change", await_change, "Spin, then sleep, until a line's position is another."),
     METHOD("put", put, "Copy bytes to the place of a position."),
     METHOD("take", take, "A copy of the bytes at a position."),

@@ -73,9 +73,9 @@ class Segment:
         except OSError as error:
             os.close(handle)
             shared_file.unlink(name, door)
-            said = f"no room for a ring of {capacity_bytes} bytes: {error.strerror}"
+            message = f"no room for a ring of {capacity_bytes} bytes: {error.strerror}"
             remedy = f"enlarge {shared_file.folder()} (docker: --shm-size) or make the ring smaller"
-            raise OSError(error.errno, f"{said}; {remedy}") from error
+            raise OSError(error.errno, f"{message}; {remedy}") from error
         segment = cls(name, handle, door, waits)
         segment.liveness.claim(WRITER)
         return segment
@@ -139,6 +139,6 @@ def _read_header(handle: int) -> tuple[int, int]:
         raise ValueError(f"not a ring of version {_VERSION}; start every process from one vnext release")
     is_capacity = capacity_bytes >= CAPACITY_BYTES_MIN and capacity_bytes % CAPACITY_MULTIPLE_BYTES == 0
     if reader_count < 1 or not is_capacity or status.st_size != _size_bytes(reader_count, capacity_bytes):
-        said = f"its header says {reader_count} readers and {capacity_bytes} bytes"
-        raise ValueError(f"a broken ring: {said}, its file has {status.st_size} bytes")
+        header = f"its header says {reader_count} readers and {capacity_bytes} bytes"
+        raise ValueError(f"a broken ring: {header}, its file has {status.st_size} bytes")
     return reader_count, capacity_bytes

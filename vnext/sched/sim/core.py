@@ -85,13 +85,13 @@ class Core:
         return True
 
     def _refuses(self, event: AnyEvent) -> bool:
-        said = contents(self.seen)
+        before = contents(self.seen)
         try:
             reduce(self.state, event)
             refused = False
         except IllegalEvent:
             refused = True
-        differ = differences(said, contents(PlainState(self.state)))
+        differ = differences(before, contents(PlainState(self.state)))
         if differ:
             what = "was refused and changed" if refused else "may happen, and trying it changed"
             raise Divergence(f"Y2: {type(event).__name__} {what} {', '.join(differ)}")

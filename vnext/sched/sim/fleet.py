@@ -47,7 +47,7 @@ class Fleet:
         self._follow_snapshot(event)
         if self._tapes is not None:
             self._tapes[1].hear(event, state)
-        said = self.catch_up(0)
+        caught = self.catch_up(0)
         for rank in range(1, len(self.ranks)):
             if not self._rng.happens(self._faults.slow_rank):
                 self.catch_up(rank)
@@ -55,7 +55,7 @@ class Fleet:
             for rank in range(1, len(self.ranks)):
                 if self.folded[rank] == len(self.core.events):
                     self._compare_contents(rank)
-        return said
+        return caught
 
     def catch_up(self, rank: int) -> StepResult | None:
         """Fold the events that a rank has not seen; returns its last result."""

@@ -324,6 +324,6 @@ static const Constant constants[] = {
     COLUMNS_CONSTANTS CONSTANT(WORK_LINES) NO_CONSTANT,
 };
 
-static PyModuleDef module = MODULE("_columns", "Compiled twin of columns_numpy.", functions);
+static PyModuleDef module = MODULE("_columns", "Compiled implementation of columns_numpy.", functions);
 
 PyMODINIT_FUNC PyInit__columns(void) { return begin_module(&module, constants, NULL); }

@@ -1,4 +1,4 @@
-/* The moves of the prefix table, in one pass over the pairs. Twin of prefix_index_plain.py, which says what each function means.
+/* The moves of the prefix table, in one pass over the pairs. Implements prefix_index_plain.py, which says what each function means.
  *
  * Owns nothing: both sides are Python's own dict and list, changed in place. A block that is not in the list, or a side that
  * does not mirror the other, raises and leaves what was moved before.
@@ -103,6 +103,6 @@ static PyMethodDef functions[] = {
     NO_METHOD,
 };
 
-static PyModuleDef module = MODULE("_prefix_index", "Compiled twin of prefix_index_plain.", functions);
+static PyModuleDef module = MODULE("_prefix_index", "Compiled implementation of prefix_index_plain.", functions);
 
 PyMODINIT_FUNC PyInit__prefix_index(void) { return begin_module(&module, NULL, NULL); }

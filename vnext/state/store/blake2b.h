@@ -1,6 +1,6 @@
 /* BLAKE2b with a digest of 16 bytes and no key, after RFC 7693. Knows nothing of blocks or rows.
 
-   The same digests as hashlib.blake2b(data, digest_size=16), which is the twin the tests compare it with; a call of
+   The same digests as hashlib.blake2b(data, digest_size=16), with which tests compare it; a call of
    hashlib costs Python several times what the compression of one 128-byte message costs here. */
 
 #include <string.h>

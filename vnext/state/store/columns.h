@@ -27,7 +27,7 @@ enum { IGNORE_EOS = 1, OWN_STOPS = 2 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* A number for "this value at this place": sums of them tell arrays apart, in any order of writing (columns_numpy.array_hash). */
+/* A number for "this value at this place": sums of them distinguish arrays, in any order of writing (columns_numpy.array_hash). */
 static inline uint64_t place_hash(uint64_t place, uint64_t value) {
     uint64_t x = place * 0x9E3779B97F4A7C15u + value * 0xC2B2AE3D27D4EB4Fu + 0x165667B19E3779F9u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -1,4 +1,4 @@
-/* The Python door of the library: each function takes numbers (addresses, sizes, strides) and None for a null address.
+/* The Python interface of the library: each function takes numbers (addresses, sizes, strides) and None for a null address.
 
    Checks counts and types of arguments, nothing else: shapes and dtypes are the caller's contract
    (vnext/kernels/contracts.py). The interpreter's lock is kept: a call takes microseconds, and giving the lock away
@@ -47,9 +47,9 @@ PyObject *written(PyObject *value) { return value; }
 
 /* Calls a plain function with the arguments of a Python call. */
 template <auto F>
-struct Door;
+struct Entry;
 template <typename R, typename... A, R (*F)(A...)>
-struct Door<F> {
+struct Entry<F> {
     static PyObject *call(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
         if (count != Py_ssize_t(sizeof...(A))) {
             PyErr_Format(PyExc_TypeError, "%zd arguments given where %zd are needed", count, Py_ssize_t(sizeof...(A)));
@@ -183,40 +183,40 @@ int64_t get_best_level() { return best_level(); }
 int64_t get_level() { return current_level(); }
 int64_t get_team_size() { return team_size(); }
 
-#define VNX_DOOR(name, function, text) \
-    {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Door<function>::call)), METH_FASTCALL, text}
+#define VNX_ENTRY(name, function, text) \
+    {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Entry<function>::call)), METH_FASTCALL, text}
 
 PyMethodDef methods[] = {
-    VNX_DOOR("configure_team", do_configure, "configure_team(members, spin_us)"),
-    VNX_DOOR("team_size", get_team_size, "team_size() -> members"),
-    VNX_DOOR("best_level", get_best_level, "best_level() -> level"),
-    VNX_DOOR("level", get_level, "level() -> level in use"),
-    VNX_DOOR("set_level", set_level, "set_level(level) -> whether this machine has it"),
-    VNX_DOOR("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
-    VNX_DOOR("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
-    VNX_DOOR("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
-    VNX_DOOR("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
-    VNX_DOOR("rms_norm", do_norm,
+    VNX_ENTRY("configure_team", do_configure, "configure_team(members, spin_us)"),
+    VNX_ENTRY("team_size", get_team_size, "team_size() -> members"),
+    VNX_ENTRY("best_level", get_best_level, "best_level() -> level"),
+    VNX_ENTRY("level", get_level, "level() -> level in use"),
+    VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
+    VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
+    VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
+    VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
+    VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
+    VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
-    VNX_DOOR("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
-    VNX_DOOR("rotary_kv_write", do_rotary,
+    VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_ENTRY("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
              "rotated_dim, "
              "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, query)"),
-    VNX_DOOR("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
-    VNX_DOOR("sample_rows", do_sample,
+    VNX_ENTRY("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
+    VNX_ENTRY("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),
-    VNX_DOOR("mask_rows", do_mask, "mask_rows(logits, stride, rows, vocabulary, words)"),
-    VNX_DOOR("plan_attention", do_plan,
+    VNX_ENTRY("mask_rows", do_mask, "mask_rows(logits, stride, rows, vocabulary, words)"),
+    VNX_ENTRY("plan_attention", do_plan,
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
-    VNX_DOOR("attention", do_attention,
+    VNX_ENTRY("attention", do_attention,
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
-    VNX_DOOR("run_stack", do_stack,
+    VNX_ENTRY("run_stack", do_stack,
              "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
-    VNX_DOOR("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
-    VNX_DOOR("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
+    VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
+    VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
     {nullptr, nullptr, 0, nullptr},
 };
 

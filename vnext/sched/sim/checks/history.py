@@ -20,22 +20,22 @@ class History:
 
     def __init__(self, before: PlainState, event: AnyEvent, after: PlainState) -> None:
         self._before, self._event, self._after = before.state, event, after.state
-        self._said_before, self._said_after = contents(before), contents(after)
+        self._reported_before, self._reported_after = contents(before), contents(after)
 
     def require_unchanged(self, now: PlainState) -> None:
         """Y2: folding the event again gives the same state; another future changes neither the past nor the present."""
-        said_now = contents(now)
+        reported_now = contents(now)
         again = reduce(self._before, self._event)
-        self._same("the same event of the same state", self._said_after, again)
+        self._same("the same event of the same state", self._reported_after, again)
         other_future(self._before)
         other_future(self._after)
-        self._same("the state before", self._said_before, self._before)
-        self._same("the state after", self._said_after, self._after)
-        self._same("the state made again", self._said_after, again)
-        self._same("the newest state", said_now, now.state)
+        self._same("the state before", self._reported_before, self._before)
+        self._same("the state after", self._reported_after, self._after)
+        self._same("the state made again", self._reported_after, again)
+        self._same("the newest state", reported_now, now.state)
 
-    def _same(self, what: str, said: dict[str, object], state: State) -> None:
-        differ = differences(said, contents(PlainState(state)))
+    def _same(self, what: str, reported: dict[str, object], state: State) -> None:
+        differ = differences(reported, contents(PlainState(state)))
         if differ:
             number = self._before.sequence
             raise Divergence(

@@ -21,7 +21,7 @@ constexpr int ROWS_AT_ONCE = 2;
 constexpr int ROWS_AT_ONCE = 1;
 #endif
 
-/* tdpbf16ps treats denormal numbers as zero; so must its twins while they run. */
+/* tdpbf16ps treats denormal numbers as zero; so must the implementations with the same sums, while they run. */
 struct DenormalsAreZero {
 #if defined(__SSE2__)
     unsigned saved = __builtin_ia32_stmxcsr();

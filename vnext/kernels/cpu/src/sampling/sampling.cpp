@@ -34,7 +34,7 @@ constexpr double LOG2_E = 1.4426950408889634;
 constexpr double FLOAT_MAX = 3.4028234663852886e38;
 constexpr int STEP_BITS = 20;
 
-/* ---- random words: twins in vnext/kernels/random_numpy.py ---- */
+/* ---- random words: as in vnext/kernels/random_numpy.py ---- */
 
 enum Domain : uint32_t { POSITION = 1, INVERSION = 3 };
 
