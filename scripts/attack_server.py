@@ -182,9 +182,9 @@ async def probe_until_told(url: str) -> None:
 
 
 @contextmanager
-def serving(root: Path, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield the address of a server and its API process. `root`: the checkout it runs from."""
-    (folder / "template.jinja").write_text(SLOW)
+def serving(root: Path, folder: Path, template: str = SLOW) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the address of a server and its API process. `root`: the checkout it runs from; `template`: of its chats."""
+    (folder / "template.jinja").write_text(template)
     options = ("--port", "0", "--threads", "1", "--log", "off", "--chat-template", str(folder / "template.jinja"))
     command = [sys.executable, "-m", "vnext.cli", "serve", *options]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -18,7 +18,8 @@ from aiohttp import ClientConnectionResetError, web
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.messages import SubmitRequest
+from vnext.runtime.client.client import EngineClient
+from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.server.run import drain
 
 
@@ -281,3 +282,20 @@ def test_many_clients_at_once() -> None:
     with EdgeServer() as server:
         assert asyncio.run(all_of_them(server.url)) == [str(number) for number in range(60)]
         assert server.context.client.live_count == 0
+
+
+def test_a_constraint_that_fails_is_the_requests_own_error() -> None:
+    """A client that tries again meets it again: the status is 400, not 503."""
+    sentence = "The answer cannot keep to its constraint: too many items."
+    with EdgeServer() as server:
+        server.engine.running.clear()
+        live = ask(server)
+        client = server.context.client
+        [name] = client._streams
+        server.in_loop(_deliver(client, RequestOutput(name=name, tokens=b"", finish="abort", error=sentence)))
+        error = live()
+        assert (error.status_code, error.code, error.body["message"]) == (400, "constraint_failed", sentence)
+
+
+async def _deliver(client: EngineClient, output: RequestOutput) -> None:
+    client._deliver(output)

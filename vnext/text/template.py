@@ -26,7 +26,7 @@ from vnext.sampling_params import InvalidRequest
 from vnext.text.dialects.table import dialect_of
 from vnext.text.reasoning import Marks, marks_of
 
-RENDER_LIMIT_S = 2.0
+RENDER_LIMIT_S = 0.5
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # The errors that an expression can raise.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)

@@ -104,14 +104,19 @@ class ChatRequest:
         """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls that it chose itself."""
         return "tool_calls" if finish == "stop" and parts.call_count and self._choice.force != "named" else finish
 
+    def _asked_calls(self) -> Asked:
+        """The calls of a forced answer, as the model's dialect writes them."""
+        context, choice = self._context, self._choice
+        assert context.dialect is not None
+        lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
+        return Asked(kind="grammar", value=lark, path="tools", options=CALL_OPTIONS)
+
     async def _constraint(self, prompt: str, client: str) -> Constraint | None:
         """What the answers must look like, after their reasoning if the prompt makes them begin with it."""
         context, choice = self._context, self._choice
         if choice.is_forced:
-            assert context.dialect is not None
-            lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
-            asked = Asked(kind="grammar", value=lark, path="tools", options=CALL_OPTIONS)
-            constraint: Constraint | None = Constraint(grammar=await context.grammars.grammar(asked, client))
+            grammar = await context.grammars.made((choice.allowed, choice.one), client, self._asked_calls)
+            constraint: Constraint | None = Constraint(grammar=grammar)
         else:
             constraint = await context.constraint(self._body, client)
         if context.mark_tokens is None or not context.marks.are_expected(prompt):

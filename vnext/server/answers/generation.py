@@ -175,8 +175,10 @@ class Generation:
             choice.stopwatch.tokens(delta.token_count - before)
         if choice.finished:
             choice.stopwatch.end(delta.finish)
+        if output.error:  # the request's own doing: another try meets it again
+            raise InvalidRequest(output.error, code="constraint_failed")
         if delta.finish == "abort":
-            raise Aborted(output.error or "The engine ended the request before its answer was complete: send it again.")
+            raise Aborted("The engine ended the request before its answer was complete: send it again.")
         if choice.finished and not output.finish:
             self._context.client.abort((output.name,), "stop")
         return delta

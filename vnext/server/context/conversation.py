@@ -27,10 +27,25 @@ def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, An
 
 
 def text_size(body: ChatBody) -> int:
-    """About the number of characters that the template reads, as a measure of its cost."""
-    texts = (message.content for message in body.messages)
-    words = sum(len(text) if isinstance(text, str) else sum(len(part.text or "") for part in text or ()) for text in texts)
-    return words + 1_000 * (len(body.messages) + len(body.tools or ()) + len(body.chat_template_kwargs or ()))
+    """About the number of characters that the template reads, as a measure of its cost. Raises InvalidRequest."""
+    return sum(map(_message_size, body.messages)) + json_size(body.tools or (), "tools") + json_size(
+        body.chat_template_kwargs or (), "chat_template_kwargs"
+    )
+
+
+def _message_size(message: ChatMessage) -> int:
+    content = message.content or ""
+    words = len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+    calls = sum(len(call.function.arguments or "") + 1_000 for call in message.tool_calls or ())
+    return words + len(message.reasoning or message.reasoning_content or "") + calls + 1_000
+
+
+def json_size(value: Any, name: str) -> int:
+    """The length of the JSON text of the field `name`. Raises InvalidRequest where it is nested too deeply to be written."""
+    try:
+        return len(msgspec.json.encode(value))
+    except RecursionError as error:
+        raise InvalidRequest(f"{name} is nested too deeply: make it flatter.", name) from error
 
 
 def shown_messages(body: ChatBody, template: ChatTemplate) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ schema with every request, and reading one takes 0.4 ms and more. `vnext/text/st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,14 +32,18 @@ class Grammars:
 
     async def grammar(self, asked: Asked, client: str) -> str:
         """The grammar's text. Raises InvalidRequest, Overloaded."""
+        return await self.made(asked, client, lambda: asked)
+
+    async def made(self, of: Any, client: str, asked: Callable[[], Asked]) -> str:
+        """The grammar of what `asked` makes of the value `of`, beside the event loop. Raises InvalidRequest, Overloaded."""
         try:
-            key = msgspec.json.encode(asked)
+            key = msgspec.json.encode(of)
         except (ValueError, TypeError, OverflowError, RecursionError):
-            return grammar_of(asked, self._tokenizer)  # which says what is wrong with it
+            return grammar_of(asked(), self._tokenizer)  # which says what is wrong with it
         if found := self._recent.pop(key, None):
             self._recent[key] = found
             return found
-        grammar = await self._work.run_grammar(len(key), client, lambda: grammar_of(asked, self._tokenizer))
+        grammar = await self._work.run_grammar(len(key), client, lambda: grammar_of(asked(), self._tokenizer))
         self._keep(key, grammar)
         return grammar
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.conversation import json_size
 from vnext.server.context.openai_types import ChatBody
 
-TOOLS_MAX = 1024
+TOOLS_MAX, TOOLS_BYTES_MAX = 1024, 2**22
 _FIELD = "tool_choice"
 
 Force = Literal["none", "auto", "required", "named"]
@@ -61,6 +62,8 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     assert body.tools is not None
     if len(body.tools) > TOOLS_MAX:
         raise InvalidRequest(f"tools has {len(body.tools)} entries: at most {TOOLS_MAX} are allowed.", "tools")
+    if (size := json_size(body.tools, "tools")) > TOOLS_BYTES_MAX:
+        raise InvalidRequest(f"tools has {size} bytes: at most {TOOLS_BYTES_MAX} are allowed.", "tools")
     for place, tool in enumerate(body.tools):
         if tool.type != "function":
             raise InvalidRequest(f"tools[{place}].type is {tool.type!r}: only 'function' is supported.", f"tools[{place}].type")
