@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from gumbel_draw import draw_by_gumbel
 
 from vnext.kernels.random_numpy import Domain, step_words
-from vnext.sampling.draw import draw_by_gumbel, draw_by_inversion, scale
+from vnext.sampling.draw import draw_by_inversion, scale
 from vnext.sampling.sampling import Banned, LogitBias, Penalties, SamplingInputs, sample
 from vnext.sampling.weights import fixed_point_weights
 from vnext.sampling_params import answer_seed

@@ -58,11 +58,3 @@ def step_words(seed: torch.Tensor, position: torch.Tensor, counter: torch.Tensor
     """
     key = tuple(word[:, None] for word in step_key(seed, position))
     return threefry2x32(key, (counter[None, :], torch.full_like(counter, use)[None, :]))
-
-
-def open_uniform(word: torch.Tensor) -> torch.Tensor:
-    """Words as float64 in the open interval (0, 1): a word of all ones stays below one, so its noise is finite.
-
-    float64 because (2**32 - 0.5) / 2**32 rounds to 1.0 in float32.
-    """
-    return (word.to(torch.float64) + 0.5) * 2.0**-32

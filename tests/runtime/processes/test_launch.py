@@ -22,12 +22,16 @@ from vnext.replay.reading.source import open_log
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.client.output_stream import EngineDead
 from vnext.runtime.messages import RequestOutput, SubmitRequest
-from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, launch_engine
+from vnext.runtime.processes.launch import DEMO_MODEL, RunningEngine, StartFailed, find_model, start_engine
 from vnext.runtime.settings import EngineSettings
 from vnext.state.events import pack_tokens
 from vnext.state.params import Sampling
 
 GONE_TIMEOUT_S = 15
+
+
+def launch_engine(settings: EngineSettings) -> RunningEngine:
+    return start_engine(settings, find_model(settings)).wait()
 
 
 @contextmanager

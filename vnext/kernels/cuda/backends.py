@@ -44,11 +44,6 @@ def leave(device_type: str) -> None:
     del _makers[device_type]
 
 
-def has_backend(device_type: str) -> bool:
-    """Whether kernels run on this kind of device."""
-    return device_type in _makers
-
-
 def kernel_for(device: torch.device, source: str, name: str, defines: Defines) -> Kernel:
     """The kernel, made when it is asked for the first time.
 

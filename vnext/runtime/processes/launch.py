@@ -98,11 +98,6 @@ class StartingEngine:
         self._run_dir.remove()
 
 
-def launch_engine(settings: EngineSettings) -> RunningEngine:
-    """Start an engine and wait until it is ready; `settings` are checked (options/settings_check.py). Raises StartFailed."""
-    return start_engine(settings, find_model(settings)).wait()
-
-
 def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     """Start an engine of the model that `find_model` found. Returns at once, so that the caller can do other work meanwhile.
 

@@ -75,11 +75,6 @@ class Recorder:
         return cls(files, header, redactor, bounds.required)
 
     @property
-    def recording(self) -> bool:
-        """False if the log is off; then no digest is needed either."""
-        return self._files is not None
-
-    @property
     def bytes_written(self) -> int:
         return self._files.bytes_written if self._files else 0
 

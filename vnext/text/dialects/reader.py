@@ -16,7 +16,6 @@ from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasonin
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = re.compile(r"\s*")
-NEWLINES = re.compile(r"\n*")
 # New text waits until it is this fraction of the text held, because each look copies what is held.
 _SHARE_LOOKED_AT = 64
 
@@ -144,10 +143,6 @@ class Reader:
     def _give(self, part: Words | Reasoning | CallArguments) -> None:
         if part.text:
             self._parts.append(part)
-
-    def reasoning_until(self, marks: Iterable[str]) -> Reading[str | None]:
-        """What follows is reasoning, up to and without the first of the marks, which is read and returned."""
-        return (yield from self._flow(Reasoning, tuple(marks), "\n"))
 
     def words_until(self, marks: Iterable[str]) -> Reading[str | None]:
         """What follows is words, up to the first of the marks, which is read and not yet part of anything, as is the space
