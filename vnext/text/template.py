@@ -23,6 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
+from vnext.text.dialects import generic
 from vnext.text.dialects.table import dialect_of
 from vnext.text.reasoning import Marks, marks_of
 
@@ -53,9 +54,10 @@ class JsonObject(dict[str, Any]):
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `dialect`: how it makes the
-    model write tool calls, found from it and the tokenizer's added tokens, None where none can be read; `marks`: those around
-    the model's reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
+    """A compiled template. `special_tokens` are variables in it (bos_token, eos_token, ...); `dialect`: how it makes the model
+    write tool calls, found from it and the tokenizer's added tokens; without `shows_tools` the template knows none, and
+    `generic.with_tools` puts them into the messages, the system's if it `knows_system`; `marks`: those around the model's
+    reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
     `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = ()) -> None:
@@ -64,7 +66,9 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
-        self.dialect = dialect_of(source, added_tokens)
+        found = dialect_of(source, added_tokens)
+        self.shows_tools, self.dialect = found is not None, found or generic.DIALECT
+        self.knows_system = "system" in source
         self.marks = self._tried(marks_of(source))
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)

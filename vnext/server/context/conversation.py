@@ -13,6 +13,7 @@ import msgspec
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.openai_types import ChatBody, ChatMessage, ToolCall
+from vnext.text.dialects.generic import with_tools
 from vnext.text.template import ChatTemplate, JsonObject
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,6 +22,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 def prompt_text(template: ChatTemplate, body: ChatBody, tools: list[dict[str, Any]] | None, limit_s: float) -> str:
     """The conversation as the template renders it. Raises InvalidRequest, TemplateSlow."""
     messages = shown_messages(body, template)
+    if not template.shows_tools:
+        messages = with_tools(messages, tools, template.knows_system)
     variables = {"tools": tools} | _thinking(body) | (body.chat_template_kwargs or {})
     text = template.render(messages, variables, begins_answer(body), limit_s)
     return up_to_the_last_words(text, messages) if body.continue_final_message else text
@@ -92,9 +95,8 @@ def up_to_the_last_words(text: str, messages: list[dict[str, Any]]) -> str:
 
 def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[str, Any]:
     """One message as the template sees it. Reasoning goes to templates that know what to show of it."""
-    roles = _ROLES if template.dialect else _ROLES[:-1]
-    if message.role not in roles:
-        raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(roles)}.", f"{path}.role")
+    if message.role not in _ROLES:
+        raise InvalidRequest(f"{path}.role is {message.role!r}: it must be one of {', '.join(_ROLES)}.", f"{path}.role")
     role = template.developer_role if message.role == "developer" else message.role
     shown: dict[str, Any] = {"role": role, "content": _content(message, path)}
     if message.name is not None:
@@ -105,11 +107,8 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     if thought and message.role == "assistant" and template.reasoning_name:
         shown[template.reasoning_name] = thought
     if message.tool_calls:
-        if message.role != "assistant" or template.dialect is None:
-            raise InvalidRequest(
-                f"{path}.tool_calls belongs to an assistant whose chat template knows tools: leave it out.",
-                f"{path}.tool_calls",
-            )
+        if message.role != "assistant":
+            raise InvalidRequest(f"{path}.tool_calls belongs to an assistant's message: leave it out.", f"{path}.tool_calls")
         shown["tool_calls"] = [_call(call, f"{path}.tool_calls[{place}]") for place, call in enumerate(message.tool_calls)]
     return shown
 
