@@ -9,12 +9,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from vnext.runtime.processes import futex
+
 ROOT = Path(__file__).parents[2]
 Mode = Callable[..., Iterable[Any]]
+NEEDS_LOCKS = pytest.mark.skipif(
+    not isinstance(futex.choose_wait_method(), futex.Futex), reason="deaths are noticed by locks that only Linux has"
+)
 
 
 def serve(modes: dict[str, Mode]) -> None:
@@ -75,3 +82,10 @@ class Program:
         self._process.stdin.close()
         self._process.stdout.close()
         return self._process.wait()
+
+
+def running(name: str, folders: pytest.TempPathFactory) -> Iterator[Program]:
+    """The program for a module's fixture. It must end in order."""
+    program = Program(name, folders.mktemp("program") / "stderr")
+    yield program
+    assert program.end() == 0

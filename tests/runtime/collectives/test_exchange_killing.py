@@ -9,25 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from forking_program import Failed, Program
+from forking_program import NEEDS_LOCKS, Failed, Program, running
 
 from vnext.runtime.collectives import exchange_memory
-from vnext.runtime.processes import futex
 
 OPERATIONS, KILLS = 4, 6
 Killing = Callable[..., list[dict[str, Any]]]
 LOST = "rank 1 has ended or left the group before all ranks had met"
 
-pytestmark = pytest.mark.skipif(
-    not isinstance(futex.choose_wait_method(), futex.Futex), reason="deaths are noticed by locks that only Linux has"
-)
+pytestmark = NEEDS_LOCKS
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    program = Program("exchange_killing.py", tmp_path_factory.mktemp("killing") / "stderr")
-    yield program
-    assert program.end() == 0
+    yield from running("exchange_killing.py", tmp_path_factory)
 
 
 @pytest.fixture

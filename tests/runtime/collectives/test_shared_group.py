@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from forking_program import Program
+from forking_program import NEEDS_LOCKS, Program, running
 
 from vnext.runtime.collectives import exchange_memory
 from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
@@ -20,17 +20,12 @@ from vnext.runtime.processes import futex
 
 Ranks = Callable[..., list[Any]]
 NOTICED_S = 10.0  # for machines that are busy elsewhere; without a notice it would be 300 s
-needs_locks = pytest.mark.skipif(
-    not isinstance(futex.choose_wait_method(), futex.Futex), reason="deaths are noticed by locks that only Linux has"
-)
 FORMS = ["compiled", "plain", "mixed"]
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    program = Program("exchange_ranks.py", tmp_path_factory.mktemp("ranks") / "stderr")
-    yield program
-    assert program.end() == 0
+    yield from running("exchange_ranks.py", tmp_path_factory)
 
 
 @pytest.fixture
@@ -70,7 +65,7 @@ def test_gathers_join_in_rank_order(ranks: Ranks, world_size: int, form: str) ->
         assert rank["strided"] == [[each for each in range(world_size) for _ in range(3)]] * 4
 
 
-@needs_locks
+@NEEDS_LOCKS
 @pytest.mark.parametrize("how", ["killed", "closed"])
 @pytest.mark.parametrize(("world_size", "form"), [(2, "compiled"), (4, "compiled"), (2, "plain")])
 def test_a_rank_that_leaves_is_named(ranks: Ranks, world_size: int, form: str, how: str) -> None:
@@ -83,7 +78,7 @@ def test_a_rank_that_leaves_is_named(ranks: Ranks, world_size: int, form: str, h
     assert f"rank {world_size - 1} has ended" in others[0][1] + others[-1][1]
 
 
-@needs_locks
+@NEEDS_LOCKS
 @pytest.mark.parametrize("form", ["compiled", "plain"])
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks, form: str) -> None:
     first, second = ranks("late", form)

@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, print_answer
+from vnext.replay.console.commands import SAME, print_answer, top_of
 from vnext.replay.reading.folding import Broken, Folded, fold
-from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.source import Log, open_log
 from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
@@ -207,9 +207,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    if not 1 <= arguments.top <= TOP_MAX:
-        raise UnusableLog(f"--top {arguments.top}: it must lie between 1 and {TOP_MAX}")
-    answer = cache_use(open_log(arguments.log), arguments.top)
+    answer = cache_use(open_log(arguments.log), top_of(arguments, TOP_MAX))
     print_answer(arguments, console, answer, print_cache_use)
     return SAME
 

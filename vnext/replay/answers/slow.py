@@ -13,11 +13,10 @@ import msgspec
 from rich.console import Console
 
 from vnext.replay.console import render
-from vnext.replay.console.commands import SAME, index_of, print_answer
+from vnext.replay.console.commands import SAME, index_of, print_answer, top_of
 from vnext.replay.reading.client_latency import KEPT, ClientLatency, First, Gap, Step
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.joining import joined
-from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.step_counts import percentiles
 
 TOP_MAX = KEPT
@@ -67,9 +66,7 @@ def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0."""
-    if not 1 <= arguments.top <= TOP_MAX:
-        raise UnusableLog(f"--top {arguments.top}: it must lie between 1 and {TOP_MAX}")
-    answer = slow(index_of(arguments.log), arguments.top)
+    answer = slow(index_of(arguments.log), top_of(arguments, TOP_MAX))
     print_answer(arguments, console, answer, print_slow)
     return SAME
 

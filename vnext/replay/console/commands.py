@@ -14,7 +14,7 @@ from vnext.log.codec import SEGMENT_SUFFIX
 from vnext.replay.console import render
 from vnext.replay.console.ended import COMPLETE, Ended, ended, ended_all
 from vnext.replay.reading.index import Index
-from vnext.replay.reading.source import open_log
+from vnext.replay.reading.source import UnusableLog, open_log
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2
 INTERRUPTED, CUT_SHORT = 130, 141  # as shells define them: Ctrl-C, and a closed pipe; no answer is not a good answer
@@ -73,6 +73,14 @@ def how_ended(arguments: argparse.Namespace) -> Ended:
     """How the command's logs end."""
     paths = logs_of(arguments)
     return ended_all([ended(open_log(path)) for path in paths], [str(path) for path in paths])
+
+
+def top_of(arguments: argparse.Namespace, top_max: int) -> int:
+    """The number that `--top` gives. Raises UnusableLog."""
+    top: int = arguments.top
+    if not 1 <= top <= top_max:
+        raise UnusableLog(f"--top {top}: it must lie between 1 and {top_max}")
+    return top
 
 
 def logs_of(arguments: argparse.Namespace) -> list[Path]:
