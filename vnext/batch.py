@@ -15,9 +15,10 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+from aiohttp import ClientError
 from tqdm import tqdm
 
-from vnext.exits import DONE, INTERRUPTED, REFUSED
+from vnext.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.options.reader import BatchCommand, ServeCommand
 from vnext.runtime.processes.launch import StartFailed
 from vnext.runtime.processes.subprocesses import Child, ChildDied
@@ -49,6 +50,12 @@ def batch(command: BatchCommand) -> int:
         bad = asyncio.run(_answer(source, target, settings, edge, width))
     except ChildDied as error:
         return fail(error, engine.log_dir)
+    except ClientError:
+        raise  # some are an OSError, of a connection
+    except OSError as error:
+        why = f"{target} cannot be written ({error.strerror})"
+        print(f"vnext batch: {why}: make room, and the same command goes on where it ends", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print(f"vnext batch: stopped; the same command goes on where {target} ends", file=sys.stderr)
         return INTERRUPTED

@@ -15,7 +15,9 @@ ENGINE = ["--threads", "1", "--log", "off", "--executor", "inproc", "--max-model
 
 
 def requests(path: Path, count: int) -> Path:
-    bodies = [{"prompt": f"The module {number}", "max_tokens": 4, "temperature": 0} for number in range(count)] + [{"prompt": ""}]
+    bodies = [{"prompt": f"The module {number}", "max_tokens": 4, "temperature": 0} for number in range(count)] + [
+        {"prompt": ""}
+    ]
     lines = [
         json.dumps({"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body})
         for number, body in enumerate(bodies)
@@ -36,6 +38,13 @@ def test_a_file_is_answered_once(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert main(["batch", "-i", str(source), "-o", str(target), *ENGINE]) == 0
     again = target.read_text().splitlines(keepends=True)
     assert again[:3] == lines[:3] and {json.loads(each)["custom_id"] for each in again} == {*found} and len(again) == 6
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = requests(tmp_path / "in.jsonl", 3)
+    assert main(["batch", str(source), "-o", "/dev/full", *ENGINE]) == 1
+    said = capfd.readouterr().err
+    assert "vnext batch: /dev/full cannot be written (No space left on device): make room" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def rules(count: int, body: str, last: str = '"a"', start: str = "r0") -> str:
 
 
 LEVELS, RULES = "its references lead through more than", "it has more than 1000 rules and groups"
+ALTERNATIVES = "its rules have more than 500 alternatives"
 HOSTILE: dict[str, tuple[dict, str]] = {
     "10,000 deep": ({"json": deep({"items": {}}, 10_000)}, "it is nested too deeply, make it flatter"),
     "60 deep": ({"json": deep({"items": {}}, 60)}, "it is nested more than 50 deep"),
@@ -104,7 +105,18 @@ HOSTILE: dict[str, tuple[dict, str]] = {
     "schema in a grammar": ({"grammar": "start: %json " + json.dumps(chain(1_000, 0))}, LEVELS),
     "no JSON in a grammar": ({"grammar": 'start: %json {"type": "integer", }'}, "a JSON schema follows it"),
     "half a character": ({"choice": ["a", "\ud800"]}, "half a character"),
-    "many alternatives": ({"grammar": "start: " + " | ".join(f'"alternative {at}"' for at in range(9_000))}, "a grammar"),
+    "many alternatives": ({"grammar": "start: " + " | ".join(f'"alternative {at}"' for at in range(9_000))}, ALTERNATIVES),
+    "many alternatives below each other": ({"grammar": "start: item\nitem: item item\n" + "    | item item\n" * 9_000}, ALTERNATIVES),
+    "many alternatives after each other": ({"grammar": "start: item\nitem: item " + '| item "a" ' * 9_000 + '| "b"'}, ALTERNATIVES),
+    "many rules of several alternatives": (
+        {"grammar": "start: r0\n" + "\n".join(f"r{at}: r{at + 1} | r{at + 1} | r{at + 1} | r900" for at in range(900)) + '\nr900: "a"'},
+        ALTERNATIVES,
+    ),
+    "many alternatives in GBNF": ({"grammar": "root ::= " + " | ".join(f'"alternative {at}"' for at in range(9_000))}, ALTERNATIVES),
+    "many alternatives of a terminal": (
+        {"grammar": "start: WORD+\nWORD: " + "\n    | ".join(f'"alternative {at}"' for at in range(9_000))}, "a grammar",
+    ),
+    "as many alternatives as there may be": ({"grammar": "start: item*\nitem: " + " | ".join(f'"a{at}" X' for at in range(500)) + "\nX: /[0-9]+/"}, "a grammar"),
     "many choices": ({"choice": [f"choice number {at}" for at in range(9_000)]}, "a grammar"),
 }  # fmt: skip
 

@@ -25,6 +25,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 BYTES_MAX = 2**18
 LARK_LEVELS_MAX = 1_000
 """Of rules and groups: llguidance reads them by recursion and overflows 8 MiB of stack beyond 2,000."""
+LARK_ALTERNATIVES_MAX = 500
+"""Of all rules: reading costs their square, and a position may have 2,000 of them. A terminal's alternatives are cheap."""
 LIMITS = LLParserLimits(initial_lexer_fuel=400_000, precompute_large_lexemes=False, verbose_errors=False)
 PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
 REASON_CHARACTERS_MAX = 300
@@ -32,6 +34,7 @@ REASON_CHARACTERS_MAX = 300
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded: a model that has begun to indent must come to an end
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
+_LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ \t]*\|)*", re.MULTILINE)
 _JSON_IN_LARK = re.compile(r"%json\s*")
 
 
@@ -122,6 +125,11 @@ def _of_grammar(value: str, params: StructuredOutputsParams, refuse: Refuse, tok
     bare = _LARK_TEXTS.sub("", "".join(pieces[::2]).replace("::=", ":"))
     if sum(map(bare.count, ":([{")) > LARK_LEVELS_MAX:
         raise refuse("", f"it has more than {LARK_LEVELS_MAX} rules and groups, simplify it")
+    if _LARK_TERMINAL.sub("", bare).count("|") > LARK_ALTERNATIVES_MAX:
+        raise refuse(
+            "",
+            f"its rules have more than {LARK_ALTERNATIVES_MAX} alternatives, make terminals (in capitals) of them, or a 'choice'",
+        )
     try:
         lark = any_to_lark("".join(pieces))
     except Exception as error:  # the library raises bare Exceptions, and IndexErrors for texts that are cut off
