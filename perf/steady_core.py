@@ -22,8 +22,8 @@ from vnext.runtime.messages import EngineReady, Hello, ModelFacts, RankReady, St
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.runtime.ring.broadcast import decode_events
+from vnext.runtime.ring.reader import RingReader
 from vnext.runtime.ring.results import ResultsSender
-from vnext.runtime.ring.ring import RingReader
 from vnext.runtime.settings import EngineSettings, RankSettings
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, StepPlanned, pack_tokens

@@ -40,7 +40,7 @@ from vnext.runtime.messages import (
 from vnext.runtime.processes.subprocesses import start_child
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.ring.broadcast import decode_events
-from vnext.runtime.ring.ring import RingReader
+from vnext.runtime.ring.reader import RingReader
 from vnext.sched.turn import steady_turn
 from vnext.server.context.metrics import ServerMetrics
 from vnext.state.config import SchedulerConfig

@@ -20,8 +20,8 @@ from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.messages import StepResult, encoder
 from vnext.runtime.processes.process_state import why_halted
 from vnext.runtime.processes.subprocesses import start_child
+from vnext.runtime.ring.reader import RingReader
 from vnext.runtime.ring.results import ResultsSender, head
-from vnext.runtime.ring.ring import RingReader
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from core_drive import Engine, config_of, started_with
 from hypothesis import given, strategies as st
 
 from vnext.runtime.ring.broadcast import decode_events, encode_events
-from vnext.runtime.ring.ring import RingWriter
+from vnext.runtime.ring.writer import RingWriter
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent

@@ -19,7 +19,9 @@ from hypothesis import given, settings, strategies as st
 
 from vnext.runtime.processes import futex, thread_plan
 from vnext.runtime.ring import memory as ring_memory
-from vnext.runtime.ring.ring import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed, RingReader, RingWriter
+from vnext.runtime.ring.common import MESSAGE_BYTES_MAX, RingAbandoned, RingClosed
+from vnext.runtime.ring.reader import RingReader
+from vnext.runtime.ring.writer import RingWriter
 
 ROOT = Path(__file__).parents[3]
 FORMS = {"chosen": None, "plain": futex.choose_wait_method(), "polling": futex.SleepPoll()}
@@ -38,7 +40,8 @@ def both_ends(waits: futex.WaitMethod | None, **sizes: int) -> tuple[RingWriter,
 
 COUNT_AND_HASH = """
 import hashlib, sys
-from vnext.runtime.ring.ring import RingClosed, RingReader
+from vnext.runtime.ring.common import RingClosed
+from vnext.runtime.ring.reader import RingReader
 from vnext.runtime.processes import futex
 name, index, waits = sys.argv[1], int(sys.argv[2]), getattr(futex, sys.argv[3])() if sys.argv[3] else None
 reader = RingReader.attach(name, index, waits=waits, spin_us=20 * index)
@@ -55,7 +58,7 @@ print(count, digest.hexdigest())
 
 MEASURE_IDLE = """
 import sys, time
-from vnext.runtime.ring.ring import RingReader
+from vnext.runtime.ring.reader import RingReader
 reader = RingReader.attach(sys.argv[1], 0)
 reader.read()
 begin_s = time.process_time()
@@ -65,7 +68,7 @@ print(message, time.process_time() - begin_s)
 
 ATTACH_AND_HANG = """
 import sys, time
-from vnext.runtime.ring.ring import RingReader
+from vnext.runtime.ring.reader import RingReader
 reader = RingReader.attach(sys.argv[1], 0)
 reader.read()
 print("attached", flush=True)

@@ -14,9 +14,11 @@ from hypothesis import given, settings, strategies as st
 
 from vnext.runtime.processes import futex
 from vnext.runtime.ring import memory_plain
+from vnext.runtime.ring.common import RingClosed, RingCorrupt
 from vnext.runtime.ring.memory import Segment
 from vnext.runtime.ring.memory_plain import LINE_BYTES
-from vnext.runtime.ring.ring import RingClosed, RingCorrupt, RingReader, RingWriter
+from vnext.runtime.ring.reader import RingReader
+from vnext.runtime.ring.writer import RingWriter
 
 FORMS = {"chosen": None, "plain": futex.choose_wait_method()}
 CAPACITY_BYTES = 1024

@@ -16,7 +16,9 @@ import pytest
 
 from vnext.runtime.processes import file_locks, futex
 from vnext.runtime.ring import memory as ring_memory
-from vnext.runtime.ring.ring import RingAbandoned, RingReader, RingWriter
+from vnext.runtime.ring.common import RingAbandoned
+from vnext.runtime.ring.reader import RingReader
+from vnext.runtime.ring.writer import RingWriter
 
 ROOT = Path(__file__).parents[3]
 MESSAGE_COUNT = 4
@@ -120,7 +122,7 @@ def test_a_busy_reader_killed_at_random_moments(form: str) -> None:
 
 ABANDON = """
 import os, sys
-from vnext.runtime.ring.ring import RingWriter
+from vnext.runtime.ring.writer import RingWriter
 writer = RingWriter.create(reader_count=1)
 print(writer.name, flush=True)
 sys.stdin.readline()

@@ -21,7 +21,7 @@ from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResul
 from vnext.runtime.processes.process_state import why_halted
 from vnext.runtime.processes.subprocesses import Child, ChildDied, check_alive, terminate_all
 from vnext.runtime.ring.results import ResultsReceiver
-from vnext.runtime.ring.ring import RingWriter
+from vnext.runtime.ring.writer import RingWriter
 from vnext.runtime.settings import RankSettings, SettingsError
 
 POLL_S = 0.2

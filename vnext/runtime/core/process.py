@@ -35,7 +35,7 @@ from vnext.runtime.processes.rank_processes import threads_of
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.record.recorder import LogLost, Recorder
 from vnext.runtime.record.segments import Bounds, LogUnwritable
-from vnext.runtime.ring.ring import RingClosed
+from vnext.runtime.ring.common import RingClosed
 from vnext.runtime.settings import (
     CoreSettings,
     EngineSettings,

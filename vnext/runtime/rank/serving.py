@@ -11,8 +11,9 @@ from pathlib import Path
 from vnext.runtime.collectives.group import leave_group
 from vnext.runtime.messages import encoder
 from vnext.runtime.rank.loading import load_rank, ready_message
+from vnext.runtime.ring.common import RingClosed
+from vnext.runtime.ring.reader import RingReader
 from vnext.runtime.ring.results import ResultsSender
-from vnext.runtime.ring.ring import RingClosed, RingReader
 from vnext.runtime.settings import RankSettings
 
 

@@ -1,4 +1,11 @@
-"""Parts that both ends of a ring share: errors, bounds, and reading the other side's line."""
+"""Parts that both ends of a ring share: errors, bounds, and reading the other side's line.
+
+In the ring a message is its head (8 bytes: size and number), its bytes, and padding to 8. At most half the capacity is
+published at once; a longer message follows in parts as the readers make room. Every reader gets every message in order,
+including those written before it attached. A full ring blocks the writer, and this is counted; at an empty ring a reader spins
+if configured to, then sleeps in the kernel. If an end dies without closing, killed at any instruction, the others notice
+(RingAbandoned), and have seen each of its messages either whole or not at all. Layout: memory.py.
+"""
 
 from __future__ import annotations
 
