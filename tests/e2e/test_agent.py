@@ -134,3 +134,20 @@ def test_ten_turns_of_calls_by_responses(agent_server: Server, tmp_path: Path, s
             assert answer.usage.input_tokens_details.cached_tokens > before - BLOCK, "the earlier prompt is computed again"
             before = answer.usage.input_tokens
     assert notes.read_text() == "".join(f"{line}\n" for line in LINES) and result == "done"
+
+
+def test_a_response_with_log_probabilities(agent_server: Server) -> None:
+    """Those of a stream's deltas are those of the whole answer, and of the same answer as a chat."""
+    asked = {"temperature": 0, "top_logprobs": 2}
+    with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key="none", max_retries=0) as client:
+        model, words = client.models.list().data[0].id, "What is Python?"
+        whole = client.responses.create(model=model, input=words, max_output_tokens=12, **asked).output[0].content[0]
+        with client.responses.stream(model=model, input=words, max_output_tokens=12, **asked) as stream:
+            deltas = [event for event in stream if event.type == "response.output_text.delta"]
+        chat = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": words}], max_tokens=12, logprobs=True, **asked
+        ).choices[0]
+    assert "".join(entry.token for entry in whole.logprobs) == whole.text == chat.message.content
+    assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in whole.logprobs]
+    assert [entry.model_dump() for entry in whole.logprobs] == [entry.model_dump() for entry in chat.logprobs.content]
+    assert all(len(entry.top_logprobs) == 2 for entry in whole.logprobs)

@@ -219,6 +219,15 @@ def test_a_schema_is_kept_by_the_engine(server: EdgeServer) -> None:
     assert server.engine.of_kind(SubmitRequest)[-1].sampling.constraint.grammar
 
 
+def test_log_probabilities_of_the_words(server: EdgeServer) -> None:
+    """The fake engine has none to report, so each token's entry is empty of alternatives."""
+    for more in ({"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}):
+        ask(server, "Hi", **more)
+        asked = server.engine.of_kind(SubmitRequest)[-1].sampling
+        assert asked.logprobs == more.get("top_logprobs", 0)
+    assert ask(server, "Hi").output[0].content[0].logprobs == []
+
+
 def test_stored_responses(server: EdgeServer) -> None:
     client = server.openai()
     first = ask(server, "One", instructions="Be brief.")
@@ -270,12 +279,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema is missing"),
     ({"truncation": "auto"}, "truncation is 'auto'"),
-    ({"include": ["message.output_text.logprobs"]}, "logprobs"),
     ({"background": True}, "background is not supported"),
     ({"conversation": "conv_1"}, "conversation is not supported"),
     ({"prompt": {"id": "p"}}, "prompt is not supported"),
     ({"messages": [{"role": "user", "content": "a"}]}, "messages is not supported"),
-    ({"top_logprobs": 3}, "top_logprobs is not supported"),
+    ({"top_logprobs": 30}, "top_logprobs"),
     ({"max_output_tokens": -1}, "max_tokens"),
 ]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from vnext.server.answers.generation import Choice
-from vnext.server.answers.parts import AnswerParts
 from vnext.server.http.streaming import Events, event_frame
 from vnext.text.answer import Delta
 from vnext.text.parts import Part, Words
@@ -30,10 +29,19 @@ class Builder(Protocol):
         """The events after the last part. `finish` is "stop" or "length"."""
 
 
+class Parts(Protocol):
+    """What turns deltas into parts: AnswerParts, or what stands before it."""
+
+    @property
+    def is_plain(self) -> bool: ...
+
+    def push(self, delta: Delta) -> list[Part]: ...
+
+
 class SingleReader:
     """A generation.Reader of a call with one answer. Without `events` it sends nothing."""
 
-    def __init__(self, answer: AnswerParts, builder: Builder, events: Events | None) -> None:
+    def __init__(self, answer: Parts, builder: Builder, events: Events | None) -> None:
         self._answer, self._builder, self._events = answer, builder, events
         self._has_begun = False
 

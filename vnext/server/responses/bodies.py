@@ -84,6 +84,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
+    top_logprobs: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     truncation: str | None = None

@@ -8,7 +8,7 @@ because its text stands in the arguments as a JSON string.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class ItemBuilder:
-    """One answer. `items` are those so far; the last may be open."""
+    """One answer. `items` are those so far; the last may be open. The next text of a message has the entries `logprobs`."""
 
     def __init__(self, tools: Mapping[str, Named], encodes: bool) -> None:
         """`tools`: the client's, by the names that the model knows. `encodes`: reasoning gets an encrypted_content."""
@@ -30,6 +30,8 @@ class ItemBuilder:
         self.items: list[dict[str, Any]] = []
         self._is_open = False
         self._pieces: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self._of_message: list[dict[str, Any]] = []  # the entries of the open one
 
     def part(self, part: Part) -> list[Event]:
         """The events of a part."""
@@ -73,7 +75,9 @@ class ItemBuilder:
     def _text(self, kind: str, text: str) -> list[Event]:
         events = [] if self._is_open and self.items[-1]["type"] == kind else self.close("completed") + self._begin(kind)
         self._pieces.append(text)
-        return [*events, self._of_text("delta", delta=text)]
+        logprobs, self.logprobs = self.logprobs, []
+        self._of_message += logprobs
+        return [*events, self._of_text("delta", logprobs, delta=text)]
 
     def _begin(self, kind: str) -> list[Event]:
         """An item with one content part."""
@@ -92,13 +96,13 @@ class ItemBuilder:
     def _add(self, kind: str, members: dict[str, Any]) -> Event:
         head = {"id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
         self.items.append(head | members)
-        self._is_open, self._pieces = True, []
+        self._is_open, self._pieces, self._of_message = True, [], []
         return self._of_item("response.output_item.added")
 
     def _close_text(self, item: dict[str, Any], text: str) -> list[Event]:
-        content = _content(item["type"], text)
+        content = _content(item["type"], text, self._of_message)
         done = [
-            self._of_text("done", text=text),
+            self._of_text("done", self._of_message, text=text),
             self._event("response.content_part.done", content_index=0, part=content),
         ]
         item["content"] = [content]
@@ -106,9 +110,9 @@ class ItemBuilder:
             item["encrypted_content"] = opaque(text)
         return done
 
-    def _of_text(self, name: str, **members: Any) -> Event:
+    def _of_text(self, name: str, logprobs: list[dict[str, Any]], **members: Any) -> Event:
         kind = self.items[-1]["type"]
-        extra = {"logprobs": []} if kind == "message" else {}
+        extra = {"logprobs": logprobs} if kind == "message" else {}
         return self._event(f"response.{_PARTS[kind]}.{name}", content_index=0, **members, **extra)
 
     def _of_item(self, name: str) -> Event:
@@ -118,8 +122,8 @@ class ItemBuilder:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **members}
 
 
-def _content(kind: str, text: str) -> dict[str, Any]:
-    extra = {"annotations": [], "logprobs": []} if kind == "message" else {}
+def _content(kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    extra = {"annotations": [], "logprobs": [*logprobs]} if kind == "message" else {}
     return {"type": _PARTS[kind], "text": text, **extra}
 
 

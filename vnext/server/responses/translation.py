@@ -39,7 +39,7 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
     messages = _with_one_beginning(instructions + _messages(items))
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
-    fields |= _tools(body) | _format(body) | _reasoning(body)
+    fields |= _tools(body) | _format(body) | _reasoning(body) | _logprobs(body)
     _check(body)
     return msgspec.convert(fields, ChatBody)
 
@@ -78,10 +78,13 @@ def _check(body: ResponsesBody) -> None:
         raise InvalidRequest(
             f"truncation is {body.truncation!r}: this server leaves nothing of the input out; leave truncation out.", "truncation"
         )
-    if "message.output_text.logprobs" in (body.include or ()):
-        raise InvalidRequest(
-            "include asks for message.output_text.logprobs: send logprobs to /v1/chat/completions instead.", "include"
-        )
+
+
+def _logprobs(body: ResponsesBody) -> dict[str, Any]:
+    """Asked for by `include`, or by a number of alternatives."""
+    if not body.top_logprobs and "message.output_text.logprobs" not in (body.include or ()):
+        return {}
+    return {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
 
 
 def _reasoning(body: ResponsesBody) -> dict[str, Any]:

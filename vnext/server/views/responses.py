@@ -13,17 +13,19 @@ from aiohttp import web
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.chat_request import ChatRequest
 from vnext.server.answers.generation import Generation
+from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure, FileUnknown
 from vnext.server.context.identity import answer_id, identify
-from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
 from vnext.server.responses.items import Event, ItemBuilder
 from vnext.server.responses.store import ResponseStore
 from vnext.server.responses.translation import chat_body, input_items, named_tools
-from vnext.text.parts import Part
+from vnext.text.answer import Delta
+from vnext.text.parts import Part, Words
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 LISTED_MAX = 100
@@ -41,10 +43,10 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "resp"), client, started_s, shrinks=True)
-        answer = _ResponseAnswer(chat, generation, body)
+        answer = _ResponseAnswer(context, chat, generation, body)
 
         async def send(events: Events | None) -> None:
-            await generation.answer(SingleReader(answer.parts, answer, events))
+            await generation.answer(SingleReader(answer, answer, events))
             if body.store is not False:
                 store.put(answer.response, input_items(body), earlier)
 
@@ -90,15 +92,29 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 
 class _ResponseAnswer:
-    """A `single.Builder`. `response` is the whole answer, once it is complete."""
+    """A `single.Builder`, and the parts that it is made of with their log-probabilities. `response` is the whole answer, once it
+    is complete."""
 
-    def __init__(self, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
-        self.parts = chat.parts()
+    def __init__(self, context: ServerContext, chat: ChatRequest, generation: Generation, body: ResponsesBody) -> None:
+        self._parts, self._count = chat.parts(), chat.params.logprobs
+        self._tokenizer, self._spell = context.tokenizer, speller(context.tokenizer, False)
         self._chat, self._generation = chat, generation
         self._builder = ItemBuilder(named_tools(body), "reasoning.encrypted_content" in (body.include or ()))
         self._head = _head(f"resp_{uuid.uuid4().hex}", generation, chat, body)  # an id that nobody can guess: it opens the store
         self._sequence_number = 0
         self.response: dict[str, Any] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """As AnswerParts; a token with log-probabilities comes as a delta."""
+        return self._count is None and self._parts.is_plain
+
+    def push(self, delta: Delta) -> list[Part]:
+        """As AnswerParts. The log-probabilities of reasoning and of calls are dropped."""
+        found = self._parts.push(delta)
+        if self._count is not None and any(isinstance(part, Words) for part in found):
+            self._builder.logprobs += chat_logprobs(self._tokenizer, self._spell, delta, self._count)
+        return found
 
     def begin(self) -> list[Event]:
         response = self._response("in_progress")
@@ -161,7 +177,7 @@ def _head(id_: str, generation: Generation, chat: ChatRequest, body: ResponsesBo
         "max_output_tokens": body.max_output_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "service_tier": "default",
         "metadata": body.metadata or {},
