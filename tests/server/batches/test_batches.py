@@ -126,7 +126,8 @@ def test_a_batch_that_cannot_be(server: EdgeServer, body: dict[str, Any], param:
 
 def test_an_upload_that_is_none(server: EdgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.post("/v1/files", {})[0] == 415
-    for body in (b"", b"--x\r\n", b"--x--\r\n", b"--y\r\nContent-Disposition: form-data; name=file\r\n\r\nabc"):
+    odd_header = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a\x05"\r\n\r\na\r\n--x--\r\n'
+    for body in (b"", b"--x\r\n", b"--x--\r\n", b"--y\r\nContent-Disposition: form-data; name=file\r\n\r\nabc", odd_header):
         status, answer, _ = server.post("/v1/files", body, **{"Content-Type": "multipart/form-data; boundary=x"})
         assert status == 400, answer
     assert server.post("/v1/files", b"", **{"Content-Type": "multipart/form-data"})[0] == 400

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
@@ -40,6 +41,8 @@ async def create_file(request: web.Request) -> web.Response:
         return _json(store.add_file(draft, name, purpose))
     except TimeoutError:
         raise BodyTooSlow("The file came too slowly: send it again.") from None
+    except BadHttpMessage:
+        raise InvalidRequest("The body is no valid multipart/form-data: a part has a header that is none.") from None
     except ValueError as error:  # aiohttp's own word on a body that is no multipart
         raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
     finally:

@@ -23,6 +23,8 @@ LEVELS_MAX = 1_000
 NAMES_MAX, NAMES_IN_OBJECT_MAX = 5_000, 1_000
 VALUE_CHARACTERS_MAX = 8_192
 MULTIPLE_MAX = 10_000
+INTEGER_MIN = -(2**62)
+"""llguidance crashes on integers that are at most about -2**63."""
 
 _ONE = ("additionalProperties", "additionalItems", "items")
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -110,6 +112,8 @@ class SchemaReader:
     def _plain(self, name: str, value: Any, place: str) -> Iterator[tuple[str, Any]]:
         if name in ("const", "enum"):
             self._value(value, place, 0)
+        elif name in ("maximum", "exclusiveMaximum") and isinstance(value, int | float):
+            self._number(value, place)
         elif name == "format" and str(value) in _UNKEPT_FORMATS:
             raise self._refuse(place, f"the format {value!r} is not supported, use a pattern")
         elif name == "format" and str(value) not in _FORMATS:
@@ -157,6 +161,12 @@ class SchemaReader:
         elif isinstance(value, list | tuple):
             for each in value:
                 self._value(each, place, depth + 1)
+        elif isinstance(value, int):
+            self._number(value, place)
+
+    def _number(self, value: float, place: str) -> None:
+        if value < INTEGER_MIN:
+            raise self._refuse(place, f"only numbers of {INTEGER_MIN} and more are supported, name a larger one")
 
     def _object(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, Mapping):
