@@ -42,6 +42,7 @@ PROBE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 SERVER = ("--dtype", "float32", "--threads", "1", "--max-model-len", "128", "--show-log", "--log-max-bytes", "64M")
 DIGESTS = ("--digest-interval", "1")  # a rank that differs is detected at once
 BLOCKS = ("--num-blocks-override", "512")  # the prefix cache fills soon and then stops growing
+SMALL_POOL = ("--num-blocks-override", "12")  # requests preempt each other all the time
 RESPONSE_ENDS = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n")
 
 
@@ -164,12 +165,16 @@ class Run:
 
     async def _work(self, seeds: Any) -> None:
         for seed in seeds:
+            if len(self.faults) >= FAULTS_MAX:
+                return
             sent, began_s = await asyncio.to_thread(case, seed), time.monotonic()  # generating a large case takes seconds
             try:
                 got = await send(self.port, sent)
                 fault = fault_of(sent, got)
             except TimeoutError:
                 got, fault = NONE, f"no answer within {ANSWER_S:g} s"
+            except OSError as error:
+                got, fault = NONE, f"no connection: {error}"
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
             self.statuses[got.status] += 1
             if fault:
@@ -204,16 +209,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--two-ranks", action="store_true", help="two ranks and a cache for one long request and a half")
     parser.add_argument("--json", type=Path, help="write what was seen, and on which machine, into this file")
     options = parser.parse_args()
     before, began_s = machine(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as said:
-        command = [sys.executable, "-m", "vnext.cli", "serve", *SERVER, *BLOCKS, *DIGESTS, "--port", "0", "--log-dir", folder]
+        pool = (*SMALL_POOL, "--tensor-parallel-size", "2") if options.two_ranks else BLOCKS
+        places = ("--port", "0", "--log-dir", folder, "--batch-dir", f"{folder}/batches")
+        command = [sys.executable, "-m", "vnext.cli", "serve", *SERVER, *pool, *DIGESTS, *places]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT)
         try:
             run = Run(_port_of(server), psutil.Process(server.pid))
             asyncio.run(run.all(options.first_seed, options.requests))
             run.judge_memory(options.requests)
+        except OSError as error:
+            run.fault(-1, f"the server is gone: {error}")
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -48,6 +48,15 @@ RESPONSE_OPTIONS = {
     "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "truncation": "disabled", "parallel_tool_calls": False,
     "previous_response_id": None, "temperature": 0.5, "prompt_cache_key": "k",
 }  # fmt: skip
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", "y"]}}, "required": ["a"]}
+JSON_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}}
+TAGGED = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+LISTS = {"allowed_token_ids": [5, 6, 7], "bad_words": ["a", "once upon"], "logit_bias": {"6": -100}}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False}
+REASONED = {"reasoning_effort": "low", "include_reasoning": False, "thinking_token_budget": 1, "enable_thinking": True}
+BEAMS = {"use_beam_search": True, "beam_width": 2, "n": 2, "length_penalty": 0.5, "temperature": 0}
+ECHOED = {"echo": True, "logprobs": 2, "prompt_logprobs": 1, "truncate_prompt_tokens": 4, "return_tokens_as_token_ids": True}
+BATCH_LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once upon", "max_tokens": 2}),
     ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 1, "echo": False} | COMMON),
@@ -62,12 +71,31 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"messages": [USER], "max_tokens": 2, "stop_sequences": ["x"], "top_k": 5, "stream": True}),
     ("/v1/messages", {"messages": BLOCKS, "max_tokens": 2, "tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}} | THINKING),
     ("/v1/messages/count_tokens", {"messages": BLOCKS, "system": [{"type": "text", "text": "Be brief."}]}),
+    ("/v1/completions", {"prompt": "Once upon", "max_tokens": 4, "structured_outputs": {"json": SCHEMA}}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}, "stream": True}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 4, "guided_regex": "[a-z]{2,5}( x|y)?", "min_tokens": 1}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 4, "guided_grammar": 'root ::= "a" root | "b"'}),
+    ("/v1/completions", {"prompt": "Once upon", "max_tokens": 3} | LISTS),
+    ("/v1/completions", {"prompt": "Once upon", "max_tokens": 3} | BEAMS),
+    ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 0} | ECHOED),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 6, "response_format": TAGGED}),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 6, "stream": True} | JSON_SCHEMA | REASONED),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 6, "prompt_logprobs": 1} | FORCED),
+    ("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "tools": [TOOL], "tool_choice": "required", "stream": True}),
+    ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64", "dimensions": 8, "normalize": True, "pooling": "mean"}),
+    ("/v1/embeddings", {"input": [[5, 6], [7]], "add_special_tokens": False}),
+    ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True}),
+    ("/score", {"text_1": "a", "text_2": ["b", "c"], "pooling": "cls"}),
+    ("/v1/batches", {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}),
+    ("/v1/files", {"purpose": "batch", "file": [BATCH_LINE]}),
     ("/tokenize", {"prompt": "Once upon", "add_special_tokens": True, "return_token_strs": True}),
     ("/tokenize", {"messages": [USER], "tools": [TOOL], "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
 ]
 PLAIN_PATHS = (
     "/", "/docs", "/health", "/ping", "/version", "/metrics", "/v1/models", "/v1/models/%2e%2e", "/log", "/log/0", "/nowhere",
+    "/load", "/server_info", "/openapi.json", "/v1/files", "/v1/files/x", "/v1/files/file-1/content", "/v1/batches",
+    "/v1/batches/x", "/v1/batches/x/cancel", "/v1/responses/x", "/v1/responses/x/input_items",
 )  # fmt: skip
 ODD_NAMES = {"role", "content", "provider", "tempreature", "__class__", "", "\ud83d", "a" * 300}
 NAMES = sorted({name for _, body in BODIES for name in body} | ODD_NAMES)
@@ -81,6 +109,7 @@ LITERALS = (
     "NaN", "Infinity", "-Infinity", "1e999", "01", "0x10", "'a'", "undefined", '"\\ud800"', '"\\u0000"', '"\\x41"', "-", "1" * 400,
     "/**/1",
 )  # fmt: skip
+BOUNDARY = "x0x"
 CONTENT_TYPES = (
     "application/json", "Application/JSON; charset=utf-8", "application/json; charset=utf-99", "text/plain", "", "a/b; =",
     "multipart/form-data",
@@ -126,6 +155,8 @@ def case(seed: int) -> Case:
     text = _encoded(rng, body)
     if rng.random() < 0.25:
         text = rng.choice(TEXT_DAMAGE)(rng, text)
+    if path == "/v1/files":
+        return _sent(rng, seed, "POST", path, _upload(rng, body, text), f"multipart/form-data; boundary={BOUNDARY}")
     if rng.random() < 0.02:
         path = rng.choice((*PLAIN_PATHS, "/v1/completions?a=b", "/v1/../v1/completions", "//v1/completions"))
     return _sent(rng, seed, "POST", path, text)
@@ -222,10 +253,21 @@ TEXT_DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (
 # ---- how it is sent ------------------------------------------------------------------------------------------------
 
 
-def _sent(rng: random.Random, seed: int, method: str, path: str, text: bytes) -> Case:
+def _upload(rng: random.Random, body: dict[str, Any], text: bytes) -> bytes:
+    """A file in a multipart body: the fields of `body`, or `text` as the file."""
+    lines = body.get("file")
+    content = b"\n".join(_encoded(rng, line) for line in lines) if isinstance(lines, list) and rng.random() < 0.5 else text
+    fields = (("purpose", str(body.get("purpose")).encode("utf-8", "replace")), ('file"; filename="a.jsonl', content))
+    parts = [f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + data for name, data in fields]
+    rng.shuffle(parts)
+    whole = b"\r\n".join([*parts, f"--{BOUNDARY}--\r\n".encode()])
+    return rng.choice(TEXT_DAMAGE)(rng, whole) if rng.random() < 0.2 else whole
+
+
+def _sent(rng: random.Random, seed: int, method: str, path: str, text: bytes, kind: str = "application/json") -> Case:
     headers = {
         "Host": "localhost",
-        "Content-Type": rng.choice(CONTENT_TYPES) if rng.random() < 0.05 else "application/json",
+        "Content-Type": rng.choice(CONTENT_TYPES) if rng.random() < 0.05 else kind,
     }
     if rng.random() < 0.15:
         text, headers["Content-Encoding"] = _packed(rng, text)
