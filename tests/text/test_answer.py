@@ -32,7 +32,7 @@ def test_a_stop_token_is_counted_and_not_shown() -> None:
         answer = Answer(TOKENIZER, [], params)
         delta = answer.push(output([*encode("hi"), EOS], "stop", EOS, scored=True))
         assert (delta.text, delta.finish, delta.stop_reason) == (text, "stop", None)
-        assert delta.token_count == 3 and len(delta.tokens) == len(delta.logprobs) == 2 + show
+        assert delta.token_count == len(delta.logprobs) == 3 and len(delta.tokens) == 2 + show
         assert answer.cached_token_count == 2
 
 

@@ -22,8 +22,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """The change that one output made. `finish` is "" while the answer goes on, else "stop", "length" or "abort".
 
     `tokens` are those whose text is part of the answer, `offsets` the number of characters before each of them (a character
-    of several tokens counts from the last token on), `logprobs` one entry for each, if requested. `token_ids` are all tokens of
-    the output, a stop token included; `token_count` counts the whole answer so far. `stop_reason` is the stop string or the
+    of several tokens counts from the last token on). `token_ids` are all tokens of the output, a stop token included, `logprobs`
+    one entry for each of these, if requested; `token_count` counts the whole answer so far. `stop_reason` is the stop string or the
     token of `stop_token_ids` that ended the answer; the model's own end tokens set none.
     """
 
@@ -59,6 +59,11 @@ class Answer:
         """Whether the text is searched for stop strings."""
         return self._stops.is_needed
 
+    @property
+    def length(self) -> int:
+        """The characters of the answer so far."""
+        return self._length
+
     def plain_text(self, token: int) -> str:
         """Take in one token of an answer that is not scanned and goes on; returns its text. `push` without the delta."""
         self.token_count += 1
@@ -91,7 +96,7 @@ class Answer:
             text="".join(texts),
             tokens=tuple(shown[: len(offsets)]),
             offsets=tuple(offsets),
-            logprobs=output.logprobs[: len(offsets)],
+            logprobs=output.logprobs[: len(taken)],
             token_ids=tuple(taken),
             token_count=self.token_count,
             finish=output.finish if found is None else "stop",

@@ -100,6 +100,17 @@ def test_offsets_and_text_of_an_echo(running: Running) -> None:
     assert names[: len(tokens)] == shown["tokens"] and "".join(chunk.text for chunk in chunks).startswith(text)
 
 
+def test_an_end_after_an_echo_has_an_entry(running: Running) -> None:
+    """lm_eval takes the last entry for the answer's: without one, the score would miss the prompt's last token."""
+    tokens = running.tokenizer.encode("The module is")
+    ends = {"stop_token_ids": tokens[-1:], "logit_bias": {str(tokens[-1]): 100}}
+    body = {"prompt": tokens, "max_tokens": 1, "logprobs": 1, "echo": True, **ends}
+    [choice] = ask(running, "/v1/completions", body)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert {len(entries) for entries in choice["logprobs"].values()} == {len(tokens) + 1}
+    assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
+
+
 def test_prompt_logprobs_have_vllms_shape(running: Running) -> None:
     tokens = running.tokenizer.encode("The module is a good thing")
     [choice] = ask(running, "/v1/completions", {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 2})["choices"]

@@ -83,6 +83,7 @@ class _ChoiceRenderer:
         self._logprobs = params.logprobs
         self._tokenizer, self._scored, self._prompt_logprobs = context.tokenizer, prompt, body.prompt_logprobs
         self._echoes = bool(body.echo) and params.logprobs is not None
+        self._counts_end = self._echoes
         self._with_ids = bool(body.return_token_ids)
         self.is_plain = params.logprobs is None and not self._with_ids and not continuous_usage(body)
         self._prompt: list[int] | None = prompt
@@ -100,11 +101,17 @@ class _ChoiceRenderer:
             parts, self._echoes = self._choice.answer.prompt, False
             self.shown = echoed_logprobs(self._tokenizer, self._spell, self._scored, parts, self._logprobs)
         if self._logprobs is not None:
-            more = completion_logprobs(self._spell, delta, self._logprobs, self._prefix_length)
+            more = completion_logprobs(self._spell, self._counted(delta), self._logprobs, self._prefix_length)
             self.shown = more if self.shown is None else {name: self.shown[name] + more[name] for name in more}
         self._ids += delta.token_ids
         self.texts.append(delta.text)
         self.finish, self.stop_reason = delta.finish or None, delta.stop_reason
+
+    def _counted(self, delta: Delta) -> Delta:
+        """After an echo, an end token has an entry too: who reads scores there takes off the last entry as the answer's."""
+        if not self._counts_end or len(delta.tokens) == len(delta.token_ids):
+            return delta
+        return msgspec.structs.replace(delta, tokens=delta.token_ids, offsets=(*delta.offsets, self._choice.answer.length))
 
     def add(self, text: str) -> None:
         """Take in a plain answer's text."""
