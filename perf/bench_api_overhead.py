@@ -1,7 +1,8 @@
 """Benchmark of the API server alone, beside a bare echo of aiohttp. `python -m perf.bench_api_overhead --json RECORD`
 
 Owns an engine that answers at once, an aiohttp handler that writes as many events of the same size, and one client that
-only counts bytes. Server, engine and client are processes; rounds ask the server and the echo in turn. A second part gives
+only counts bytes. Server, engine and client are processes; rounds ask the server and the echo in turn. The kernel counts the
+server's processor time, which other programs on the machine disturb less than the rates. A second part gives
 each of STREAMS streams a token every PACE_S and takes the time from the engine's sending to the client's receiving.
 """
 
@@ -24,6 +25,7 @@ import msgspec
 import zmq
 from aiohttp import web
 
+from perf.bench_server_cost import thread_seconds
 from perf.recording import spread
 from perf.steady_edge import CONFIG, HEAD, PROMPT
 from vnext.machine import machine
@@ -36,7 +38,7 @@ from vnext.state.events import pack_tokens
 from vnext.text.tokenizer import Tokenizer
 from vnext.version import __version__
 
-STREAMS, TOKENS, ROUNDS = 32, 256, 5
+STREAMS, TOKENS, ROUNDS, SHORT_LOADS = 32, 256, 5, 4
 PACE_S = 0.02
 TOKEN = 300
 FRAME_BYTES = 240
@@ -163,7 +165,7 @@ class Process:
         for process in self._all:
             process.start()
         assert ours.poll(60), "the server did not start"
-        self.port = ours.recv()
+        self.port, self.pid = ours.recv(), self._all[0].pid
 
     def __enter__(self) -> Process:
         return self
@@ -175,25 +177,40 @@ class Process:
         self._folder.cleanup()
 
 
+def round_of(server: Process) -> dict[str, float]:
+    """Rates, and microseconds that the server computes for a token and for a request of two tokens."""
+    began_s = thread_seconds(server.pid)
+    long, events = asyncio.run(load(server.port, TOKENS))
+    between_s = thread_seconds(server.pid)
+    short = sum(asyncio.run(load(server.port, 2))[0] for _ in range(SHORT_LOADS))
+    requests, tokens = SHORT_LOADS * STREAMS, STREAMS * (TOKENS - 2)
+    request_s = (thread_seconds(server.pid) - between_s) / requests
+    return {
+        "tokens_per_s": STREAMS * TOKENS / long,
+        "events_per_s": events / long,
+        "requests_per_s": requests / short,
+        "cpu_us_a_token": 1e6 * (between_s - began_s - STREAMS * request_s) / tokens,
+        "cpu_us_a_request": 1e6 * request_s,
+    }
+
+
 def measure(rounds: int) -> dict[str, Any]:
     """Rounds of both, and the latency of the paced server."""
     found: dict[str, list[dict[str, float]]] = {"api": [], "echo": []}
     with Process(api, 0.0) as own, Process(echo, None) as bare:
         for number in range(-1, rounds):
             for name, server in (("api", own), ("echo", bare)) if number % 2 else (("echo", bare), ("api", own)):
-                (long, events), (short, _) = asyncio.run(load(server.port, TOKENS)), asyncio.run(load(server.port, 2))
+                each = round_of(server)
                 if number >= 0:
-                    tokens_per_s, requests_per_s = STREAMS * TOKENS / long, STREAMS / short
-                    found[name].append(
-                        {"tokens_per_s": tokens_per_s, "events_per_s": events / long, "requests_per_s": requests_per_s}
-                    )
+                    found[name].append(each)
     with Process(api, PACE_S) as paced:
         late = sorted(asyncio.run(gaps(paced.port)))
     figures = {
-        name: {of: round(statistics.median(each[of] for each in rounds_of)) for of in rounds_of[0]} for name, rounds_of in found.items()
+        name: {of: round(statistics.median(each[of] for each in rounds_of), 1) for of in rounds_of[0]} for name, rounds_of in found.items()
     }
     shares = {
-        of: spread([one[of] / other[of] for one, other in zip(found["api"], found["echo"])]) for of in found["api"][0]
+        of: spread([(other[of] / one[of] if "cpu" in of else one[of] / other[of]) for one, other in zip(found["api"], found["echo"])])
+        for of in found["api"][0]
     }
     jitter = {f"p{share}": round(late[len(late) * share // 100], 2) for share in (50, 90, 99)}
     return {"figures": figures, "share_of_echo": shares, "event_later_than_usual_ms": jitter}

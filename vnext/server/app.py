@@ -17,6 +17,7 @@ from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.connections import Connections, Runner
 from vnext.server.http.cross_origin import add_permission, answer_preflight
 from vnext.server.http.middleware import CONNECTIONS, authorise, engage, observe, translate
+from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
@@ -44,6 +45,7 @@ def make_app(
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)
     app[READERS] = Readers()
+    app[TURN] = Turn()
     app.cleanup_ctx.append(report_load)
     app[welcome.ROUTES] = ROUTES
     for prefix in dict.fromkeys(("", settings.root_path)):

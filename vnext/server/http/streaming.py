@@ -23,6 +23,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # a buffering proxy would collect the tokens
 }
+FRAMES_MAX = 32  # unsent; a server that is behind reads many steps in one turn
 _DONE = b"data: [DONE]\n\n"
 _TRANSPORT_ERRORS = (OSError, ClientError)
 _MARK = secrets.token_hex(16)  # no client can guess it
@@ -69,9 +70,31 @@ async def _failure(events: Events, answering: Answering) -> Failure | None:
     return None
 
 
+class Turn:
+    """The responses that have something to write at the end of this turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._due: list[Events] = []
+
+    def add(self, events: Events) -> None:
+        """Have `events` write at the end of this turn."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._due.append(events)
+
+    def _end(self) -> None:
+        due, self._due = self._due, []
+        for events in due:
+            events.write()
+
+
+TURN = web.AppKey("turn", Turn)
+
+
 class Events:
-    """One response of events. `send` writes a frame directly, without waking a task, and returns False when the client reads too
-    slowly; the sender then waits for `room`. So a response holds at most the transport's limit and one frame."""
+    """One response of events. `send` needs no task: what one turn of the event loop sends goes out in one write at its end. It
+    returns False when the client reads too slowly; the sender then waits for `room`. So a response holds at most the transport's
+    limit and FRAMES_MAX frames."""
 
     def __init__(self, request: web.Request) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
@@ -82,21 +105,31 @@ class Events:
             self.response.enable_chunked_encoding()
         else:
             self.response.force_close()  # the response ends with the connection, even if the client asked for keep-alive
-        self._first: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._writer: AbstractStreamWriter | None = None
         self._bytes_max = 0
+        self._unsent: list[bytes] = []
+        self._turn = request.app[TURN]
 
     def send(self, *frames: bytes) -> bool:
         """Send frames; returns whether more can be sent at once. Nothing goes out before the first `room`."""
-        transport = self._transport
-        if transport is None:
-            self._first += frames
+        transport, unsent = self._transport, self._unsent
+        if transport is not None and not unsent:
+            self._turn.add(self)
+        unsent += frames
+        if transport is None or transport.is_closing():
             return False
-        if transport.is_closing():
-            return False
-        transport.write(b"".join(map(_chunk_of, frames) if self._chunked else frames))
-        return transport.get_write_buffer_size() <= self._bytes_max
+        return len(unsent) < FRAMES_MAX and transport.get_write_buffer_size() <= self._bytes_max
+
+    def write(self) -> None:
+        """Write what this turn of the event loop has sent, in one system call. aiohttp would do it in a coroutine."""
+        if (data := self._take()) and not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def _take(self) -> bytes:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        return data
 
     async def room(self) -> None:
         """Wait until more can be sent. Raises ClientGone."""
@@ -106,6 +139,7 @@ class Events:
             elif self._transport.is_closing():
                 raise ClientGone
             else:
+                self.write()
                 await self._writer.drain()
         except _TRANSPORT_ERRORS as error:
             raise ClientGone from error
@@ -115,25 +149,19 @@ class Events:
         if self._writer is None:
             await self.room()
         try:
-            await self.response.write_eof(last)
+            await self.response.write_eof(self._take() + last)
         except _TRANSPORT_ERRORS as error:
             raise ClientGone from error
 
     async def _begin(self) -> None:
-        """Send the head, together with the first frame."""
+        """Send the head, together with the first frames."""
         self._writer = await self.response.prepare(self._request)
-        for frame in self._first:
-            await self.response.write(frame)
+        await self.response.write(self._take())
         transport = self._request.transport
         if transport is None:
             raise ClientGone
         self._bytes_max = transport.get_write_buffer_limits()[1]
         self._transport = transport
-
-
-def _chunk_of(frame: bytes) -> bytes:
-    """A frame as an HTTP chunk. aiohttp would write it in a coroutine that never waits."""
-    return b"%x\r\n%b\r\n" % (len(frame), frame)
 
 
 def frame_of(chunk: dict[str, Any]) -> bytes:
