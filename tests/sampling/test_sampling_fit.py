@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gumbel_draw import draw_by_gumbel, gumbel_noise
+from gumbel_draw import draw_by_gumbel, gumbel_noise, open_uniform
 
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.sampling import SamplingInputs, sample
@@ -59,3 +59,10 @@ def test_consecutive_draws_are_independent() -> None:
     tokens = draws_of((SHARES.log() * 0.5).float(), None, torch.full((250_000,), 2), torch.arange(250_000))
     pairs = tokens[:-1:2] * len(SHARES) + tokens[1::2]
     assert 0.001 < fit(pairs, (SHARES[:, None] * SHARES).flatten()) < 0.999
+
+
+def test_uniform_is_open_at_both_ends() -> None:
+    """A word of all ones must not give 1, whose noise is infinite."""
+    uniform = open_uniform(torch.tensor([0, 1, 2**32 - 2, 2**32 - 1]))
+    assert bool(((uniform > 0) & (uniform < 1)).all()) and bool((uniform.diff() > 0).all())
+    assert bool((-(-uniform.log()).log()).isfinite().all())
