@@ -57,7 +57,7 @@ DEV = [
     "selenium>=4.20",
     "transformers>=5.0",
 ]
-# Packages that talk to a server, whose sessions are tests. instructor and litellm are in scripts/check_clients.sh.
+# Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev".
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [

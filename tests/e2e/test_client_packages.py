@@ -1,7 +1,7 @@
 """langchain-openai and pydantic-ai against the real server: structured modes, tools and streams, read by their own parsers.
 
-The demo model knows little: calls are forced, and texts in schemas are bounded. instructor and litellm need other versions of
-what vnext's environment has; scripts/check_clients.sh gives them one of their own.
+The demo model knows little: calls are forced, and texts in schemas are bounded. instructor and litellm are not among them: they need
+other versions of what vnext's environment has.
 """
 
 from __future__ import annotations
