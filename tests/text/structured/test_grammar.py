@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 from toy_tokenizers import byte_level
 
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
+from vnext.text.structured import grammar as module
 from vnext.text.structured.grammar import LIMITS, asked_of, grammar_of, vocabulary
 
 TOKENIZER = byte_level()
@@ -107,3 +108,11 @@ def test_what_cannot_be_kept_is_refused_with_its_cause(fields: dict[str, Any], s
         grammar(**fields)
     message = refused.value.message
     assert sentence in message and message.endswith(".") and "\n" not in message and len(message) < 600
+
+
+def test_what_takes_long_to_compile_is_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks compile it again, within a step."""
+    monkeypatch.setattr(module, "COMPILING_S_MAX", -1.0)
+    for fields in ({"json": POINT}, {"regex": "a+"}):
+        with pytest.raises(InvalidRequest, match="takes more than 0.5 s of computing, simplify it"):
+            grammar(**fields)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -30,6 +31,8 @@ LARK_ALTERNATIVES_MAX = 500
 LIMITS = LLParserLimits(initial_lexer_fuel=400_000, precompute_large_lexemes=False, verbose_errors=False)
 PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
 REASON_CHARACTERS_MAX = 300
+COMPILING_S_MAX = 0.5
+SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, simplify it"
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded: a model that has begun to indent must come to an end
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
@@ -102,7 +105,7 @@ def _of_json(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokeni
     reader, schema = _read_schema(value, params, refuse)
     error = _compile(grammar := _json_grammar(schema, params))
     if error:
-        raise refuse(_place(reader, params, error), error)
+        raise refuse("" if error == SLOW else _place(reader, params, error), error)
     return grammar
 
 
@@ -225,12 +228,16 @@ def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -
 
 
 def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
-    """Why llguidance refuses a grammar, "" where it accepts it. Tries its first step, where fuel may run out."""
+    """Why a grammar is refused, "" where it is not. Tries its first step, where fuel may run out. Every rank compiles it again while
+    the streams beside it wait, so it must be soon done."""
+    began_s = time.thread_time()
     matcher = LLMatcher(tokens or vocabulary(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
         return _reason(matcher.get_error())
+    if time.thread_time() - began_s > COMPILING_S_MAX:
+        return SLOW
     return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else _EMPTY)
 
 
