@@ -228,8 +228,8 @@ def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -
 
 
 def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
-    """Why a grammar is refused, "" where it is not. Tries its first step, where fuel may run out. Every rank compiles it again while
-    the streams beside it wait, so it must be soon done."""
+    """Why a grammar is refused, "" where it is not. Tries its first step, where fuel may run out. Every rank compiles it again
+    while the streams beside it wait, so it must be soon done."""
     began_s = time.thread_time()
     matcher = LLMatcher(tokens or vocabulary(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
