@@ -147,7 +147,7 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
             otherwise = [", ".join(names) for _, names in due.fed_otherwise()]
             assert result.fed and not otherwise, f"step {result.step} is fed otherwise: {otherwise}"
             for later in digests.values():
-                later.commits[result.step] = result.tokens
+                later.commits[result.step] = result.commit
             events.append(StepCommitted(step=result.step, tokens=result.tokens))
             commits[result.step] = result.logprobs
         for event in events:
@@ -160,7 +160,7 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
             state = reduce(state, plan)
             events.append(plan)
             digests[plan.step] = DueReports(digest(state), state)
-            digests[plan.step].commits |= {known.step: known.tokens for known in results}
+            digests[plan.step].commits |= {known.step: known.commit for known in results}
         if events:
             rank.handle(encode_events(events))
         results.extend(rank.collect())

@@ -43,6 +43,7 @@ ARROWS = {
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
     "models/families": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
+    "sampling/drafters": {"state/config"},
     "text/structured": {"text/*", "state/params", "sampling_params"},
     "text/dialects": {"text/parts"},
     "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},
@@ -81,7 +82,7 @@ ARROWS = {
         "server/*", "server/batches", "server/messages", "server/responses", "server/answers", "server/http", "server/context",
         "text", "log", "sampling_params", "version",
     },
-    "options": {"runtime/settings", "server/*", "sched/policies", "version"},
+    "options": {"runtime/settings", "runtime/speculation", "server/*", "sched/policies", "version"},
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "version"},
     "replay/console": {"replay/reading", "log", "version"},

@@ -232,7 +232,7 @@ def test_bytes_per_generated_token(batch, bytes_max, privacy):
 
 
 def test_the_schema_digest_names_every_field():
-    assert "StepCommitted[4](step: int, tokens: bytes)" in describe()
+    assert "StepCommitted[4](step: int, tokens: bytes, counts: bytes = b'', drafted: bytes = b'')" in describe()
     assert "stop_token_ids: tuple[int, Ellipsis] = ()" in describe()
     assert 0 <= schema_digest() < 2**64
 

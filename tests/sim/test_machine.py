@@ -16,7 +16,7 @@ from vnext.sched.sim.rank import Rank
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, StepCommitted
+from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted
 from vnext.state.feasibility import refusal
 
 SEEDS = st.integers(0, 2**32)
@@ -91,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         result = self.results.popleft()
-        self.fold(StepCommitted(step=result.step, tokens=result.tokens))
+        self.fold(result.event)
 
     @invariant()
     def replicas_agree(self) -> None:

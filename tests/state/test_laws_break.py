@@ -10,6 +10,7 @@ from core_drive import Engine
 from msgspec.structs import replace
 
 from vnext.state import laws
+from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
 from vnext.state.state import State
@@ -75,6 +76,14 @@ def no_block(state: State) -> State:
 def with_first_block(state: State, block: np.ndarray) -> State:
     at = int(state.rows.table_at[2])
     return replace(state, tables=extents.write(state.tables, slice(at, at + 1), block))
+
+
+def with_drafting(state: State, tentative: int, drafts: int = 0) -> State:
+    """An engine that speculates, with as many drafts in flight in each row and in each entry."""
+    count, config = len(state.rows), replace(state.config, speculation=Speculation(num_speculative_tokens=3))
+    rows = replace(state.rows, drafting=np.array([[tentative] * count, [512] * count]))
+    steps = [replace(each, drafts=np.full(len(each.samples), drafts)) for each in state.in_flight]
+    return replace(state, config=config, rows=rows, in_flight=tuple(steps))
 
 
 def first_held(state: State) -> int:
@@ -176,6 +185,11 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PLACEHOLDERS, 0, 2)),
     ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PLACEHOLDERS, 0, 0)),
     ("A2", laws.placeholders_match, lambda s: with_cell(s, fields.PREEMPTION_COUNT, 0, 1)),
+    ("D1", laws.steps_continue, lambda s: with_drafting(s, 1)),
+    ("D1", laws.steps_continue, lambda s: with_drafting(with_cell(s, fields.COMPUTED, 0, 1), 0)),
+    ("D2", laws.drafts_are_bounded, lambda s: with_drafting(s, 0, drafts=5)),
+    ("D2", laws.drafts_are_bounded, lambda s: with_drafting(s, 0, drafts=1)),
+    ("D2", laws.drafts_are_bounded, lambda s: with_step_in_flight(s, drafts=np.zeros(len(s.in_flight[-1].samples), np.int64))),
     ("A3", laws.steps_are_in_order, lambda s: with_step_in_flight(s, step=7)),
     ("A3", laws.steps_are_in_order, lambda s: replace(s, in_flight=())),
     ("A3", laws.steps_are_in_order, lambda s: replace(s, config=replace(s.config, pipeline_depth=0))),

@@ -238,7 +238,7 @@ def steady_pair(events: Sequence[AnyEvent]) -> tuple[StepCommitted, StepPlanned]
     committed, plan = events
     if type(committed) is not StepCommitted or type(plan) is not StepPlanned:
         return None
-    return None if plan.changed or plan.admitted or plan.preempted else (committed, plan)
+    return None if plan.changed or plan.admitted or plan.preempted or committed.counts else (committed, plan)
 
 
 def seal_frame(frame: bytearray, previous: int, state_digest: int) -> int:

@@ -34,7 +34,7 @@ def child_secret(key: bytes, parent: bytes, tokens: bytes) -> bytes:
 
 
 def salt_label(key: bytes, cache_salt: str) -> str:
-    """A label that is equal exactly for equal salts (except with chance 2^-64 a pair). An empty salt stays empty."""
+    """A label that is equal exactly for equal salts (except with odds 2^-64 a pair). An empty salt stays empty."""
     return hashlib.blake2b(b"salt" + cache_salt.encode(), key=key, digest_size=8).hexdigest() if cache_salt else ""
 
 

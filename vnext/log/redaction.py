@@ -27,8 +27,11 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    pack_tokens,
+    unpack_tokens,
 )
 from vnext.state.fold_commit import MatchedSamples, match_samples
+from vnext.state.fold_drafts import rounds
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
 from vnext.state.state import State
@@ -180,9 +183,20 @@ class Redactor:
         """Samples that the reducer drops become the first pseudonym, because they are never read."""
         if matched.ended:
             self._leave(before, matched.rows[matched.stopped | matched.at_limit].tolist())
+        if matched.runs is not None:
+            return msgspec.structs.replace(event, tokens=self._runs(before, event.tokens, matched))
         samples = matched.samples if len(matched.samples) * 4 < len(event.tokens) else None
         tokens = self._open_blocks.commit(before.rows.id, matched.rows, event.tokens, samples, matched.stopped)
         return StepCommitted(step=event.step, tokens=tokens)
+
+    def _runs(self, before: State, tokens: bytes, matched: MatchedSamples) -> bytes:
+        """The pseudonyms of a step in which a row may take several tokens, one token of each row at a time."""
+        shaped = np.full(len(tokens) // 4, self._base, dtype=np.int32)
+        for here in rounds(matched.rows):
+            rows, samples, stopped = matched.rows[here], matched.samples[here], matched.stopped[here]
+            part = unpack_tokens(self._open_blocks.commit(before.rows.id, rows, tokens, samples, stopped))
+            shaped[samples] = part[samples]
+        return pack_tokens(shaped)
 
 
 def redact_sampling(sampling: Sampling, base: int) -> Sampling:

@@ -6,6 +6,8 @@ responds to every later event as the original does, and its digests are the same
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import msgspec
 import numpy as np
 
@@ -31,6 +33,8 @@ from vnext.state.windows import NULL, held_entries
 
 ARENA_PLACES_MIN = 1 << 12
 KEPT_FIELDS = (*range(fields.STRUCTURE_FIELD_COUNT), fields.BLOCK_HASH_0, fields.BLOCK_HASH_1)
+DRAFTLESS_COUNTERS = 7
+"""The leading counters, which every engine has; the others count drafts."""
 QUEUE_RATIO_MAX = 64
 NOBODY = -1
 
@@ -54,7 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `lives` are the rows' requests in running order, then the queue's; `waits` (preemption_count, cached) of the latter. `fields`
     names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' whole tables, one after the other.
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
-    where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names.
+    where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
+    `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight.
     """
 
     sequence: int
@@ -75,6 +80,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     named: bytes
     keys: bytes
     width: int = WIDTH_MAX
+    drafting: bytes = b""
+    drafts: tuple[bytes, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -97,7 +104,7 @@ def snapshot(state: State) -> Snapshot:
         planned=state.planned,
         committed=state.committed,
         token_digest=state.token_digest,
-        counters=msgspec.structs.astuple(state.counters),
+        counters=msgspec.structs.astuple(state.counters)[: None if state.config.speculation else DRAFTLESS_COUNTERS],
         lives=tuple(_lives(state)),
         waits=tuple((entry.preemption_count, entry.cached) for entry in state.waiting),
         fields=tuple(fields.STORED_FIELD_NAMES[field] for field in KEPT_FIELDS),
@@ -113,6 +120,8 @@ def snapshot(state: State) -> Snapshot:
         queue=_queue(pool).tobytes(),
         named=indexed_blocks(names).tobytes(),
         keys=b"".join(filter(None, names)),
+        drafting=b"" if rows.drafting is None else rows.drafting.tobytes(),
+        drafts=tuple(scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None),
     )
 
 
@@ -201,6 +210,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
     tables = np.frombuffer(frame.tables, dtype=np.int32)
     cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
+    rows = Rows(cells, _drafting(frame, config, count))
     waiting = tuple(_waiting(config, life, *wait) for life, wait in zip(queued, frame.waits, strict=True))
     return State(
         config=config,
@@ -208,14 +218,14 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         next_id=frame.next_id,
         planned=frame.planned,
         committed=frame.committed,
-        rows=Rows(cells),
+        rows=rows,
         waiting=waiting,
         waiting_hash=queue_hash(waiting),
         requests=VersionedMap({life.id: _request(life) for life in frame.lives}),
         tokens=_tokens(cells, running),
         tables=_tables(config, cells, tables),
-        pool=_pool(frame, config.page_count, tables[held_entries(config, cells[fields.COMPUTED], cells[fields.BLOCKS])]),
-        in_flight=tuple(_step_in_flight(*scheduled) for scheduled in frame.in_flight),
+        pool=_pool(frame, config.page_count, tables[held_entries(config, rows.computed_at_least, rows.blocks)]),
+        in_flight=tuple(_step_in_flight(*each) for each in zip_longest(frame.in_flight, frame.drafts)),
         counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
         token_digest=frame.token_digest,
     )
@@ -302,6 +312,20 @@ def _pool(frame: Snapshot, page_count: int, held: np.ndarray) -> Pool:
     )
 
 
-def _step_in_flight(step: int, entries: bytes, samples: bytes) -> StepInFlight:
+def _drafting(frame: Snapshot, config: SchedulerConfig, row_count: int) -> np.ndarray | None:
+    """The rows' second matrix, None without speculation."""
+    steps = len(frame.in_flight) if config.speculation else 0
+    _require(len(frame.drafts) == steps, "its steps in flight do not count their drafts")
+    size = 8 * fields.DRAFTING_FIELD_COUNT * row_count if config.speculation else 0
+    _require(len(frame.drafting) == size, "its rows' drafts have another length")
+    if config.speculation is None:
+        return None
+    return np.frombuffer(frame.drafting, dtype=np.int64).reshape(fields.DRAFTING_FIELD_COUNT, row_count)
+
+
+def _step_in_flight(scheduled: tuple[int, bytes, bytes], drafts: bytes | None) -> StepInFlight:
+    step, entries, samples = scheduled
     columns_ = np.frombuffer(entries, dtype=np.int64).reshape(4, -1)
-    return StepInFlight(step, columns_, np.frombuffer(samples, dtype=bool), int(columns_[3].sum()))
+    counted = None if drafts is None else np.frombuffer(drafts, dtype=np.int64)
+    _require(counted is None or len(counted) == columns_.shape[1], "a step in flight does not count its drafts")
+    return StepInFlight(step, columns_, np.frombuffer(samples, dtype=bool), int(columns_[3].sum()), counted)

@@ -7,7 +7,7 @@ through as the same object. A token too wide for the usual width widens its whol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import assert_never, cast
 
 import msgspec
 
@@ -48,7 +48,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
     """The event with its token bytes replaced; the same object if it carries none."""
     match event:
         case StepCommitted():
-            return StepCommitted(step=event.step, tokens=tokens)
+            return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
         case RequestArrived():
             return msgspec.structs.replace(event, prompt=tokens)
         case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset():
@@ -57,11 +57,27 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
             assert_never(event)
 
 
+class PlainCommit(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A commit without drafts as it stands in a frame: it has the first two fields of StepCommitted."""
+
+    step: int
+    tokens: bytes
+
+
 def narrow_events(events: Sequence[AnyEvent], width: int) -> tuple[tuple[AnyEvent, ...], int]:
     """The events as they stand in a frame, and the width of its tokens: `width` if every token fits it, else 4."""
     packed = tuple(_narrowed(event, width) for event in events)
     fitting = tuple(event for event in packed if event is not None)
-    return (fitting, width) if len(fitting) == len(packed) else (tuple(events), WIDTH_MAX)
+    if len(fitting) < len(packed):
+        fitting, width = tuple(events), WIDTH_MAX
+    return tuple(map(_shortened, fitting)), width
+
+
+def _shortened(event: AnyEvent) -> AnyEvent:
+    """The event, or the PlainCommit that reads as it."""
+    if type(event) is not StepCommitted or event.counts:
+        return event
+    return cast(AnyEvent, PlainCommit(event.step, event.tokens))
 
 
 def _narrowed(event: AnyEvent, width: int) -> AnyEvent | None:
@@ -83,6 +99,7 @@ def widen_events(events: tuple[AnyEvent, ...], width: int) -> tuple[AnyEvent, ..
 def _widened(event: AnyEvent, width: int) -> AnyEvent:
     """The usual event first: a commit."""
     if type(event) is StepCommitted:
-        return StepCommitted(step=event.step, tokens=log_bytes.impl.widen(event.tokens, width))
+        tokens = log_bytes.impl.widen(event.tokens, width)
+        return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
     tokens = tokens_of(event)
     return with_tokens(event, log_bytes.impl.widen(tokens, width)) if tokens else event

@@ -154,7 +154,7 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_refused("the hub's own login is used", "set HF_TOKEN", "--hf-token"),
             *_refused("config.json describes the model", "see --hf-overrides", "--hf-config-path", "--rope-scaling",
                       "--rope-theta"),
-            *_refused("speculative decoding is not supported", "leave it out", "--speculative-config", "--speculative-model",
+            *_refused("one option says all of speculative decoding", "see --speculative-config", "--speculative-model",
                       "--num-speculative-tokens", "--num-lookahead-slots"),
             *_refused(BY_REQUEST, "send disable_any_whitespace in structured_outputs", "--guided-decoding-disable-any-whitespace",
                       takes=0),

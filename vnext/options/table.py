@@ -40,6 +40,7 @@ ENGINE_HELP = {
     "enable_prefix_caching": "share cache blocks between requests with equal beginnings",
     "enable_chunked_prefill": "allow a long prompt to take several steps",
     "async_scheduling": "plan the next step while this one runs",
+    "speculative_config": """JSON object that turns drafts on, such as '{"method": "ngram", "num_speculative_tokens": 4}'""",
     "scheduling_policy": "which request goes first: fcfs, priority (lowest number first) or your own package.module:function",
     "tensor_parallel_size": "number of ranks that share each layer",
     "threads": "threads per rank (default: chosen for the machine)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AbortReason
+from vnext.state.events import AbortReason, StepCommitted
 from vnext.state.params import Sampling
 
 
@@ -156,6 +156,8 @@ class EngineStats(Message, tag=13):
     ring_stall_seconds: float = 0.0
     stalled: str = ""
     step_silent_seconds: float = 0.0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class EngineDied(Message, tag=14):
@@ -185,7 +187,8 @@ class ModelFacts(Message):
 
 
 class RankReady(Message, tag=20):
-    """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget."""
+    """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
+    `row_cost` is that of Speculation, 0 where it is not asked for."""
 
     model: ModelFacts
     rank: int
@@ -193,6 +196,7 @@ class RankReady(Message, tag=20):
     block_bytes: int
     model_digest: str
     environment: dict[str, str]
+    row_cost: int = 0
 
 
 class StepResult(Message, tag=21):
@@ -202,7 +206,8 @@ class StepResult(Message, tag=21):
     Every rank reports the digests of the state in which it executed the step: the structure, and the chain of committed
     tokens; 0 where none was due. When a digest is due, the result also carries the words of digest.DETAIL_NAMES and of
     digest.histories, which identify what has drifted, and those of fed.NAMES, which hash the inputs of the model. `fed` is ()
-    on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts.
+    on a rank that hashes no batch. `prompts`, of rank 0: what the step computed of prompts. `counts` and `drafted`, of rank 0,
+    are those of StepCommitted, and `drafts` (int32 bytes) the drafts behind `fed`, where that is due.
     """
 
     rank: int
@@ -217,6 +222,14 @@ class StepResult(Message, tag=21):
     fed: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
     prompts: tuple[PromptResult, ...] = ()
+    counts: bytes = b""
+    drafted: bytes = b""
+    drafts: bytes = b""
+
+    @property
+    def commit(self) -> StepCommitted:
+        """The step's commit, from the result of rank 0."""
+        return StepCommitted(step=self.step, tokens=self.tokens, counts=self.counts, drafted=self.drafted)
 
 
 class RankFailed(Message, tag=22):

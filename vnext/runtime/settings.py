@@ -35,6 +35,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none).
+    `speculative_config` is a JSON object (runtime/speculation.py), "" for no drafts.
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
     `compile` compiles the captured forwards with torch.compile; `attention` selects our kernels or FlashInfer's.
@@ -65,6 +66,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
+    speculative_config: str = ""
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     threads: int | None = None
@@ -116,7 +118,10 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it."""
+    """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
+
+    `speculates`: the engine drafts. `measures_row_cost`: and asks what one more row costs a step.
+    """
 
     rank: int
     world_size: int
@@ -135,6 +140,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     gpu: GpuSettings = GpuSettings()
     ipc_bytes_max: int = 2 * 2**20
+    speculates: bool = False
+    measures_row_cost: bool = False
 
 
 class SettingsError(Exception):

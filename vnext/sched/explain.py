@@ -60,7 +60,7 @@ def explain(state: State) -> Explanation:
     """The decision in this state, and the reason for every wait. No waits while the pipeline is full, as there is no step."""
     if len(state.in_flight) >= state.config.pipeline_depth:
         return Explanation(None, ())
-    work = expected_work(state.config, state.rows)
+    work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
     held_up = _held_up(state.rows, work.tokens, state.config.max_num_batched_tokens - work.tokens_sum)

@@ -20,7 +20,7 @@ def schedule(state: State) -> StepPlanned | None:
     """The next step's plan, or None if the pipeline is full or there is nothing to compute."""
     if len(state.in_flight) >= state.config.pipeline_depth:
         return None
-    work = expected_work(state.config, state.rows)
+    work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
         return make_room(state)
     admitted = admissions(state, work.tokens_sum, work.pages_sum)

@@ -78,6 +78,7 @@ def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
         or event.step != in_flight[0].step
         or len(event.tokens) % 4
         or config.windows
+        or config.speculation is not None
         or (state.waiting and len(state.rows) < config.max_num_seqs and not recorded)
         or histories.version != histories.arena.version
         or tables.version != tables.arena.version

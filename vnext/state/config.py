@@ -18,6 +18,29 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
+DRAFTERS = ("ngram",)
+"""The methods of speculative decoding, by vLLM's names."""
+
+
+MEASURED = -1
+"""The row cost of settings that leave it to a rank to measure; a log has the cost."""
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding: ranks draft tokens of a request from its own tokens, and a step computes them with the next one.
+
+    `method` is the drafter (vnext/sampling/drafters). A step takes at most `num_speculative_tokens` drafts of a request.
+    `prompt_lookup_min` and `prompt_lookup_max` bound the tokens that the n-gram drafter looks for. `row_cost` is the time that
+    one more token adds to a step, in thousandths of the time of a step of one token; drafts that cannot pay are left out.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 4
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    row_cost: int = 0
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_NAMES):
     """The limits of one engine. Counts are in tokens unless the name says otherwise.
 
@@ -27,7 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     is synchronous. `policy`: the name of the scheduling policy (vnext/sched/policies.py); the state does not interpret
     it. `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each
     group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
-    means one group with full attention.
+    means one group with full attention. `speculation`: None means no drafts.
     """
 
     block_size: int
@@ -44,6 +67,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     vocab_size: int = 0
     digest_interval: int = 64
     windows: tuple[int, ...] = ()
+    speculation: Speculation | None = None
 
     @property
     def group_count(self) -> int:

@@ -45,6 +45,8 @@ def digest(state: State) -> int:
     words = [*_scalars(state), hashed(state.rows.cells[:STRUCTURE_FIELD_COUNT])]
     for scheduled in state.in_flight:
         words += (scheduled.step, hashed(scheduled.entries), hashed(scheduled.samples))
+    if state.rows.drafting is not None:
+        words += (hashed(_drafting(state)), state.counters.draft_tokens, state.counters.accepted_tokens)
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -58,7 +60,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("tables", table.tobytes()),
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
-        ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight)),
+        ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
     ]
 
 
@@ -110,6 +112,14 @@ def _scalars(state: State) -> tuple[int, ...]:
 def _queue(state: State) -> bytes:
     entries = [(entry.id, entry.known, entry.preemption_count, entry.cached) for entry in state.waiting]
     return np.array(entries, dtype=np.int64).tobytes()
+
+
+def _drafting(state: State) -> bytes:
+    """What a state has only with speculation; empty without."""
+    if state.rows.drafting is None:
+        return b""
+    drafts = [scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None]
+    return b"".join((state.rows.drafting.tobytes(), *drafts))
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

@@ -77,10 +77,16 @@ class StepPlanned(Event, frozen=True, tag=3):
 
 
 class StepCommitted(Event, frozen=True, tag=4):
-    """The sampled tokens of one step in schedule order, one for each request that sampled (int32 bytes)."""
+    """The sampled tokens of one step in schedule order (int32 bytes), one for each request that sampled.
+
+    With drafts a request may have sampled more: `counts` has the number of its tokens and `drafted` the number of drafts that
+    were computed for it (uint8 each, one per request that sampled). Both are empty in a step that computed no draft.
+    """
 
     step: int
     tokens: bytes
+    counts: bytes = b""
+    drafted: bytes = b""
 
 
 class PrefixCacheReset(Event, frozen=True, tag=5):

@@ -14,10 +14,12 @@ import xxhash
 
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
+from vnext.state.fold_drafts import Runs, places_in_runs, rounds, runs_of, settle, up_to_first
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, without_rows
 from vnext.state.state import Counters, State
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.rows import Rows, find_rows
+from vnext.state.windows import give_back
 
 Ending = Literal["finished", "aborted"]
 """How a request ends; the name of its counter."""
@@ -28,7 +30,8 @@ replace = msgspec.structs.replace
 class MatchedSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Which row takes which token: `rows` int64[n], `tokens` int32[n], `samples` int64[n] (indices of the step's samples).
 
-    `stopped` and `at_limit` (bool[n]) mark requests that end; `ended` counts them.
+    `stopped` and `at_limit` (bool[n]) mark requests that end; `ended` counts them. `runs`: of a step with drafts, in which a
+    row may take several tokens, one after the other.
     """
 
     rows: np.ndarray
@@ -37,6 +40,7 @@ class MatchedSamples(msgspec.Struct, frozen=True, kw_only=True):
     stopped: np.ndarray
     at_limit: np.ndarray
     ended: int
+    runs: Runs | None = None
 
 
 Effects = MatchedSamples | None
@@ -52,6 +56,9 @@ def match_samples(state: State, event: StepCommitted) -> MatchedSamples:
     if len(event.tokens) % 4:
         raise IllegalEvent(f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
     sampled = unpack_tokens(event.tokens)
+    if state.in_flight[0].drafts is not None:
+        return _match_runs(state, event, sampled)
+    require(not event.counts and not event.drafted, f"step {event.step} has drafts in an engine without speculation")
     return _match_in_place(state, sampled) or _match_one_by_one(state, sampled)
 
 
@@ -67,7 +74,7 @@ def _match_in_place(state: State, sampled: np.ndarray) -> MatchedSamples | None:
         return None
     (rows, samples), (stopped, at_limit), (own_stops, ended) = places, ends, found
     if own_stops:
-        stopped |= _own_stops(state, rows, sampled)
+        stopped |= _own_stops(state, rows, sampled, state.rows.known[rows] + 1)
         ended = int(np.count_nonzero(stopped | at_limit))
     return MatchedSamples(rows=rows, tokens=sampled, samples=samples, stopped=stopped, at_limit=at_limit, ended=ended)
 
@@ -81,31 +88,52 @@ def _match_one_by_one(state: State, sampled: np.ndarray) -> MatchedSamples:
     found = find_rows(state.rows, scheduled.ids[asked], scheduled.preemption_counts[asked])
     alive = (found >= 0).nonzero()[0]
     rows, tokens = found[alive], sampled[alive]
-    stopped = _ends(state, rows, tokens) | _own_stops(state, rows, tokens)
-    at_limit = state.rows.known[rows] + 1 >= state.rows.limit[rows]
+    known = state.rows.known[rows] + 1
+    stopped = _ends(state, rows, tokens, known) | _own_stops(state, rows, tokens, known)
+    at_limit = known >= state.rows.limit[rows]
     ended = int(np.count_nonzero(stopped | at_limit))
     return MatchedSamples(rows=rows, tokens=tokens, samples=alive, stopped=stopped, at_limit=at_limit, ended=ended)
 
 
-def _ends(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Whether each token is one of the model's end tokens, not ignored and not before `min_tokens` (bool[n])."""
+def _match_runs(state: State, event: StepCommitted, sampled: np.ndarray) -> MatchedSamples:
+    """The samples of a step with drafts: of each live request, its tokens up to the first that ends it."""
+    require(len(sampled) == 0 or int(sampled.min()) >= 0, f"step {event.step} sampled a negative token id")
+    runs, run_of = runs_of(state, event)
+    samples = (run_of >= 0).nonzero()[0]
+    rows, tokens, known = runs.rows[run_of[samples]], sampled[samples], places_in_runs(runs.counts)
+    known += state.rows.known[rows] + 1
+    stopped = _ends(state, rows, tokens, known) | _own_stops(state, rows, tokens, known)
+    at_limit = known >= state.rows.limit[rows]
+    taken = up_to_first(stopped | at_limit, runs.counts)
+    rows, tokens, samples, stopped, at_limit = (each[taken] for each in (rows, tokens, samples, stopped, at_limit))
+    ended = int(np.count_nonzero(stopped | at_limit))
+    return MatchedSamples(
+        rows=rows, tokens=tokens, samples=samples, stopped=stopped, at_limit=at_limit, ended=ended, runs=runs
+    )
+
+
+def _ends(state: State, rows: np.ndarray, tokens: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Whether each token is one of the model's end tokens, not ignored and not before `min_tokens` (bool[n]).
+
+    `known` int64[n]: the request's tokens up to and including this one.
+    """
     cells, ids = state.rows.cells, state.config.eos_token_ids
     if not ids:
         return np.zeros(len(rows), dtype=bool)
     heeded = (cells[fields.FLAGS, rows] & fields.IGNORE_EOS) == 0
-    late = cells[fields.KNOWN, rows] + 1 > cells[fields.MIN_KNOWN, rows]
+    late = known > cells[fields.MIN_KNOWN, rows]
     ends: np.ndarray = (tokens[:, None] == np.array(ids)).any(axis=1) & heeded & late  # np.isin costs ten times as much for few ids
     return ends
 
 
-def _own_stops(state: State, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Whether each token is one of its request's own stop tokens and not before `min_tokens` (bool[n])."""
+def _own_stops(state: State, rows: np.ndarray, tokens: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Whether each token is one of its request's own stop tokens and not before `min_tokens` (bool[n]). `known` as in `_ends`."""
     cells = state.rows.cells
     stops = np.zeros(len(rows), dtype=bool)
     for place in (cells[fields.FLAGS, rows] & fields.OWN_STOPS).nonzero()[0].tolist():
         row = rows[place]
         request = state.requests[int(cells[fields.ID, row])]
-        late = cells[fields.KNOWN, row] + 1 > cells[fields.MIN_KNOWN, row]
+        late = known[place] > cells[fields.MIN_KNOWN, row]
         stops[place] = late and int(tokens[place]) in request.sampling.stop_token_ids
     return stops
 
@@ -114,7 +142,8 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
     """The state without the oldest step in flight, and the samples matched to rows. IllegalEvent if `event` is not its result."""
     matched = match_samples(state, event)
     done = np.sort(matched.rows[matched.stopped | matched.at_limit]) if matched.ended else NO_ROWS
-    state = _take_tokens(state, matched)
+    at_least = state.rows.computed_at_least
+    state = _take_tokens(state, matched) if matched.runs is None else _take_runs(state, matched, matched.runs, done)
     state = replace(
         state,
         pool=hash_full_blocks(state, done, given_back=True),
@@ -122,7 +151,16 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
         committed=state.committed + 1,
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )
+    if matched.runs is not None and state.config.windows:
+        state = replace(state, pool=give_back(state, at_least))  # drafts that were kept have moved the windows
     return finish(state, done.tolist(), "finished") if len(done) else state, matched
+
+
+def _take_runs(state: State, matched: MatchedSamples, runs: Runs, done: np.ndarray) -> State:
+    """As `_take_tokens`, one token of every row at a time; then drafts that were not kept are taken back."""
+    for here in rounds(matched.rows):
+        state = _take_tokens(state, replace(matched, rows=matched.rows[here], tokens=matched.tokens[here]))
+    return settle(state, runs, done)
 
 
 def _take_tokens(state: State, matched: MatchedSamples) -> State:
@@ -133,7 +171,7 @@ def _take_tokens(state: State, matched: MatchedSamples) -> State:
     counters = state.counters
     return replace(
         state,
-        rows=Rows(cells),
+        rows=Rows(cells, rows.drafting),
         tokens=tokens,
         counters=replace(counters, generated_tokens=counters.generated_tokens + len(matched.rows)),
     )

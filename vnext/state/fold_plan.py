@@ -24,6 +24,7 @@ from vnext.state.allocate import (
     write_table,
 )
 from vnext.state.block_hash import block_hashes
+from vnext.state.drafting import draft_room
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
@@ -44,19 +45,19 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     _require_due(state, event)
     if event.preempted:
         state = preempt(state, event.preempted)
-    work = planned_work(state, event.changed)
-    starts, tokens, total = state.rows.computed, work.tokens, work.tokens_sum
+    work = planned_work(state, event.changed, drafts=not event.preempted)
+    starts, at_least, total = state.rows.computed, state.rows.computed_at_least, work.tokens_sum
     state = advance(state, work)
     if event.admitted:
         state, added_starts, added_tokens = _admit_all(state, event.admitted)
-        starts, tokens = np.concatenate((starts, added_starts)), np.concatenate((tokens, added_tokens))
-        total += int(added_tokens.sum())
+        starts, at_least = np.concatenate((starts, added_starts)), np.concatenate((at_least, added_starts))
+        work, total = _with_admitted(work, added_tokens), total + int(added_tokens.sum())
     if not 0 < total <= state.config.max_num_batched_tokens:
         raise IllegalEvent(f"a step of {total} tokens where 1 to {state.config.max_num_batched_tokens} are allowed")
-    scheduled = _step_in_flight(state, starts, tokens, total)
+    scheduled = _step_in_flight(state, starts, work, total)
     pool = hash_full_blocks(state)
     if state.config.windows:
-        pool = give_back(replace(state, pool=pool), starts)
+        pool = give_back(replace(state, pool=pool), at_least)
     return replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled))
 
 
@@ -70,14 +71,21 @@ def _require_due(state: State, event: StepPlanned) -> None:
         raise IllegalEvent("a plan that preempts may not admit")
 
 
-def _step_in_flight(state: State, starts: np.ndarray, tokens: np.ndarray, total: int) -> StepInFlight:
+def _with_admitted(work: Work, tokens: np.ndarray) -> Work:
+    """The work with the tokens (int64[n]) of admitted requests behind those of the running rows."""
+    drafts = None if work.drafts is None else np.concatenate((work.drafts, np.zeros_like(tokens)))
+    return replace(work, tokens=np.concatenate((work.tokens, tokens)), drafts=drafts)
+
+
+def _step_in_flight(state: State, starts: np.ndarray, work: Work, total: int) -> StepInFlight:
     """The step in flight: one entry for each row that has tokens."""
-    rows = len(tokens)
+    tokens, rows = work.tokens, len(work.tokens)
     entries, samples = np.empty((4, rows), dtype=np.int64), np.empty(rows, dtype=bool)
     count = columns.impl.step_entries(state.rows.cells, starts, tokens, entries, samples)
     if count < rows:
         entries, samples = entries[:, :count].copy(), samples[:count]
-    return StepInFlight(state.planned, entries, samples, total)
+    drafts = None if work.drafts is None else work.drafts[tokens > 0]
+    return StepInFlight(state.planned, entries, samples, total, drafts)
 
 
 # ---- preemption --------------------------------------------------------------------------------------------------
@@ -130,17 +138,19 @@ def without_rows(rows: Rows, gone: tuple[int, ...] | list[int]) -> Rows:
 # ---- running rows ------------------------------------------------------------------------------------------------
 
 
-def planned_work(state: State, changed: tuple[tuple[int, int], ...]) -> Work:
-    """The work of each row: the expected work with the plan's changes."""
-    work = expected_work(state.config, state.rows)
+def planned_work(state: State, changed: tuple[tuple[int, int], ...], drafts: bool = True) -> Work:
+    """The work of each row: the expected work, with or without drafts, with the plan's changes."""
+    config, rows = state.config, state.rows
+    work = expected_work(config, rows, state.pool.free if drafts else None)
     if not changed:
         return work
-    wanted, tokens = wants(state.rows), work.tokens.copy()
+    wanted, tokens = wants(rows), work.tokens.copy()
+    most = wanted + draft_room(config, rows) if drafts and config.speculation else wanted
     for row, count in changed:
         require(0 <= row < len(tokens), f"no such row: {row}")
-        require(0 <= count <= wanted[row], f"row {row} cannot take {count} tokens: it wants {wanted[row]}")
+        require(0 <= count <= most[row], f"row {row} cannot take {count} tokens: it wants {most[row]}")
         tokens[row] = count
-    return work_of(state.config, state.rows, tokens)
+    return work_of(config, rows, tokens, np.maximum(tokens - wanted, 0) if config.speculation else None)
 
 
 def advance(state: State, work: Work) -> State:
@@ -150,14 +160,18 @@ def advance(state: State, work: Work) -> State:
         return state
     if work.pages_sum > pool.free:
         raise IllegalEvent(f"a plan needs {work.pages_sum} blocks where {pool.free} are free")
-    cells = np.empty_like(rows.cells)
-    columns.impl.advance(rows.cells, cells, work.tokens, work.blocks)
+    cells, drafting = np.empty_like(rows.cells), rows.drafting
+    columns.impl.advance(rows.cells, cells, work.tokens if work.drafts is None else work.tokens - work.drafts, work.blocks)
+    if work.drafts is not None and drafting is not None:
+        drafting = drafting.copy()
+        for line in (cells[fields.COMPUTED], cells[fields.PLACEHOLDERS], drafting[fields.TENTATIVE]):
+            line += work.drafts
     if work.pages_sum:
         pool, blocks = pools.take(pool, work.pages_sum)
         tables = extents.own(tables)
         groups = len(state.config.windows) or 1
         columns.impl.write_tables(cells, work.blocks, blocks, tables.arena.data, groups)
-    return replace(state, rows=Rows(cells), pool=pool, tables=tables)
+    return replace(state, rows=Rows(cells, drafting), pool=pool, tables=tables)
 
 
 def hash_full_blocks(state: State, ended: np.ndarray = NO_ROWS, given_back: bool = False) -> pools.Pool:
@@ -263,11 +277,11 @@ def move_tokens(state: State, moving: np.ndarray, sizes: np.ndarray) -> State:
     tokens, at = extents.move(state.tokens, rows.tokens_at[moving], rows.known[moving], sizes)
     cells = rows.cells.copy()
     cells[fields.TOKENS_AT, moving], cells[fields.TOKENS_SIZE, moving] = at, sizes
-    return replace(state, tokens=tokens, rows=Rows(cells))
+    return replace(state, tokens=tokens, rows=replace(rows, cells=cells))
 
 
 def _with_cells(rows: Rows, fields: dict[int, np.ndarray]) -> Rows:
     cells = rows.cells.copy()
     for field, values in fields.items():
         cells[field] = values
-    return Rows(cells)
+    return replace(rows, cells=cells)

@@ -12,7 +12,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight
-from vnext.state.store import columns, extents
+from vnext.state.store import columns, extents, fields
 from vnext.state.store.extents import Extents
 from vnext.state.waiting_queue import queue_hash
 from vnext.state.windows import first_kept, held_entries, row_table
@@ -38,13 +38,26 @@ def _cheap_hold(state: State) -> bool:
     """Whether all of CHEAP hold, in one pass over the rows."""
     config, in_flight, counters = state.config, state.in_flight, state.counters
     return (
-        columns.impl.lawful(state.rows.cells, config.block_size)
+        _rows_hold(state)
         and len(state.rows) <= config.max_num_seqs
         and (not in_flight or _step_holds(config, in_flight[-1]))
         and len(in_flight) == state.planned - state.committed <= config.pipeline_depth
         and all(scheduled.step == state.committed + at for at, scheduled in enumerate(in_flight))
         and state.next_id == counters.finished + counters.aborted + len(state.requests)
     )
+
+
+def _rows_hold(state: State) -> bool:
+    """Whether S2, M4 and D2 hold."""
+    if state.rows.drafting is None:
+        return columns.impl.lawful(state.rows.cells, state.config.block_size)
+    try:
+        progress_is_ordered(state)
+        capacity_covers(state)
+        drafts_are_bounded(state)
+    except LawBroken:
+        return False
+    return True
 
 
 def _step_holds(config: SchedulerConfig, scheduled: StepInFlight) -> bool:
@@ -62,7 +75,7 @@ def _tables(state: State) -> np.ndarray:
     """The pages that all rows hold, one table after another (int32[n])."""
     config, rows = state.config, state.rows
     whole = _ranges(state.tables, rows.table_at, rows.blocks * config.group_count)
-    return whole[held_entries(config, rows.computed, rows.blocks)] if config.windows else whole
+    return whole[held_entries(config, rows.computed_at_least, rows.blocks)] if config.windows else whole
 
 
 def _ranges(values: Extents, at: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -119,9 +132,48 @@ def writers_are_exclusive(state: State) -> None:
 
 
 def capacity_covers(state: State) -> None:
-    """M4: a row's blocks cover what it has computed, with no block to spare."""
+    """M4: a row's blocks cover what it has computed, with no block to spare.
+
+    With drafts, a row keeps the blocks that it took for drafts which were not kept: its next drafts need them.
+    """
     rows, size = state.rows, state.config.block_size
-    _hold(bool((rows.blocks == -(-rows.computed // size)).all()), "M4", "a row holds too few or too many blocks")
+    speculation = state.config.speculation
+    spare = speculation.num_speculative_tokens * state.config.pipeline_depth if speculation else 0
+    covers = (rows.blocks >= -(-rows.computed // size)) & (rows.blocks <= -(-(rows.computed + spare) // size))
+    _hold(bool(covers.all()), "M4", "a row holds too few or too many blocks")
+
+
+def drafts_are_bounded(state: State) -> None:
+    """D2: drafts are within the engine's number, in entries that sample behind a single token."""
+    speculation = state.config.speculation
+    _hold((speculation is None) == (state.rows.drafting is None), "D2", "the rows do not go with the configuration")
+    for scheduled in state.in_flight:
+        drafts = scheduled.drafts
+        _hold((speculation is None) == (drafts is None), "D2", f"step {scheduled.step} does not go with the configuration")
+        if speculation is None or drafts is None:
+            continue
+        few = (drafts >= 0) & (drafts <= speculation.num_speculative_tokens)
+        _hold(bool(few.all()), "D2", f"step {scheduled.step} takes {drafts.tolist()} drafts")
+        fits = (drafts == 0) | (scheduled.counts == drafts + 1) & scheduled.samples
+        _hold(bool(fits.all()), "D2", f"step {scheduled.step} drafts behind more than one token")
+
+
+def steps_continue(state: State) -> None:
+    """D1: with every draft kept, a row's steps in flight compute one position after another up to `computed`, and TENTATIVE
+    counts their drafts: what a commit takes back it takes back everywhere."""
+    if state.rows.drafting is None:
+        return
+    ends, drafts_of = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+    for scheduled in state.in_flight:
+        owners = zip(scheduled.ids.tolist(), scheduled.preemption_counts.tolist())
+        drafts = [] if scheduled.drafts is None else scheduled.drafts.tolist()
+        for owner, start, count, drafted in zip(owners, scheduled.starts.tolist(), scheduled.counts.tolist(), drafts):
+            _hold(ends.get(owner, start) == start, "D1", f"request {owner[0]} continues at {start}, not at {ends.get(owner)}")
+            ends[owner], drafts_of[owner] = start + count, drafts_of.get(owner, 0) + drafted
+    columns_ = state.rows.id, state.rows.preemption_count, state.rows.computed, state.rows.drafting[fields.TENTATIVE]
+    for id_, preemptions, computed, tentative in zip(*(column.tolist() for column in columns_)):
+        due = ends.get((id_, preemptions), computed), drafts_of.get((id_, preemptions), 0)
+        _hold(due == (computed, tentative), "D1", f"request {id_} counts {(computed, tentative)} where {due} are in flight")
 
 
 def queue_is_sorted_and_distinct(state: State) -> None:
@@ -194,7 +246,7 @@ def _unfinished(state: State, full: np.ndarray) -> np.ndarray:
     rows, groups = state.rows, state.config.group_count
     if not state.config.windows:
         return _ranges(state.tables, rows.table_at + full, rows.blocks - full)
-    first = np.maximum(first_kept(state.config, rows.computed), full[:, None])
+    first = np.maximum(first_kept(state.config, rows.computed_at_least), full[:, None])
     parts = [
         row_table(state, row)[begin * groups + group :: groups]
         for row, begins in enumerate(first.tolist())
@@ -207,8 +259,11 @@ def placeholders_match(state: State) -> None:
     """A2: a row's placeholders are the samples that steps in flight owe it at its current preemption count."""
     owed: dict[tuple[int, int], int] = {}
     for scheduled in state.in_flight:
-        for pair in zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist()):
-            owed[pair] = owed.get(pair, 0) + 1
+        samples = scheduled.samples
+        each = np.ones(len(samples), np.int64) if scheduled.drafts is None else scheduled.drafts + 1
+        columns_ = scheduled.ids, scheduled.preemption_counts, each
+        for id_, preemptions, count in zip(*(column[samples].tolist() for column in columns_)):
+            owed[id_, preemptions] = owed.get((id_, preemptions), 0) + count
     rows = state.rows
     for id_, preemptions, placeholders in zip(rows.id.tolist(), rows.preemption_count.tolist(), rows.placeholders.tolist()):
         if placeholders != owed.get((id_, preemptions), 0):
@@ -276,6 +331,7 @@ def arrivals_are_accounted(state: State) -> None:
 ALL = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, free_and_held_are_all,
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
-    full_blocks_are_hashed, placeholders_match, prefix_index_is_mutual, histories_begin_with_prompts,
+    full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
+    steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
 )  # fmt: skip
 CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)

@@ -51,9 +51,11 @@ def outputs(before: State, event: AnyEvent, after: State, effects: Effects = Non
 
 def outputs_apart(before: State, matched: MatchedSamples) -> tuple[Going, tuple[Output, ...]]:
     """The news of a commit: requests that continue (the majority) as columns, and requests that end as in `outputs`."""
-    if not matched.ended:
+    if not matched.ended and matched.runs is None:
         return going_of(before.rows.cells, matched.rows, matched.tokens), ()
     ends = matched.stopped | matched.at_limit
+    if matched.runs is not None:  # the earlier tokens of a request that ends go with its last one
+        ends = np.isin(matched.rows, matched.rows[ends])
     goes_on = ~ends
     going = going_of(before.rows.cells, matched.rows[goes_on], matched.tokens[goes_on])
     return going, _of_commit(before, matched, ends.nonzero()[0])
@@ -61,7 +63,7 @@ def outputs_apart(before: State, matched: MatchedSamples) -> tuple[Going, tuple[
 
 def going_of(cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Going:
     """The news of these rows (int64[n], ascending) of a matrix, which get these tokens."""
-    if len(rows) == cells.shape[1]:
+    if len(rows) == cells.shape[1] and (rows == np.arange(len(rows))).all():
         return Going(cells[fields.ID], tokens, cells[fields.CACHED])
     return Going(cells[fields.ID].take(rows), tokens, cells[fields.CACHED].take(rows))
 

@@ -48,7 +48,7 @@ def start(event: EngineStarted) -> State:
         next_id=0,
         planned=0,
         committed=0,
-        rows=no_rows(),
+        rows=no_rows(config.speculation is not None),
         waiting=(),
         waiting_hash=0,
         requests=VersionedMap(),

@@ -62,13 +62,16 @@ class StepInFlight(msgspec.Struct, frozen=True):
     """A step that is planned and not committed, with one entry for each scheduled request.
 
     `entries` int64[4, n]: request, preemption count, first position computed, tokens computed. `samples` bool[n]:
-    whether the request samples. `tokens` is the sum of the tokens computed.
+    whether the request samples. `tokens` is the sum of the tokens computed. `drafts` int64[n]: how many of an entry's tokens
+    are drafts, at most; None in an engine without speculation. Where earlier steps in flight have drafts, `starts` is the
+    position that holds if all of them are kept.
     """
 
     step: int
     entries: np.ndarray
     samples: np.ndarray
     tokens: int
+    drafts: np.ndarray | None = None
 
     @property
     def ids(self) -> np.ndarray:
@@ -97,6 +100,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

@@ -64,13 +64,14 @@ def row_blocks(state: State, row: int) -> np.ndarray:
     if not config.windows:
         return table
     here = slice(row, row + 1)
-    return table.compress(held_entries(config, state.rows.computed[here], state.rows.blocks[here]))
+    return table.compress(held_entries(config, state.rows.computed_at_least[here], state.rows.blocks[here]))
 
 
 def give_back(state: State, starts: np.ndarray) -> Pool:
     """The pool without the pages that no query from the rows' computed tokens on can see.
 
-    `starts` (int64[R]): tokens computed before the step. The rows gave back their earlier pages when they reached them.
+    `starts` (int64[R]): tokens that were computed for certain before the step. The rows gave back their earlier pages when
+    they reached them.
     """
     runs = _outdated(state, starts)
     if not runs:
@@ -89,7 +90,7 @@ def _outdated(state: State, starts: np.ndarray) -> list[np.ndarray]:
     last page first.
     """
     config, rows = state.config, state.rows
-    before, after = first_kept(config, starts), first_kept(config, rows.computed)
+    before, after = first_kept(config, starts), first_kept(config, rows.computed_at_least)
     count, data = config.group_count, state.tables.arena.data
     found = []
     for row, group in zip(*(places.tolist() for places in np.nonzero(after > before))):

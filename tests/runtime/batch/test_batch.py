@@ -133,7 +133,7 @@ def take_drawn(
     tokens = np.array([rng.randrange(VOCABULARY) for _ in range(int(scheduled.samples.sum()))], dtype=np.int64)
     batch.take_sampled(scheduled, tokens)
     owners = zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist())
-    sampled |= {(scheduled.step, *owner): int(token) for owner, token in zip(owners, tokens)}
+    sampled |= {(scheduled.step, *owner): [int(token)] for owner, token in zip(owners, tokens)}
     return tokens
 
 
@@ -166,7 +166,7 @@ def walk(seed: int, step_count: int, make: Callable[[SchedulerConfig], Any] | No
             assert_equal_steps(fast, rebuild(state, sampled, VOCABULARY, words))
             assert fed_words(fast, started.config)[:-1] == fed.due(state, commits)
             tokens = take_drawn(batch, scheduled, rng, sampled)
-            commits[scheduled.step] = pack_tokens(tokens)
+            commits[scheduled.step] = StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens))
             results.append((scheduled.step, tokens))
         elif results:
             step, tokens = results.pop(0)

@@ -159,7 +159,8 @@ NAMES = [
         "(done_blocks[r] + 1) * size - BAD",
         "S2",
     ),
-    bug("_columns.c", "what a window gave back is named", "window && unseen >= (hashed_blocks + 1) * size", "0", "M1"),
+    bug("_columns.c", "what a window gave back is named", "window && unseen >= (hashed_blocks + 1) * size", "0", "M1",
+        "P1"),
     bug(
         "prefix_index.h", "a duplicate block takes over the name", "PyDict_GET_SIZE(table->blocks) == before", "0", "P1"
     ),

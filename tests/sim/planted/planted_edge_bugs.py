@@ -71,15 +71,15 @@ REFUSALS = [
     bug(
         "a row takes more than it wants",
         "state.fold_plan",
-        "require(0 <= count <= wanted[row],",
+        "require(0 <= count <= most[row],",
         "require(0 <= count,",
         "should have been refused",
     ),
     bug(
         "a row takes less than nothing",
         "state.fold_plan",
-        "require(0 <= count <= wanted[row],",
-        "require(count <= wanted[row],",
+        "require(0 <= count <= most[row],",
+        "require(count <= most[row],",
         "should have been refused",
     ),
     bug(

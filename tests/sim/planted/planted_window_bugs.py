@@ -10,7 +10,7 @@ def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
 
 
 EARLY_STEP = """    rows = state.rows
-    moved = replace(state, rows=Rows(rows.cells + (np.arange(len(rows.cells)) == fields.COMPUTED)[:, None] * tokens))
+    moved = replace(state, rows=replace(rows, cells=rows.cells + (np.arange(len(rows.cells)) == fields.COMPUTED)[:, None] * work.tokens))
     state = advance(replace(state, pool=give_back(moved, starts)) if state.config.windows else state, work)
     ran = len(rows)
 """
@@ -34,7 +34,7 @@ WINDOW_BUGS = [
     bug(
         "a window's block is never given back",
         "state.fold_plan",
-        "pool = give_back(replace(state, pool=pool), starts)",
+        "pool = give_back(replace(state, pool=pool), at_least)",
         "pool = pool",
         "M2",
     ),
@@ -61,7 +61,7 @@ WINDOW_BUGS = [
             Edit("state.fold_plan", "    state = advance(state, work)\n", EARLY_STEP),
             Edit(
                 "state.fold_plan",
-                "pool = give_back(replace(state, pool=pool), starts)",
+                "pool = give_back(replace(state, pool=pool), at_least)",
                 "pool = give_back(replace(state, pool=pool), np.where(np.arange(len(starts)) < ran, state.rows.computed, starts))",
             ),
         ),
@@ -119,7 +119,7 @@ WINDOW_BUGS = [
     bug(
         "a request leaves with blocks that it gave back",
         "state.windows",
-        "return table.compress(held_entries(config, state.rows.computed[here], state.rows.blocks[here]))",
+        "return table.compress(held_entries(config, state.rows.computed_at_least[here], state.rows.blocks[here]))",
         "return table",
         "M1",
     ),
@@ -133,7 +133,7 @@ WINDOW_BUGS = [
     bug(
         "a snapshot holds what was given back",
         "log.snapshot",
-        "tables[held_entries(config, cells[fields.COMPUTED], cells[fields.BLOCKS])]",
+        "tables[held_entries(config, rows.computed_at_least, rows.blocks)]",
         "tables[tables >= 0]",
         "BadSnapshot",
         "no state of this engine",
@@ -141,6 +141,6 @@ WINDOW_BUGS = [
     Bug(
         name="one rank never gives back",
         found_by=("Y1",),
-        one_rank=(Edit("state.fold_plan", "pool = give_back(replace(state, pool=pool), starts)", "pool = pool"),),
+        one_rank=(Edit("state.fold_plan", "pool = give_back(replace(state, pool=pool), at_least)", "pool = pool"),),
     ),
 ]

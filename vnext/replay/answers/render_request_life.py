@@ -100,7 +100,7 @@ def spans(moments: list[Moment]) -> list[Span]:
     still_open: dict[str, Span] = {}
     for moment in moments:
         span = still_open.get(moment.kind)
-        if span is not None and moment.step == span.last.step + 1 and moment.tokens == span.last.tokens == 1:
+        if span is not None and moment.step - span.last.step in (0, 1) and moment.tokens == span.last.tokens == 1:
             span.moments.append(moment)
             continue
         if moment.kind != "sampled" and not (moment.kind == "computed" and moment.tokens == 1):

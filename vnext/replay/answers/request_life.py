@@ -130,8 +130,10 @@ class _Story:
         )
         if self.id not in rows:
             self._admitted(item, event.step, start)
-        note = f"positions {start} to {start + count - 1}{', samples' if samples else ''}"
-        self.tell(item, "computed", event.step, count, note)
+        drafts = 0 if scheduled.drafts is None else int(scheduled.drafts[place[0]])
+        with_drafts = f", drafts {drafts} at most" if drafts else ""
+        note = f"positions {start} to {start + count - drafts - 1}{with_drafts}{', samples' if samples else ''}"
+        self.tell(item, "computed", event.step, count - drafts, note)
 
     def _waited(self, item: Folded, event: StepPlanned) -> None:
         """Count a step without the request as waiting only if it had something to compute."""

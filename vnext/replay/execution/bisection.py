@@ -124,7 +124,7 @@ def _search(
     as_recorded = walk.log.header.started.world_size == 1
     steps, token, found = 0, None, None
     for step in walk.steps():
-        inputs = batched.inputs(step.state, step.placeholders)
+        inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         tokens, logits = batched.run(inputs)
         if as_recorded:
             token = token or next(iter(token_differences(step, tokens, logits)), None)

@@ -19,6 +19,7 @@ import numpy as np
 from vnext.replay.execution.recorded import Asked, RecordedStep, Walk
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import CannotRun, Ground, Numerics, changed, grounds, recorded_numerics
+from vnext.state.samples import sample_points
 
 if TYPE_CHECKING:
     from vnext.replay.rerun.machine import Machine
@@ -126,7 +127,7 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
 
     batched = Batched(machine, walk.first, walk.whole)
     for step in walk.steps():
-        inputs = batched.inputs(step.state, step.placeholders)
+        inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         comparing.step(step, *batched.run(inputs))
     return batched.rebuilt_tokens
 
@@ -157,7 +158,8 @@ class _Comparing:
     def step(self, step: RecordedStep, again, logits) -> None:
         """Compare the samples of a step, including those of requests that have left since."""
         scheduled = step.state.in_flight[-1]
-        wanted = [id_ for id_ in scheduled.ids[scheduled.samples].tolist() if self.asked.wants(id_)]
+        sampled = scheduled.ids[sample_points(scheduled).entries].tolist()
+        wanted = [id_ for id_ in sampled if self.asked.wants(id_)]
         self.steps += 1
         self.tokens += len(wanted)
         self.requests.update(wanted)

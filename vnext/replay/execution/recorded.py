@@ -20,6 +20,7 @@ from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
+from vnext.state.samples import runs_in, with_kept_drafts
 from vnext.state.state import Request, State
 
 
@@ -39,13 +40,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A committed step: the state in which it ran, its samples int32[S], the number of the event that committed it, and
-    what earlier steps sampled that were still in flight: (step, request, preemption count) -> token."""
+    what earlier steps sampled that were still in flight: (step, request, preemption count) -> tokens.
+
+    Of the step's drafts only those that were kept count: `drafts` has them by request, and the state's newest step no other.
+    """
 
     step: int
     event: int
     state: State
     tokens: np.ndarray
-    placeholders: dict[tuple[int, int, int], int]
+    placeholders: dict[tuple[int, int, int], list[int]]
+    drafts: dict[int, list[int]]
 
 
 class Reported(msgspec.Struct):
@@ -99,7 +104,7 @@ class Walk:
     def steps(self) -> Iterator[RecordedStep]:
         """Committed steps in order, from the first requested one to the last."""
         states: dict[int, State] = {}
-        placeholders: dict[tuple[int, int, int], int] = {}
+        placeholders: dict[tuple[int, int, int], list[int]] = {}
         for item in fold_items(self.first, self._items):
             if type(item) is not Folded:
                 self._note(item)
@@ -116,29 +121,32 @@ class Walk:
         self.uncommitted = len(states)
 
     def _committed(
-        self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], int]
+        self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]
     ) -> RecordedStep | None:
         """The step, if it was requested. Remembers its samples for steps that were planned ahead."""
-        scheduled, tokens = item.before.in_flight[0], unpack_tokens(item.event.tokens)
+        scheduled = with_kept_drafts(item.before.in_flight[0], item.event)
+        tokens, asked = unpack_tokens(item.event.tokens), scheduled.samples
         self._require_tokens(tokens, f"step {scheduled.step} sampled")
         if self._telling:
             self._tell(item)
         before = {
-            key: token
-            for key, token in placeholders.items()
+            key: sampled
+            for key, sampled in placeholders.items()
             if key[0] >= scheduled.step - item.before.config.pipeline_depth
         }
-        entries = zip(
-            scheduled.ids[scheduled.samples].tolist(),
-            scheduled.preemption_counts[scheduled.samples].tolist(),
-            tokens.tolist(),
-        )
+        counts, _ = runs_in(item.event, int(np.count_nonzero(asked)))
+        runs = [run.tolist() for run in np.split(tokens, np.cumsum(counts)[:-1])]
+        owners = list(zip(scheduled.ids[asked].tolist(), scheduled.preemption_counts[asked].tolist()))
         placeholders.clear()
-        placeholders.update(before | {(scheduled.step, id_, preemptions): token for id_, preemptions, token in entries})
+        placeholders.update(before | {(scheduled.step, *owner): run for owner, run in zip(owners, runs)})
         if state is None:
             self.unseen += self._asked.holds(scheduled.step)
             return None
-        return RecordedStep(step=scheduled.step, event=item.number, state=state, tokens=tokens, placeholders=before)
+        state = msgspec.structs.replace(state, in_flight=(*state.in_flight[:-1], scheduled))
+        drafts = {id_: run[:-1] for (id_, _), run in zip(owners, runs)}
+        return RecordedStep(
+            step=scheduled.step, event=item.number, state=state, tokens=tokens, placeholders=before, drafts=drafts
+        )
 
     def _meet(self, request: Request, tokens: np.ndarray) -> None:
         self._require_tokens(tokens, f"request {request.id} holds")

@@ -62,7 +62,7 @@ class Outside(msgspec.Struct, frozen=True):
 class Recorded(msgspec.Struct, frozen=True):
     """A whole log by its times. Its n committed steps have `features` float64[n, 4], took `step_us` float64[n], began
     at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
-    `entries` is what each step computed (StepInFlight.entries), `tokens` what it sampled. `answers` are tokens by
+    `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
     request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
     `times_us` is when each of `events` happened.
     """
@@ -76,7 +76,7 @@ class Recorded(msgspec.Struct, frozen=True):
     began_us: np.ndarray
     ends_us: np.ndarray
     entries: list[np.ndarray]
-    tokens: list[bytes]
+    commits: list[StepCommitted]
     answers: dict[int, list[int]]
     events: list[AnyEvent]
     times_us: list[float]
@@ -147,7 +147,7 @@ class _Taken:
         self._outside: list[Outside] = []
         self._steps: list[tuple[np.ndarray, float, float]] = []
         self._entries: list[np.ndarray] = []
-        self._tokens: list[bytes] = []
+        self._commits: list[StepCommitted] = []
         self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
         self._events: list[AnyEvent] = []
         self._times_us: list[float] = []
@@ -164,7 +164,7 @@ class _Taken:
                 began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
                 self._steps.append((features_of(scheduled), began_us, now_us))
                 self._entries.append(scheduled.entries)
-                self._tokens.append(event.tokens)
+                self._commits.append(event)
                 self._last_us = now_us
                 for news in outputs(item.before, event, item.after):
                     self._answers.setdefault(news.id, []).append(news.token)
@@ -183,7 +183,7 @@ class _Taken:
         step_us = busy if all_busy else ends - began
         overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
         return Recorded(
-            self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._tokens,
+            self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
             self._answers, self._events, self._times_us,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.redecided import Predicate, answers_of, events_of, finding, is_toy, predicate_of, strange_places
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.sched.sim.findings import Finding, reported
-from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, unpack_tokens
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, unpack_tokens
 from vnext.state.params import Sampling
 
 EVENTS_MAX = 400
@@ -80,7 +80,9 @@ def _imports(events: Sequence[AnyEvent], predicate: bool) -> str:
     names = {type(event).__name__ for event in events}
     if names & {"RequestArrived", "StepCommitted"}:
         names.add("pack_tokens")
-    lines = ["from vnext.replay.futures.redecided import finding", "from vnext.state.config import SchedulerConfig"]
+    speculates = any(isinstance(event, EngineStarted) and event.config.speculation for event in events)
+    config = f"from vnext.state.config import SchedulerConfig{', Speculation' * speculates}"
+    lines = ["from vnext.replay.futures.redecided import finding", config]
     if predicate:
         names |= {"AnyEvent", "PrefixCacheReset", "RequestAborted", "RequestArrived", "StepCommitted", "StepPlanned"}
     lines.append("from vnext.state.events import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")")

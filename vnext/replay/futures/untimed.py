@@ -37,5 +37,5 @@ def on_times_of(log: Log, learnt: Recorded) -> Recorded:
         elif isinstance(event, RequestArrived | PrefixCacheReset):
             outside.append(Outside(now_us, event, {}))
     return replace(
-        learnt, first=first, lives=lives, outside=outside, entries=[], tokens=[], answers=answers, events=[], times_us=[]
+        learnt, first=first, lives=lives, outside=outside, entries=[], commits=[], answers=answers, events=[], times_us=[]
     )  # fmt: skip

@@ -30,6 +30,7 @@ NOBODY_ELSE = dict(
     policy="fcfs",
     long_prefill_token_threshold=0,
     chunked_prefill=True,
+    speculation=None,
 )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from vnext.replay.rerun.alone import Alone
 from vnext.replay.rerun.machine import Machine, refusing
-from vnext.runtime.batch.rebuild import Sampled, history_of, rebuild
+from vnext.runtime.batch.rebuild import Drafts, Sampled, history_of, rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.sampling import sample
 from vnext.state.state import State, blocks_for
@@ -31,10 +31,10 @@ class Batched:
         self._fresh = None if whole else np.zeros(config.page_count, dtype=bool)
         self._alone = Alone(machine, config)
 
-    def inputs(self, state: State, sampled: Sampled) -> StepInputs:
+    def inputs(self, state: State, sampled: Sampled, drafts: Drafts) -> StepInputs:
         """The newest step in flight as tensors. What it reads is in the cache on return."""
         with refusing():
-            inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary)
+            inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary, drafts)
             if self._fresh is not None:
                 self._mend(state, sampled, inputs)
             return inputs

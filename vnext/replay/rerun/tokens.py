@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import torch
 
+from vnext.state.samples import sample_points
 from vnext.state.state import State
 
 
@@ -45,9 +46,9 @@ def differing(recorded: np.ndarray, again: np.ndarray, logits: torch.Tensor | No
 def samples_of(state: State) -> list[Sample]:
     """The samples of the newest step in flight, in order."""
     scheduled = state.in_flight[-1]
-    sampled = scheduled.samples.nonzero()[0]
-    ends = (scheduled.starts + scheduled.counts)[sampled].tolist()
-    return [Sample(*each) for each in zip(scheduled.ids[sampled].tolist(), ends)]
+    points = sample_points(scheduled)
+    ends = (scheduled.starts + scheduled.counts)[points.entries] - points.back
+    return [Sample(*each) for each in zip(scheduled.ids[points.entries].tolist(), ends.tolist())]
 
 
 def rows_of(state: State) -> list[tuple[int, int]]:

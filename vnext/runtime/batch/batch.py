@@ -13,18 +13,23 @@ import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.decode_step import DecodeStep
+from vnext.runtime.batch.draft_rows import Drafted, DraftRows, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Vocabulary
+from vnext.sampling.drafters.drafter import drafter_of
 from vnext.sampling.inputs import is_plain
 from vnext.state.config import SchedulerConfig
+from vnext.state.fold_plan import row_tokens
+from vnext.state.samples import SamplePoints, sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
 from vnext.state.store import extents
 from vnext.state.store.rows import find_rows
 
 ALL_ROWS = slice(None)
+NO_DRAFTS = np.empty(0, dtype=np.int32)
 
 
 class PersistentBatch:
@@ -46,10 +51,17 @@ class PersistentBatch:
         self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
         self._sampled = (-1, self._places)  # the newest step and the rows it samples
         self._decode_step: DecodeStep | None = None
+        speculation = config.speculation
+        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation))
+        self._drafted: Drafted | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as tensors. Brings the rows in line with the state first."""
         stands, scheduled = self._update(state), state.in_flight[-1]
+        rows = self._rows_of(state, scheduled)
+        if self._drafts is not None:
+            self._drafted = self._drafts.drafted(scheduled, self._places[rows])
+            scheduled = self._drafted.scheduled
         if (
             stands
             and self._decode_step is not None
@@ -57,12 +69,12 @@ class PersistentBatch:
         ):
             self._sampled = scheduled.step, self._sampled[1]
             return steady
-        rows = self._rows_of(state, scheduled)
         places, ends = self._places[rows], scheduled.starts + scheduled.counts
         sampled = np.flatnonzero(scheduled.samples)
         self._sampled = scheduled.step, places[sampled]
-        sampling, logprobs = self._sampling.inputs(places[sampled], ends[sampled])
-        forward = self._forward(state, scheduled, rows, places, ends, sampled)
+        points = sample_points(scheduled)
+        sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, self._before(points))
+        forward = self._forward(state, scheduled, rows, places, ends, points)
         prompts = self._prompts.inputs(scheduled, places, forward.host.query_starts)
         inputs = StepInputs(forward, sampling, logprobs, prompts)
         may_stay = prompts is None and scheduled.tokens == len(places) == len(sampled) and self._may_stay(inputs)
@@ -73,16 +85,25 @@ class PersistentBatch:
         """Whether the next decode can advance these tensors: they are of one group of layers, sampled plainly."""
         return self._groups == 1 and is_plain(inputs.sampling)
 
-    def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> None:
+    def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
         """Keep the newest step's samples (int64[S]): the next step may need them before they are committed.
 
-        Raises ValueError where `step_entries` belongs to another step.
+        Returns which of them are kept, None for all. Raises ValueError where `step_entries` belongs to another step.
         """
         step, places = self._sampled
         if step != scheduled.step:
             raise ValueError(f"tokens of step {scheduled.step}, but the newest one is {step}")
-        self._last[places] = tokens
-        self._sampling.count(places, tokens)
+        if self._drafted is None or self._drafts is None:
+            self._last[places] = tokens
+            self._sampling.count(places, tokens)
+            return None
+        found = kept(*self._drafted, tokens)
+        counts = np.frombuffer(found.counts, np.uint8).astype(np.int64) if found.counts else np.ones(len(places), np.int64)
+        if len(places):
+            self._last[places] = found.tokens[np.cumsum(counts) - 1]
+        self._sampling.count(places.repeat(counts), found.tokens)
+        self._drafts.take(places.tolist(), counts.tolist(), found.tokens)
+        return found
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
@@ -100,7 +121,7 @@ class PersistentBatch:
         rows: np.ndarray | slice,
         places: np.ndarray,
         ends: np.ndarray,
-        sampled: np.ndarray,
+        points: SamplePoints,
     ) -> ForwardBatch:
         size = self._config.block_size
         positions, context = positions_of(scheduled), ends.astype(np.int32)
@@ -120,7 +141,7 @@ class PersistentBatch:
             host.query_starts,
             context,
             table,
-            starts[1:][sampled] - 1,
+            starts[1:][points.entries] - 1 - points.back,
         )
         groups = tuple(GroupPlaces(*map(torch.from_numpy, other)) for other in others)
         return ForwardBatch(*map(torch.from_numpy, arrays), host=host, groups=groups)
@@ -149,12 +170,24 @@ class PersistentBatch:
         ahead = np.flatnonzero(scheduled.starts >= known)
         if len(ahead) == scheduled.tokens:
             return self._last[places]
+        drafted = self._drafted.tokens if self._drafted is not None else NO_DRAFTS
         from_state = np.minimum(positions, per_token(scheduled, known) - 1)
         offsets = per_token(scheduled, state.rows.tokens_at[rows])
         tokens = extents.gather(state.tokens, offsets + from_state).astype(np.int64)
         if len(ahead):
             tokens[starts[ahead]] = self._last[places[ahead]]
+        if len(drafted):
+            tokens[extents.spans(starts[1:] - scheduled.drafts, scheduled.drafts)] = drafted
         return tokens
+
+    def _before(self, points: SamplePoints) -> list[np.ndarray] | None:
+        """The drafts of the same row before each sample; None in a step without drafts."""
+        if self._drafted is None or not len(self._drafted.tokens):
+            return None
+        drafts = self._drafted.scheduled.drafts
+        firsts = np.cumsum(drafts) - drafts
+        begins, sizes = firsts[points.entries], (drafts[points.entries] - points.back)
+        return [self._drafted.tokens[first : first + size] for first, size in zip(begins.tolist(), sizes.tolist())]
 
     def _update(self, state: State) -> bool:
         """Bring the rows in line with the state. Returns whether they already were."""
@@ -186,6 +219,8 @@ class PersistentBatch:
             place = self._row_of.pop(pair)
             self._sampling.leave(place)
             self._prompts.leave(place)
+            if self._drafts is not None:
+                self._drafts.leave(place)
             self._free.append(place)
         for row, pair in enumerate(pairs):
             if pair not in self._row_of:
@@ -193,6 +228,8 @@ class PersistentBatch:
                 self._held[place] = 0
                 self._sampling.join(place, state, row)
                 self._prompts.join(place, state.requests[pair[0]])
+                if self._drafts is not None:
+                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]].sampling.constraint is None)
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 import xxhash
 
 from vnext.log.pseudonyms import GOLDEN, ONE, mix
 from vnext.sampling.marks import IN_PROMPT
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import unpack_tokens
+from vnext.state.events import StepCommitted, unpack_tokens
 from vnext.state.params import CHOOSING, PARAMETERS, PENALTIES, Sampling, is_penalised
+from vnext.state.samples import runs_in, sample_points
 from vnext.state.state import State, StepInFlight
 from vnext.state.store import extents
 from vnext.state.store.rows import find_rows
 
+Commits = Mapping[int, StepCommitted]
+ALL = slice(None)
 SAMPLING = (
     {name: PARAMETERS[name].dtype for name in CHOOSING} | {"seed": "uint64", "logprobs": "int64"}
     | {name: PARAMETERS[name].dtype for name in PENALTIES}
@@ -45,28 +49,31 @@ def otherwise(words: Sequence[int], due_words: Sequence[int]) -> tuple[str, ...]
     return tuple(name for name, one, other in zip(NAMES, words, due_words, strict=True) if one != other)
 
 
-def due(state: State, commits: Mapping[int, bytes]) -> tuple[int, ...]:
-    """One word for each of NAMES but the last, for the newest step in flight of `state`. `commits` holds the samples of the
-    steps before it (int32 bytes), by step. Cost: proportional to the step's tokens and to the blocks of its requests."""
-    scheduled, config = state.in_flight[-1], state.config
+def due(state: State, commits: Commits, drafts: bytes = b"", drafted: bytes = b"") -> tuple[int, ...]:
+    """One word for each of NAMES but the last, for the newest step in flight of `state`. `commits` holds what the steps before
+    it sampled, by step. `drafts` are the step's drafts (int32 bytes), `drafted` their number for each request that samples
+    (uint8), b"" for none. Cost: proportional to the step's tokens and to the blocks of its requests."""
+    scheduled, config = _as_computed(state, commits, drafted), state.config
     rows = find_rows(state.rows, scheduled.ids, scheduled.preemption_counts)
     ends, positions = scheduled.starts + scheduled.counts, extents.spans(scheduled.starts, scheduled.counts)
     tables = state.rows.table_at[rows]
-    asked = [state.requests[id_] for id_ in scheduled.ids[scheduled.samples].tolist()]
-    samples = [
-        (request.sampling, request.prompt_length, end) for request, end in zip(asked, ends[scheduled.samples].tolist())
-    ]
+    points = sample_points(scheduled)
+    sampled_at = ends[points.entries] - points.back
+    asked = [state.requests[id_] for id_ in scheduled.ids[points.entries].tolist()]
+    samples = [(request.sampling, request.prompt_length, end) for request, end in zip(asked, sampled_at.tolist())]
     penalised = [at for at, request in enumerate(asked) if is_penalised(request.sampling)]
-    counts = _counted(state, scheduled, rows, penalised, commits) if penalised else ()
+    ahead = _ahead(state, scheduled, commits, drafts)
+    entries = zip(points.entries[penalised].tolist(), sampled_at[penalised].tolist())
+    counts = [_counted(state, scheduled, rows, entry, end, ahead) for entry, end in entries]
     return (
-        word(_token_ids(state, scheduled, rows, positions, commits)),
+        word(_token_ids(state, scheduled, rows, positions, ahead)),
         word(positions),
         word(*(_slots(state, scheduled, tables, positions, group) for group in range(config.group_count))),
         word(*(extents.gather(state.tables, places) for places in _table_places(state, scheduled, tables))),
         word(scheduled.counts),
         word(ends),
-        word((np.cumsum(scheduled.counts) - 1)[scheduled.samples]),
-        word(ends[scheduled.samples]),
+        word(np.cumsum(scheduled.counts)[points.entries] - 1 - points.back),
+        word(sampled_at),
         *_sampling_words([request.sampling for request in asked]),
         _table_word(_banned(config, samples), np.int64, np.int64),
         word(np.array(counts, dtype=np.uint64)),
@@ -83,47 +90,76 @@ def counted(sampled: np.ndarray, prompt: np.ndarray) -> int:
     return (int(sampled.sum(dtype=np.uint64)) + int(prompt.sum(dtype=np.uint64)) * IN_PROMPT) % 2**64
 
 
+def _as_computed(state: State, commits: Commits, drafted: bytes) -> StepInFlight:
+    """The newest step where it starts in truth, with the drafts that there were."""
+    scheduled = state.in_flight[-1]
+    if scheduled.drafts is None:
+        return scheduled
+    back: dict[tuple[int, int], int] = {}
+    for step in state.in_flight[:-1]:
+        counts, _ = runs_in(commits[step.step], int(np.count_nonzero(step.samples)))
+        rejected = step.drafts[step.samples] + 1 - counts
+        for owner, by in zip(_owners(step, step.samples), rejected.tolist()):
+            back[owner] = back.get(owner, 0) + by
+    entries, drafts = scheduled.entries.copy(), np.zeros_like(scheduled.drafts)
+    entries[2] -= np.array([back.get(owner, 0) for owner in _owners(scheduled, ALL)], dtype=np.int64)
+    if drafted:
+        drafts[scheduled.samples] = np.frombuffer(drafted, np.uint8)
+    entries[3] += drafts - scheduled.drafts
+    return msgspec.structs.replace(scheduled, entries=entries, tokens=int(entries[3].sum()), drafts=drafts)
+
+
+def _owners(scheduled: StepInFlight, which: np.ndarray | slice) -> list[tuple[int, int]]:
+    """(request, preemption count) of the step's entries."""
+    return list(zip(scheduled.ids[which].tolist(), scheduled.preemption_counts[which].tolist()))
+
+
 def _counted(
-    state: State, scheduled: StepInFlight, rows: np.ndarray, penalised: Sequence[int], commits: Mapping[int, bytes]
-) -> list[int]:
-    """For each penalised sample, the weights of all tokens sampled so far, plus IN_PROMPT times those of the prompt's tokens."""
-    placeholders, entries, found = _placeholders(state, commits), np.flatnonzero(scheduled.samples)[penalised], []
-    for entry in entries.tolist():
-        id_, row = int(scheduled.ids[entry]), rows[entry]
-        known = extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
-        ahead = np.array(placeholders.get((id_, int(scheduled.preemption_counts[entry])), ()), dtype=known.dtype)
-        tokens, length = np.concatenate((known, ahead)), state.requests[id_].prompt_length
-        sampled, prompt = (
-            tokens[length : int(scheduled.starts[entry] + scheduled.counts[entry])],
-            np.unique(tokens[:length]),
-        )
-        found.append(counted(weights_of(sampled), weights_of(prompt)))
-    return found
+    state: State, scheduled: StepInFlight, rows: np.ndarray, entry: int, end: int, ahead: Mapping[tuple[int, int], list[int]]
+) -> int:
+    """For a sample at position `end`, the weights of all tokens sampled so far, plus IN_PROMPT times those of the prompt's
+    tokens."""
+    id_, row = int(scheduled.ids[entry]), rows[entry]
+    known = extents.read(state.tokens, int(state.rows.tokens_at[row]), int(state.rows.known[row]))
+    more = np.array(ahead.get((id_, int(scheduled.preemption_counts[entry])), ()), dtype=known.dtype)
+    tokens, length = np.concatenate((known, more)), state.requests[id_].prompt_length
+    return counted(weights_of(tokens[length:end]), weights_of(np.unique(tokens[:length])))
 
 
 def _token_ids(
-    state: State, scheduled: StepInFlight, rows: np.ndarray, positions: np.ndarray, commits: Mapping[int, bytes]
+    state: State, scheduled: StepInFlight, rows: np.ndarray, positions: np.ndarray, ahead: Mapping[tuple[int, int], list[int]]
 ) -> np.ndarray:
-    """int64[T]: known tokens from the histories, and others from the steps that sampled them."""
+    """int64[T]: known tokens from the histories, and others from the steps that sampled them or from this step's drafts."""
     known = np.repeat(state.rows.known[rows], scheduled.counts)
     at = np.repeat(state.rows.tokens_at[rows], scheduled.counts) + np.minimum(positions, known - 1)
     tokens = extents.gather(state.tokens, at).astype(np.int64)
-    ahead = np.flatnonzero(positions >= known)
-    if len(ahead):
-        placeholders, owners = _placeholders(state, commits), np.repeat(np.arange(len(rows)), scheduled.counts)
-        pairs = list(zip(scheduled.ids.tolist(), scheduled.preemption_counts.tolist()))
-        tokens[ahead] = [placeholders[pairs[owners[place]]][positions[place] - known[place]] for place in ahead.tolist()]
+    unknown = np.flatnonzero(positions >= known)
+    if len(unknown):
+        entries, owners = np.repeat(np.arange(len(rows)), scheduled.counts), _owners(scheduled, ALL)
+        tokens[unknown] = [ahead[owners[entries[place]]][positions[place] - known[place]] for place in unknown.tolist()]
     return tokens
 
 
-def _placeholders(state: State, commits: Mapping[int, bytes]) -> dict[tuple[int, int], list[int]]:
-    """By request and preemption count: tokens that earlier steps sampled and `state` does not know yet, in order."""
+def _ahead(state: State, newest: StepInFlight, commits: Commits, drafts: bytes) -> dict[tuple[int, int], list[int]]:
+    """By request and preemption count: tokens that earlier steps sampled and `state` does not know yet, in order, and then the
+    drafts of the newest step."""
     found: dict[tuple[int, int], list[int]] = {}
     for scheduled in state.in_flight[:-1]:
-        pairs = zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist())
-        for pair, token in zip(pairs, unpack_tokens(commits[scheduled.step]).tolist(), strict=True):
-            found.setdefault(pair, []).append(token)
+        commit = commits[scheduled.step]
+        counts, _ = runs_in(commit, int(np.count_nonzero(scheduled.samples)))
+        _extend(found, _owners(scheduled, scheduled.samples), counts, unpack_tokens(commit.tokens))
+    if newest.drafts is not None:
+        _extend(found, _owners(newest, ALL), newest.drafts, unpack_tokens(drafts))
     return found
+
+
+def _extend(
+    found: dict[tuple[int, int], list[int]], owners: list[tuple[int, int]], counts: np.ndarray, tokens: np.ndarray
+) -> None:
+    """Append each owner's run of tokens."""
+    repeated = [owner for owner, count in zip(owners, counts.tolist()) for _ in range(count)]
+    for owner, token in zip(repeated, tokens.tolist(), strict=True):
+        found.setdefault(owner, []).append(token)
 
 
 def _slots(state: State, scheduled: StepInFlight, tables: np.ndarray, positions: np.ndarray, group: int) -> np.ndarray:

@@ -5,7 +5,8 @@ Keeps nothing between steps. Slow; it is the specification against which `batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -28,18 +29,21 @@ from vnext.state.params import CHOOSING, Sampling, is_filtered, is_penalised
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import row_table
 
-Sampled = dict[tuple[int, int, int], int]
-"""(step, request id, preemption count) -> token sampled by a step that is still in flight."""
+Sampled = Mapping[tuple[int, int, int], Sequence[int]]
+"""(step, request id, preemption count) -> tokens sampled by a step that is still in flight."""
+Drafts = Mapping[int, Sequence[int]]
+"""Request id -> the drafts that the newest step computes for it."""
+NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 def rebuild(
-    state: State, sampled: Sampled, vocab_size: int, vocabulary: Vocabulary | None = None
+    state: State, sampled: Sampled, vocab_size: int, vocabulary: Vocabulary | None = None, drafts: Drafts = NO_DRAFTS
 ) -> StepInputs:
     """The newest step in flight as tensors on the CPU; `sampled` holds the tokens that earlier steps sampled.
 
-    `vocabulary`: what constraints are matched with.
+    `vocabulary`: what constraints are matched with. The step starts where it does in truth and has just these `drafts`.
     """
-    entries = list(entries_of(state, sampled))
+    entries = list(entries_of(state, sampled, drafts))
     starts = np.cumsum([0, *(entry.end - entry.start for entry in entries)])
     contexts = [entry.end for entry in entries]
     width = blocks_for(max(contexts), state.config.block_size)
@@ -51,32 +55,36 @@ def rebuild(
         query_starts=torch.tensor(starts, dtype=torch.int32),
         context_lengths=torch.tensor(contexts, dtype=torch.int32),
         block_table=first.block_table,
-        sample_at=torch.tensor([last - 1 for entry, last in zip(entries, starts[1:].tolist()) if entry.samples], dtype=torch.int64),
+        sample_at=torch.tensor(
+            [last - 1 - back for entry, last in zip(entries, starts[1:].tolist()) for back in entry.samples], dtype=torch.int64
+        ),
         host=HostBatch(starts.astype(np.int32), np.array(contexts, dtype=np.int32)),
         groups=tuple(others),
     )
-    rows = [(entry.row, entry.history, entry.end) for entry in entries if entry.samples]
+    rows = [(each.row, each.history[: each.end - back], each.end - back) for each in entries for back in each.samples]
     return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
 
 
 class Entry(NamedTuple):
-    """One request of a step: its row, its tokens, its pages, the positions [start, end) that it computes."""
+    """One request of a step: its row, its tokens, its pages, the positions [start, end) that it computes, and how many of them
+    come behind each of its samples."""
 
     row: int
     history: list[int]
     table: list[int]
     start: int
     end: int
-    samples: bool
+    samples: Sequence[int]
 
 
-def entries_of(state: State, sampled: Sampled) -> Iterator[Entry]:
+def entries_of(state: State, sampled: Sampled, drafts: Drafts) -> Iterator[Entry]:
     """The entries of the newest step in flight."""
     scheduled = state.in_flight[-1]
     for id_, start, count, samples in zip(scheduled.ids, scheduled.starts, scheduled.counts, scheduled.samples):
         row = int(np.flatnonzero(state.rows.id == id_)[0])
-        history, table = history_of(state, row, sampled), row_table(state, row).tolist()
-        yield Entry(row, history, table, int(start), int(start + count), bool(samples))
+        own, table = list(drafts.get(int(id_), ())), row_table(state, row).tolist()
+        history = history_of(state, row, sampled) + own
+        yield Entry(row, history, table, int(start), int(start + count), range(len(own), -1, -1) if samples else ())
 
 
 def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabulary | None) -> Allowed | None:
@@ -100,7 +108,7 @@ def places_of(config: SchedulerConfig, entries: list[Entry], group: int, width: 
         pages = entry.table[group::groups]
         slots += [pages[position // size] * size + position % size for position in range(entry.start, entry.end)]
         first = max(entry.start - window + 1, 0) // size if window else 0
-        seen = pages[first:width]
+        seen = pages[first : blocks_for(entry.end, size)]
         tables[at, first : first + len(seen)] = torch.tensor(seen, dtype=torch.int32)
     return GroupPlaces(torch.tensor(slots, dtype=torch.int64), tables)
 
@@ -109,9 +117,7 @@ def history_of(state: State, row: int, sampled: Sampled) -> list[int]:
     """All tokens of a row: the known ones, and those that its earlier steps in flight sampled."""
     id_, preemptions = int(state.rows.id[row]), int(state.rows.preemption_count[row])
     placeholders = [
-        sampled[scheduled.step, id_, preemptions]
-        for scheduled in state.in_flight[:-1]
-        if (scheduled.step, id_, preemptions) in sampled
+        token for scheduled in state.in_flight[:-1] for token in sampled.get((scheduled.step, id_, preemptions), ())
     ]
     return row_tokens(state, row).tolist() + placeholders
 

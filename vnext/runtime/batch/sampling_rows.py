@@ -6,6 +6,7 @@ row grow by one entry a token and are built from scratch only when the request j
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,14 @@ class TokenCounts:
         self.prompt[torch.from_numpy(tokens[:prompt_length].astype(np.int64))] = True
         counts = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
         self.output = torch.from_numpy(counts)
+
+    def plus(self, tokens: np.ndarray) -> TokenCounts:
+        """The counts with these output tokens too."""
+        if not len(tokens):
+            return self
+        more = copy(self)
+        more.output = self.output + torch.from_numpy(np.bincount(tokens, minlength=len(self.output)).astype(np.int32))
+        return more
 
 
 class CachedInputs(NamedTuple):
@@ -97,8 +106,13 @@ class SamplingColumns:
         """(index among `places`, why) of the rows whose constraint cannot be followed."""
         return self._masks.failed(self._masks.of(places))
 
-    def inputs(self, places: np.ndarray, positions: np.ndarray) -> tuple[SamplingInputs | None, np.ndarray]:
-        """Inputs of the sampled rows (int64[S] each), and the number of alternatives that each asked for."""
+    def inputs(
+        self, places: np.ndarray, positions: np.ndarray, before: list[np.ndarray] | None = None
+    ) -> tuple[SamplingInputs | None, np.ndarray]:
+        """Inputs of the sampled rows (int64[S] each), and the number of alternatives that each asked for.
+
+        `before`: the drafts between each row's last token and its sample (int32[m] each), None for none.
+        """
         if len(places) == 0:
             return None, self._columns["logprobs"][places]
         cached_inputs = self._cached_inputs
@@ -111,7 +125,7 @@ class SamplingColumns:
         return SamplingInputs(
             **cached_inputs.fields,
             position=position,
-            penalties=self._penalties(places, special),
+            penalties=self._penalties(places, special, before),
             banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]]),
         ), cached_inputs.logprobs
 
@@ -130,9 +144,12 @@ class SamplingColumns:
         }
         return CachedInputs(places.tobytes(), fields, logprobs, special)
 
-    def _penalties(self, places: np.ndarray, special: list[tuple[int, Sampling]]) -> Penalties | None:
+    def _penalties(
+        self, places: np.ndarray, special: list[tuple[int, Sampling]], before: list[np.ndarray] | None
+    ) -> Penalties | None:
         rows = [(at, sampling) for at, sampling in special if is_penalised(sampling)]
-        return penalties(rows, [self._counts[int(places[at])] for at, _ in rows])
+        counts = [self._counts[int(places[at])] for at, _ in rows]
+        return penalties(rows, counts if before is None else [each.plus(before[at]) for each, (at, _) in zip(counts, rows)])
 
 
 def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Penalties | None:

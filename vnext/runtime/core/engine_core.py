@@ -146,13 +146,13 @@ class EngineCore:
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         self._compare_digests(message)
         if message.rank == 0:
+            event = message.commit
             for due in self._due.values():
-                due.commits[message.step] = message.tokens
+                due.commits[message.step] = event
             self._step_seconds += message.seconds
             self._recorder.took(message.step, message.seconds)
             self._progress.took(self.state.in_flight[0].tokens, message.seconds)
             self._abort_failed(message.failed)
-            event = StepCommitted(step=message.step, tokens=message.tokens)
             if message.prompts:
                 self._untold.append((None, prompt_outputs(self.state, message.prompts)))
             if not is_last or not self._is_steady_turn(event, message.logprobs):
@@ -292,6 +292,8 @@ class EngineCore:
             digest_checks=self._digest_checks,
             stalled=self._stalled,
             step_silent_seconds=self._progress.silent_s,
+            draft_tokens=counters.draft_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
 

@@ -44,6 +44,8 @@ from vnext.runtime.settings import (
     SettingsError,
     reads_generation_config,
 )
+from vnext.runtime.speculation import speculation_of
+from vnext.state.config import MEASURED
 from vnext.state.errors import IllegalEvent, LawBroken
 from vnext.state.events import EngineStarted
 
@@ -143,7 +145,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
     """The executor of the ranks' processes, which have received nothing yet; without processes, one rank in this process."""
     engine = settings.engine
-    threads = threads_of(engine)
+    threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
 
     def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
         return RankSettings(
@@ -164,6 +166,8 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config="auto" if reads_generation_config(engine) else "none",
             gpu=gpu_settings(engine),
+            speculates=speculation is not None,
+            measures_row_cost=speculation is not None and speculation.row_cost == MEASURED,
         )
 
     if engine.executor == "inproc":

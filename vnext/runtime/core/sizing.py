@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.settings import EngineSettings, SettingsError
+from vnext.runtime.speculation import speculation_of
 from vnext.sched.policies import PolicyError, policy_of
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import MEASURED, SchedulerConfig
 from vnext.state.windows import pages_needed
 
 ASYNC_DEPTH = 2
@@ -22,6 +23,8 @@ ASYNC_DEPTH = 2
 def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequence[RankReady]) -> SchedulerConfig:
     """The engine's bounds. Raises SettingsError."""
     bounds = _bounds(settings, model)
+    if bounds.speculation is not None and bounds.speculation.row_cost == MEASURED:
+        bounds = replace(bounds, speculation=replace(bounds.speculation, row_cost=ranks[0].row_cost))
     bounds = replace(bounds, page_count=cache_blocks(settings, bounds, ranks))
     length = fitting_length(settings, bounds)
     if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < length:
@@ -49,6 +52,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         vocab_size=model.vocab_size,
         digest_interval=settings.digest_interval,
         windows=model.windows if any(model.windows) else (),
+        speculation=speculation_of(settings.speculative_config),
     )
 
 

@@ -23,9 +23,10 @@ from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.row_cost import row_cost
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
-from vnext.runtime.settings import RankSettings
+from vnext.runtime.settings import RankSettings, SettingsError
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
@@ -37,6 +38,11 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     start_threads(settings.threads)
     if resolved_device(settings.device, settings.world_size) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
+    if settings.speculates:
+        raise SettingsError(
+            "--speculative-config is given, and this engine runs on a GPU, where drafts are not computed yet: leave it out, or "
+            "take --device cpu"
+        )
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
 
     device = open_device(settings.rank)
@@ -87,6 +93,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
         environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
+        row_cost=row_cost(runner) if settings.measures_row_cost else 0,
     )
 
 

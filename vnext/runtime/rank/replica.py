@@ -34,7 +34,7 @@ class Rank:
         self._state: State | None = None
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
-        self._own_tokens: dict[int, bytes] = {}
+        self._own: dict[int, StepCommitted] = {}
 
     @property
     def poll_timeout_s(self) -> float | None:
@@ -59,23 +59,25 @@ class Rank:
             self.steps.start(self._state)
             return
         if isinstance(event, StepCommitted):
-            event = replace(event, tokens=self._own(event.step))
+            event = self._own_commit(event.step)
         self._state = reduce(self._state, event)
         if isinstance(event, StepPlanned):
             self.steps.launch(self._state)
             self._asked.append(self._report(event.step))
 
-    def _own(self, step: int) -> bytes:
-        """This rank's samples of a step that is now committed."""
-        while step not in self._own_tokens:
+    def _own_commit(self, step: int) -> StepCommitted:
+        """The commit of a step with this rank's samples."""
+        while step not in self._own:
             self._wait_for_step()
-        return self._own_tokens.pop(step)
+        return self._own.pop(step)
 
     def _wait_for_step(self) -> None:
         """Wait for the oldest step; keep its tokens and queue its result."""
         report, computed = self._asked.popleft(), self.steps.wait()
-        self._own_tokens[report.step] = computed.tokens
-        names = ("tokens", "logprobs", "failed", "prompts") if self._rank == 0 else ()
+        self._own[report.step] = StepCommitted(
+            step=report.step, tokens=computed.tokens, counts=computed.counts, drafted=computed.drafted
+        )
+        names = ("tokens", "logprobs", "failed", "prompts", "counts", "drafted", "drafts") if self._rank == 0 else ()
         reported = {name: getattr(computed, name) for name in names}
         self._completed.append(replace(report, seconds=computed.seconds, fed=computed.fed, **reported))
 

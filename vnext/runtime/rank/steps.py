@@ -22,7 +22,8 @@ from vnext.state.state import State
 class Computed(NamedTuple):
     """The results of a step, which later steps do not overwrite: sampled tokens (int32 bytes) and their log-probabilities, the
     seconds from launch to result, the words of the model's inputs (`fed`) where due, (request, why) of the samples whose
-    constraint cannot be followed, and what the step computed of prompts."""
+    constraint cannot be followed, and what the step computed of prompts. `counts` and `drafted` are those of StepCommitted, and
+    `drafts` what `fed` hashed."""
 
     tokens: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -30,6 +31,9 @@ class Computed(NamedTuple):
     fed: tuple[int, ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
     prompts: tuple[PromptResult, ...] = ()
+    counts: bytes = b""
+    drafted: bytes = b""
+    drafts: bytes = b""
 
 
 class Steps(Protocol):
@@ -75,10 +79,15 @@ class HostSteps:
         words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
-        self._batch.take_sampled(scheduled, outputs.tokens)
-        tokens = pack_tokens(outputs.tokens)  # copied now: the next step overwrites the outputs
+        found = self._batch.take_sampled(scheduled, outputs.tokens)
+        tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
         seconds = time.perf_counter() - began_s
-        self._done.append(Computed(tokens, outputs.logprobs, seconds, words, failed, outputs.prompts))
+        done = Computed(tokens, outputs.logprobs, seconds, words, failed, outputs.prompts)
+        if found is not None and found.counts:
+            logprobs = tuple(done.logprobs[at] for at in found.samples.tolist()) if done.logprobs else ()
+            drafts = pack_tokens(found.drafts) if words else b""
+            done = done._replace(logprobs=logprobs, counts=found.counts, drafted=found.drafted, drafts=drafts)
+        self._done.append(done)
 
     def is_there(self) -> bool:
         return bool(self._done)

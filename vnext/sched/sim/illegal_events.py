@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.checks.plain_state import PlainState
+from vnext.sched.sim.drafts import draft_room
 from vnext.sched.sim.laws import wanted
 from vnext.sched.sim.rng import Rng
 from vnext.state.events import (
@@ -52,9 +53,12 @@ def strange_plan(rng: Rng, seen: PlainState) -> StepPlanned | None:
         return None
     gone = [row for row in range(len(seen)) if rng.happens(10)]
     want, budget, changed = wanted(seen), config.max_num_batched_tokens, []
+    room = [0 if gone else most for most in draft_room(seen)]
     for row, most in enumerate(want[row] for row in range(len(seen)) if row not in gone):
         tokens = max(min(most, budget), 0)
         tokens = rng.below(tokens + 1) if rng.happens(40) else tokens
+        if tokens == most == 1 and room[row] and budget > 1:
+            tokens += rng.below(min(room[row], budget - 1) + 1)
         changed.append((row, tokens))
         budget -= tokens
     admitted: list[tuple[int, int]] = []
@@ -83,7 +87,25 @@ def committed_with_other_tokens(rng: Rng, seen: PlainState) -> AnyEvent:
     data = [pack_tokens([1] * (asked + 1)), pack_tokens([1] * asked) + b"\x01"]
     if asked:
         data += [pack_tokens([1] * (asked - 1)), pack_tokens([1] * (asked - 1) + [-1])]
-    return StepCommitted(step=seen.state.committed, tokens=rng.choose(data))
+    event = StepCommitted(step=seen.state.committed, tokens=rng.choose(data))
+    return _committed_with_other_drafts(rng, seen) if asked and sum(seen.in_flight[0].drafts) else event
+
+
+def _committed_with_other_drafts(rng: Rng, seen: PlainState) -> AnyEvent:
+    """More drafts than were planned, more tokens kept than there were drafts, none at all, or too few numbers."""
+    step = seen.in_flight[0]
+    drafts = [count for count, samples in zip(step.drafts, step.samples) if samples]
+    counts, drafted = rng.choose(
+        (
+            ([1] * len(drafts), [count + 1 for count in drafts]),
+            ([count + 2 for count in drafts], drafts),
+            ([0] * len(drafts), drafts),
+            ([1] * (len(drafts) - 1), drafts),
+            ([1] * len(drafts), [*drafts, 0]),
+        )
+    )
+    tokens = pack_tokens([1] * sum(counts))
+    return StepCommitted(step=step.step, tokens=tokens, counts=bytes(counts), drafted=bytes(drafted))
 
 
 def planned_at_another_time(rng: Rng, seen: PlainState) -> AnyEvent:
@@ -112,12 +134,12 @@ def _wrong_rows(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:
 
 def _wrong_tokens(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:
     """A row takes more than it wants or a negative number, or no row takes anything."""
-    rest = [row for row in range(len(seen)) if row not in plan.preempted]
+    rest, room = [row for row in range(len(seen)) if row not in plan.preempted], draft_room(seen)
     yield Changes(changed=tuple((row, 0) for row in range(len(rest))), admitted=())
     for place, row in enumerate(rest[:2]):
         most = min(seen.known[row] + seen.placeholders[row], seen.limit[row] - 1) - seen.computed[row]
         yield Changes(changed=(*plan.changed, (place, -1)))
-        yield Changes(changed=(*plan.changed, (place, most + 1)))
+        yield Changes(changed=(*plan.changed, (place, most + (0 if plan.preempted else room[row]) + 1)))
 
 
 def _wrong_admissions(plan: StepPlanned, seen: PlainState) -> Iterator[Changes]:

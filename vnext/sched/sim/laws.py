@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_whole_prompt, surely_hit
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
+from vnext.sched.sim.drafts import with_drafts
 from vnext.sched.sim.order import policy_keys
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, RequestArrived, StepPlanned
+from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 
@@ -50,7 +51,7 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
         rows, later = [row for row, id_ in enumerate(before.id) if id_ not in after.id], set()
     if rows:
         tails_leave_first(before, rows, after, later)
-        endings_are_not_indexed(before, rows, after, later)
+        endings_are_not_indexed(before, event, rows, after, later)
 
 
 # ---- decisions ---------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def fair_share(seen: PlainState) -> Share:
             tokens[worst] = pages[worst] = 0
         if row not in victims:
             tokens[row], pages[row], free, budget = count, need, free - need, budget - count
-    return Share(victims, tokens)
+    return Share(victims, tokens if victims else with_drafts(seen, tokens))
 
 
 def rows_best_first(seen: PlainState) -> list[int]:
@@ -294,16 +295,21 @@ def tails_leave_first(before: PlainState, gone: Sequence[int], after: PlainState
         raise LawBroken("P1", f"blocks {freed} are queued at {places}, not in the order in which they were freed")
 
 
-def endings_are_not_indexed(before: PlainState, gone: Sequence[int], after: PlainState, later: set[int]) -> None:
+def endings_are_not_indexed(
+    before: PlainState, event: AnyEvent, gone: Sequence[int], after: PlainState, later: set[int]
+) -> None:
     """P1: the token that ends a request is in no named block: what the cache offers may not depend on the pipeline.
 
-    `later`: pages that others may have taken, filled, named and given back in the same plan.
+    `later`: pages that others may have taken, filled, named and given back in the same plan. Drafts that were kept before the
+    end may have completed blocks.
     """
+    counts = dict(zip(before.in_flight[0].owed, event.counts)) if isinstance(event, StepCommitted) else {}
     names, size, groups = after.state.pool.prefix_index, before.state.config.block_size, before.state.config.group_count
     if len(names) == 0:
         return
     for row in gone:
-        full = min(before.computed[row], before.known[row]) // size
+        kept = counts.get((before.id[row], before.preemption_count[row]), 1) - 1
+        full = min(before.computed[row], before.known[row] + kept) // size
         for block in set(before.tables[row][full * groups :]).intersection(before.held[row]):
             if after.holders[block] == 0 and names.hash_of(block) is not None and block not in later:
                 raise LawBroken("P1", f"request {before.id[row]} has left, and its unfinished block {block} has a name")

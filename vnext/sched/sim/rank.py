@@ -16,6 +16,7 @@ import xxhash
 
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
+from vnext.sched.sim.drafts import drafts_behind
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
 from vnext.state.reduce import reduce, start
@@ -29,14 +30,17 @@ token_word = Struct("<i")
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """A rank's result of a step: sampled tokens (int32 bytes) and its digest of the state in which it ran.
+    """A rank's result of a step: its commit, and the rank's digest of the state in which it ran.
 
     The digest is 0 if none was requested of the rank.
     """
 
-    step: int
-    tokens: bytes
+    event: StepCommitted
     digest: int
+
+    @property
+    def step(self) -> int:
+        return self.event.step
 
 
 class Story:
@@ -81,7 +85,7 @@ def _ids(data: bytes) -> tuple[int, ...]:
 class Work(msgspec.Struct, frozen=True):
     """One scheduled request of a step: its table, its story, and the range [start, end) that it computes.
 
-    `known` counts its tokens, including those that steps in flight sampled.
+    `known` counts its tokens, including those that steps in flight sampled. `drafts` are computed behind `end`.
     """
 
     id: int
@@ -92,6 +96,22 @@ class Work(msgspec.Struct, frozen=True):
     end: int
     known: int
     samples: bool
+    drafts: list[int]
+
+    @property
+    def chains(self) -> list[int]:
+        """The digests that the step's places hold when it has run: of the drafts too."""
+        if not self.drafts:
+            return self.story.chains
+        chains = self.story.chains[: self.end]
+        for token in self.drafts:
+            chains.append((chains[-1] * CHAIN_FACTOR + token + 1) & CHAIN_MASK)
+        return chains
+
+    @property
+    def last(self) -> int:
+        """The end of all that the step computes."""
+        return self.end + len(self.drafts)
 
 
 class Rank:
@@ -108,6 +128,7 @@ class Rank:
         self._chain_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
+        self._runs: deque[tuple[bytes, bytes]] = deque()
 
     def fold(self, event: AnyEvent, shared: PlainState | None = None, digests: bool = True) -> StepResult | None:
         """The result of a planned step, None for every other event. Divergence if the cache is wrong.
@@ -116,36 +137,45 @@ class Rank:
         `digests`: whether a result has this rank's digest.
         """
         if isinstance(event, StepCommitted):
-            if b"".join(self._in_flight.popleft().values()) != event.tokens:
+            if b"".join(self._in_flight.popleft().values()) != event.tokens or self._runs.popleft() != _runs(event):
                 raise Divergence(f"step {event.step} was committed with tokens that this rank did not sample")
         self.state = reduce(self.state, event) if shared is None else shared.state
         if isinstance(event, RequestArrived):
             self._salts[event.id] = event.cache_salt
         if not isinstance(event, StepPlanned):
             return None
-        tokens = self._run(shared or PlainState(self.state))
-        return StepResult(event.step, tokens, digest(self.state) if digests and shared is None else 0)
+        commit = self._run(event.step, shared or PlainState(self.state))
+        return StepResult(commit, digest(self.state) if digests and shared is None else 0)
 
-    def _run(self, seen: PlainState) -> bytes:
+    def _run(self, step: int, seen: PlainState) -> StepCommitted:
         works = self._works(seen)
         for work in works:
             self._write(work)
         for work in works:
             self._read(work)
-        tokens = {(work.id, work.preemption_count): self._sample(work) for work in works if work.samples}
+        sampling = [work for work in works if work.samples]
+        tokens = {(work.id, work.preemption_count): self._sample(work) for work in sampling}
+        commit = StepCommitted(step=step, tokens=b"".join(tokens.values()))
+        if any(work.drafts for work in sampling):
+            counts, drafted = bytes(len(each) // 4 for each in tokens.values()), bytes(len(work.drafts) for work in sampling)
+            commit = msgspec.structs.replace(commit, counts=counts, drafted=drafted)
         self._in_flight.append(tokens)
+        self._runs.append(_runs(commit))
         self._forget_stories()
-        return b"".join(tokens.values())
+        return commit
 
     def _works(self, seen: PlainState) -> list[Work]:
         step, works = seen.in_flight[-1], []
         row_of = {id_: row for row, id_ in enumerate(seen.id)}
-        for id_, preemptions, first, count, samples in zip(
-            step.ids, step.preemption_counts, step.starts, step.counts, step.samples
+        for id_, preemptions, first, count, samples, drafts in zip(
+            step.ids, step.preemption_counts, step.starts, step.counts, step.samples, step.drafts
         ):
             row = row_of[id_]
             story, known = self._story(id_, preemptions, seen.histories[row])
-            work = Work(id_, preemptions, seen.tables[row], story, first, first + count, known, samples)
+            first = min(first, known - (count - drafts))  # planned as if all drafts in flight were kept
+            end = first + count - drafts
+            drafted = self._drafts(id_, story, end, drafts)
+            work = Work(id_, preemptions, seen.tables[row], story, first, end, known, samples, drafted)
             if seen.hashed_blocks[row] and self.state.config.prefix_caching:
                 self._compare_name(work, seen.hashed_blocks[row])
             works.append(work)
@@ -181,12 +211,12 @@ class Rank:
             raise Divergence(f"request {work.id} computes {work.end} of {work.known} tokens, samples: {work.samples}")
         size = len(self.cache[0])
         room = len(work.table) // self._groups * size
-        if work.end > room:
-            raise Divergence(f"request {work.id} computes {work.end} tokens and has room for {room}")
-        chains = work.story.chains
+        if work.last > room:
+            raise Divergence(f"request {work.id} computes {work.last} tokens and has room for {room}")
+        chains = work.chains
         for group in range(self._groups):
             pages, mark = work.table[group :: self._groups], group * GROUP_STEP
-            for place in range(work.start, work.end):
+            for place in range(work.start, work.last):
                 self.cache[pages[place // size]][place % size] = chains[place] + mark
 
     def _read(self, work: Work) -> None:
@@ -195,36 +225,60 @@ class Rank:
         found: list[int] = []
         for block in work.table:
             found += self.cache[block]
-        right = work.story.chains[: work.end]
-        if found[: work.end] != right:
+        right = work.chains[: work.last]
+        if found[: work.last] != right:
             at = next(place for place, chain in enumerate(right) if found[place] != chain)
             raise Divergence(f"request {work.id} reads other content at its position {at}")
 
     def _read_windows(self, work: Work) -> None:
         """Check everything that the step's queries see in each group's layers; a window ends at the query."""
-        size, chains = len(self.cache[0]), work.story.chains
+        size, chains = len(self.cache[0]), work.chains
         for group, window in enumerate(self.state.config.windows):
             pages, mark = work.table[group :: self._groups], group * GROUP_STEP
             first = max(work.start - window + 1, 0) if window else 0
             found: list[int] = []
-            for page in pages[first // size : -(-work.end // size)]:
+            for page in pages[first // size : -(-work.last // size)]:
                 found += self.cache[page] if page >= 0 else self._nothing
-            found = found[first % size : first % size + work.end - first]
-            right = [chain + mark for chain in chains[first : work.end]]
+            found = found[first % size : first % size + work.last - first]
+            right = [chain + mark for chain in chains[first : work.last]]
             if found != right:
                 place = first + next(at for at, chain in enumerate(right) if found[at] != chain)
                 raise Divergence(f"request {work.id} reads other content at its position {place} in group {group}")
 
     def _sample(self, work: Work) -> bytes:
-        """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up."""
-        seed = self.state.requests[work.id].sampling.seed
-        return token_word.pack((seed + work.story.weights[work.end]) % self.state.config.vocab_size)
+        """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up.
+
+        Behind each draft that is the token before it, one more.
+        """
+        seed, vocab_size = self.state.requests[work.id].sampling.seed, self.state.config.vocab_size
+        weight = work.story.weights[work.end]
+        tokens = [(seed + weight) % vocab_size]
+        for place, draft in enumerate(work.drafts, start=work.end + 1):
+            if draft != tokens[-1]:
+                break
+            weight += place * draft
+            tokens.append((seed + weight) % vocab_size)
+        return b"".join(map(token_word.pack, tokens))
+
+    def _drafts(self, id_: int, story: Story, end: int, most: int) -> list[int]:
+        """What the drafter makes of a request's tokens."""
+        seed, vocab_size = self.state.requests[id_].sampling.seed + id_, self.state.config.vocab_size
+        weight, drafts = story.weights[end] if most else 0, list[int]()
+        for place, is_right in enumerate(drafts_behind(self.state.config, seed, end, most), start=end + 1):
+            right = (self.state.requests[id_].sampling.seed + weight) % vocab_size
+            drafts.append(right if is_right else (right + 1) % vocab_size)
+            weight += place * drafts[-1]
+        return drafts
 
     def _forget_stories(self) -> None:
         requests = self.state.requests
         if len(self._stories) > 2 * len(requests) + STORIES_SPARE:
             self._stories = {id_: story for id_, story in self._stories.items() if id_ in requests}
             self._salts = {id_: salt for id_, salt in self._salts.items() if id_ in requests}
+
+
+def _runs(event: StepCommitted) -> tuple[bytes, bytes]:
+    return event.counts, event.drafted
 
 
 def rebuilt(events: list[AnyEvent]) -> Rank:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.params import LAST, MEAN, NO_LOGPROBS, NO_POOLING, Sampling
 
 LARGE_MAX_NUM_SEQS = 20
@@ -26,6 +26,8 @@ WINDOWS = ((1,), (2,), (4,), (7,), (16,), (0, 4), (0, 4), (3, 0), (5, 5), (0, 0)
 PAGE_COUNT_MAX = 600
 SCORED_SEEDS = 8
 """In one of so many scenarios every third request is scored and every third embedded; nothing is drawn for it."""
+DRAFTING_SEEDS = 8
+"""One in so many scenarios speculates; nothing is drawn for it."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -38,6 +40,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config = as_duel(rng.fork(), config)
     elif kind < 10:
         config = as_squeeze(rng.fork(), config)
+    if speculates(seed):
+        config = replace(config, speculation=speculation_of(seed // DRAFTING_SEEDS))
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
         clients = scored(clients)
@@ -52,6 +56,17 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         faults=draw_faults(rng.fork(), config),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
     )
+
+
+def speculates(seed: int) -> bool:
+    """Whether the engine of this seed's scenario speculates."""
+    return seed % DRAFTING_SEEDS == DRAFTING_SEEDS - 4
+
+
+def speculation_of(number: int) -> Speculation:
+    """Few drafts and many, at no cost and at all costs."""
+    drafts, costs = (1, 2, 3, 4, 5, 6, 7, 20), (0, 0, 30, 400, 1000)
+    return Speculation(num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5])
 
 
 def draw_config(rng: Rng) -> SchedulerConfig:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
+from vnext.sched.sim.drafts import drafts_behind
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
     AnyEvent,
@@ -294,9 +296,15 @@ class Author:
         if not self.state.in_flight:
             return None
         scheduled = self.state.in_flight[0]
-        ends = (scheduled.starts + scheduled.counts)[scheduled.samples].tolist()
-        tokens = [self._token(id_, end) for id_, end in zip(scheduled.ids[scheduled.samples].tolist(), ends)]
-        return StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens))
+        drafts = np.zeros_like(scheduled.counts) if scheduled.drafts is None else scheduled.drafts
+        ends = (scheduled.starts + scheduled.counts - drafts)[scheduled.samples].tolist()
+        asked = list(zip(scheduled.ids[scheduled.samples].tolist(), ends, drafts[scheduled.samples].tolist()))
+        seeds = [self._arrivals[id_].sampling.seed + id_ for id_, *_ in asked]
+        guesses = [drafts_behind(self.state.config, seed, end, most) for seed, (_, end, most) in zip(seeds, asked)]
+        kept = [(*each, False).index(False) + 1 for each in guesses]
+        places = [(id_, end + place) for (id_, end, _), count in zip(asked, kept) for place in range(count)]
+        commit = StepCommitted(step=scheduled.step, tokens=pack_tokens([self._token(*each) for each in places]))
+        return replace(commit, counts=bytes(kept), drafted=bytes(map(len, guesses))) if any(guesses) else commit
 
     def _token(self, id_: int, place: int) -> int:
         """The request's token at a place of its history: the same one whenever it is sampled."""

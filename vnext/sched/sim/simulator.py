@@ -75,7 +75,7 @@ class Simulation:
         self.now_us = 0
         self.busy_until_us = 0
         self.refused = 0
-        self._results: dict[int, bytes] = {}
+        self._results: dict[int, StepCommitted] = {}
         self._asked_by: dict[int, Client] = {}
         self._ids: dict[int, RequestId] = {}
         self._leaving: list[RequestId] = []
@@ -231,15 +231,14 @@ class Simulation:
 
     def _take_result(self, result: StepResult) -> None:
         """Commit in step order: an early result waits, and a duplicate is dropped."""
-        event = StepCommitted(step=result.step, tokens=result.tokens)
+        event = result.event
         if result.step != self.state.committed:
             self.core.require_refused(event)
         if result.step < self.state.committed:
             return
-        self._results[result.step] = result.tokens
+        self._results[result.step] = event
         while self.state.committed in self._results:
-            step = self.state.committed
-            self._fold(StepCommitted(step=step, tokens=self._results.pop(step)))
+            self._fold(self._results.pop(self.state.committed))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 

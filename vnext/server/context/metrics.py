@@ -41,6 +41,8 @@ _COUNTERS = {
     "generated_tokens": ("vnext_generation_tokens", "Tokens sampled."),
     "prefix_queried_tokens": ("vnext_prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hit_tokens": ("vnext_prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "draft_tokens": ("vnext_spec_decode_num_draft_tokens", "Drafts computed."),
+    "accepted_tokens": ("vnext_spec_decode_num_accepted_tokens", "Drafts that were kept."),
     "ring_stalls": ("vnext_ring_stalls", "Times at which the ring to the ranks was full."),
     "ring_stall_seconds": ("vnext_ring_stall_seconds", "Time for which it was."),
     "step_seconds_sum": ("vnext_step_seconds", "Time spent in steps."),

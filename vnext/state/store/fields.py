@@ -27,6 +27,13 @@ STRUCTURE_FIELD_COUNT = 14
 TOKENS_AT, TOKENS_SIZE, TABLE_AT, TABLE_SIZE, BLOCK_HASH_0, BLOCK_HASH_1 = range(14, 20)
 FIELD_COUNT = 20
 
+# A second matrix in an engine that speculates: drafts in flight, and how often the request's drafts were kept of late.
+TENTATIVE, RATE = range(2)
+DRAFTING_FIELD_COUNT = 2
+RATE_ONE = 1 << 10
+NEW_ROW = (0, RATE_ONE * 3 // 4)
+"""What a row that joins starts with."""
+
 IGNORE_EOS = 1
 OWN_STOPS = 2
 

@@ -7,6 +7,8 @@ Token positions of a request are half-open ranges, counted from its first prompt
     [0, computed)                   in the cache, or planned to be before the next step runs
     [computed, known)               token ids are known, but not yet computed
     [known, known + placeholders)   sampled by steps in flight; only the ranks know these yet
+With speculation, `computed` and `placeholders` count every draft in flight as kept; a commit takes back the drafts that
+were not.
 """
 
 from __future__ import annotations
@@ -18,24 +20,31 @@ from vnext.state.store.fields import (
     BLOCK_HASH_0,
     BLOCKS,
     COMPUTED,
+    DRAFTING_FIELD_COUNT,
     FIELD_COUNT,
     HASHED_BLOCKS,
     ID,
     KNOWN,
     LIMIT,
+    NEW_ROW,
     PLACEHOLDERS,
     PREEMPTION_COUNT,
     PROMPT,
     TABLE_AT,
     TABLE_HASH,
+    TENTATIVE,
     TOKENS_AT,
 )
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """`cells` is int64[FIELD_COUNT, R]. Each property is one field over all rows: a view, not to be written."""
+    """`cells` is int64[FIELD_COUNT, R]. Each property is one field over all rows: a view, not to be written.
+
+    `drafting` int64[2, R] has the fields of vnext/state/drafting.py; None without speculation.
+    """
 
     cells: np.ndarray
+    drafting: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.cells.shape[1]
@@ -53,6 +62,11 @@ class Rows(msgspec.Struct, frozen=True):
     def computed(self) -> np.ndarray:
         """Tokens that are in the cache once all planned steps have run."""
         return self.cells[COMPUTED]
+
+    @property
+    def computed_at_least(self) -> np.ndarray:
+        """Tokens that are in the cache once all planned steps have run, even if no draft in flight is kept."""
+        return self.computed if self.drafting is None else self.computed - self.drafting[TENTATIVE]
 
     @property
     def placeholders(self) -> np.ndarray:
@@ -100,13 +114,15 @@ class Rows(msgspec.Struct, frozen=True):
         return self.cells[BLOCK_HASH_0:, row].tobytes()
 
 
-def no_rows() -> Rows:
-    return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64))
+def no_rows(speculates: bool = False) -> Rows:
+    drafting = np.empty((DRAFTING_FIELD_COUNT, 0), dtype=np.int64) if speculates else None
+    return Rows(np.empty((FIELD_COUNT, 0), dtype=np.int64), drafting)
 
 
 def kept_rows(rows: Rows, keep: np.ndarray) -> Rows:
     """The rows for which `keep` (bool[R]) is true. The matrix stays contiguous, as the kernels of columns.py require."""
-    return Rows(np.compress(keep, rows.cells, axis=1))
+    drafting = None if rows.drafting is None else np.compress(keep, rows.drafting, axis=1)
+    return Rows(np.compress(keep, rows.cells, axis=1), drafting)
 
 
 def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
@@ -114,7 +130,10 @@ def more_rows(rows: Rows, added: list[np.ndarray]) -> Rows:
     cells = np.empty((FIELD_COUNT, len(rows) + len(added)), dtype=np.int64)
     cells[:, : len(rows)] = rows.cells
     cells[:, len(rows) :] = np.array(added).T
-    return Rows(cells)
+    if rows.drafting is None:
+        return Rows(cells)
+    new = np.tile(np.array(NEW_ROW, dtype=np.int64)[:, None], len(added))
+    return Rows(cells, np.concatenate((rows.drafting, new), axis=1))
 
 
 def find_rows(rows: Rows, ids: np.ndarray, preemptions: np.ndarray) -> np.ndarray:

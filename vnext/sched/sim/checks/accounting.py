@@ -44,6 +44,7 @@ class Accounting:
                 self._planned(before, event, after)
             case StepCommitted():
                 self._reported(event, news)
+                self._drafted(before, event, after)
                 self.token_digest = xxhash.xxh3_64_intdigest(event.tokens, seed=self.token_digest)
                 if after.state.token_digest != self.token_digest:
                     raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
@@ -67,6 +68,19 @@ class Accounting:
                 self.counts["prompt_tokens"] += len(entry.arrival.prompt) // 4
             self.counts["prefix_hit_tokens"] += hit
             self.counts["prefix_queried_tokens"] += waiting.known if caching else 0
+
+    def _drafted(self, before: PlainState, event: StepCommitted, after: PlainState) -> None:
+        """Drafts count for requests that still run as they did when the step was planned."""
+        rates = dict(zip(zip(before.id, before.preemption_count), before.rates))
+        now = dict(zip(zip(after.id, after.preemption_count), after.rates))
+        for owner, count, drafted in zip(before.in_flight[0].owed, event.counts, event.drafted):
+            self.counts["accepted_tokens"] += (count - 1) * (owner in rates)
+            self.counts["draft_tokens"] += drafted * (owner in rates)
+            rate = rates.get(owner, 0)
+            for place in range(min(drafted, count)):
+                rate += ((1024 if place < count - 1 else 0) - rate) // 8
+            if now.get(owner, rate) != rate:
+                raise Divergence(f"D5: request {owner[0]} counts the rate {now[owner]} of kept drafts where it is {rate}")
 
     def _reported(self, event: StepCommitted, news: tuple[Output, ...]) -> None:
         sampled = unpack_tokens(event.tokens).tolist()

@@ -27,6 +27,7 @@ def contents(seen: PlainState) -> dict[str, object]:
         "waiting": state.waiting,
         "requests": dict(state.requests.mapping()),
         "flights": seen.in_flight,
+        "drafting": (seen.tentative, seen.rates),
     }
 
 

@@ -37,8 +37,10 @@ def surely_hit(before: PlainState, after: PlainState, waiting: Waiting) -> int:
 def given_back(seen: PlainState) -> set[int]:
     """Pages that the newest plan, which has just been folded, gave back for good: its own requests could not take them."""
     config, step, found = seen.state.config, seen.in_flight[-1], set()
-    start_of, size, groups = dict(zip(step.ids, step.starts)), config.block_size, config.group_count
-    for id_, computed, table in zip(seen.id, seen.computed, seen.tables if config.windows else ()):
+    size, groups = config.block_size, config.group_count
+    base_of = {id_: count - drafts for id_, count, drafts in zip(step.ids, step.counts, step.drafts)}
+    start_of = {id_: computed - base_of.get(id_, 0) for id_, computed in zip(seen.id, seen.at_least)}
+    for id_, computed, table in zip(seen.id, seen.at_least, seen.tables if config.windows else ()):
         for place, page in enumerate(table):
             group, last = place % groups, place // groups * size + size - 1
             if in_sight(config, group, last, start_of.get(id_, computed)) and not in_sight(config, group, last, computed):

@@ -17,7 +17,8 @@ from vnext.state.store.extents import Extents
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step in flight; one entry for each scheduled request. `owed` are (id, preemption_count) of those that sample."""
+    """A step in flight; one entry for each scheduled request. `owed` are (id, preemption_count) of those that sample, `drafts`
+    how many of an entry's tokens are drafts."""
 
     step: int
     ids: list[int]
@@ -26,6 +27,7 @@ class Step(msgspec.Struct, frozen=True):
     counts: list[int]
     samples: list[bool]
     owed: list[tuple[int, int]]
+    drafts: list[int]
 
 
 class PlainState:
@@ -34,7 +36,8 @@ class PlainState:
     `cells` are all columns of the rows, the named ones below each a list over the rows; `tables` the rows' whole tables,
     `held` what of them a query to come may see and the row must hold, `histories` their
     known tokens (int32 bytes); `in_flight` the steps in flight, oldest first; `holders` and `places` of
-    all blocks.
+    all blocks. With speculation, `tentative` are the rows' drafts in flight, `rates` how often their drafts were kept, and
+    `at_least` the tokens computed if no draft in flight is kept.
     """
 
     __slots__ = (
@@ -56,6 +59,9 @@ class PlainState:
         "in_flight",
         "holders",
         "places",
+        "tentative",
+        "rates",
+        "at_least",
     )
 
     cells: list[list[int]]
@@ -74,6 +80,9 @@ class PlainState:
     histories: list[bytes]
     holders: list[int]
     places: list[int]
+    tentative: list[int]
+    rates: list[int]
+    at_least: list[int]
 
     def __init__(self, state: State, before: PlainState | None = None) -> None:
         """`before`: an earlier snapshot, whose lists serve again where the state has the same parts."""
@@ -99,6 +108,9 @@ class PlainState:
             self.preemption_count,
             self.priority,
         ) = cells[:10]
+        drafting = state.rows.drafting
+        self.tentative, self.rates = ([], []) if drafting is None else drafting.tolist()
+        self.at_least = [all_kept - drafts for all_kept, drafts in zip(self.computed, self.tentative or [0] * len(self.id))]
         if old is not None and old.state.tables is state.tables and old.state.tokens is state.tokens:
             self.tables, self.held, self.histories = old.tables, old.held, old.histories
             return
@@ -122,7 +134,7 @@ class PlainState:
                 for place, page in enumerate(table)
                 if (window := windows[place % groups]) == 0 or place // groups * size + size - 1 > computed - window
             ]
-            for table, computed in zip(self.tables, self.computed)
+            for table, computed in zip(self.tables, self.at_least)
         ]
 
     @property
@@ -160,4 +172,5 @@ def _steps_in_flight(state: State, before: PlainState | None) -> tuple[Step, ...
 def _step(scheduled: StepInFlight) -> Step:
     ids, preemptions, samples = scheduled.ids.tolist(), scheduled.preemption_counts.tolist(), scheduled.samples.tolist()
     owed = [(id_, preemptions) for id_, preemptions, asks in zip(ids, preemptions, samples) if asks]
-    return Step(scheduled.step, ids, preemptions, scheduled.starts.tolist(), scheduled.counts.tolist(), samples, owed)
+    drafts = [0] * len(ids) if scheduled.drafts is None else scheduled.drafts.tolist()
+    return Step(scheduled.step, ids, preemptions, scheduled.starts.tolist(), scheduled.counts.tolist(), samples, owed, drafts)

@@ -1,0 +1,187 @@
+"""Drafts in the state: a step commits up to k + 1 tokens of a request, and nothing else differs from an engine without drafts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from core_drive import Engine
+
+from vnext.state.config import Speculation
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import StepCommitted, pack_tokens
+from vnext.state.outputs import Output
+from vnext.state.store import fields
+
+THREE = Speculation(num_speculative_tokens=3)
+
+
+def answer(id_: int, place: int) -> int:
+    """What the model samples: the id of the request and the place in its answer decide."""
+    return 1 + (id_ * 31 + place * 7) % 98
+
+
+class Drafted(Engine):
+    """An engine whose drafters are right as often as `accept` says: given the number of drafts, how many are kept."""
+
+    def __init__(self, accept, **changes: object) -> None:
+        super().__init__(**changes)
+        self._accept = accept
+        self.streams: dict[int, list[int]] = {}
+        self.finishes: dict[int, str] = {}
+
+    def take(self, news: list[Output]) -> None:
+        for output in news:
+            assert output.id not in self.finishes
+            self.streams.setdefault(output.id, []).append(output.token)
+            if output.finish:
+                self.finishes[output.id] = output.finish
+
+    def commit_oldest(self, stop: dict[int, int]) -> None:
+        """Commit the oldest step; `stop` {request: place of an end token in its answer}."""
+        state = self.state
+        scheduled = state.in_flight[0]
+        drafts = scheduled.drafts if scheduled.drafts is not None else [0] * len(scheduled.samples)
+        tokens, counts, drafted = [], [], []
+        for id_, start, planned, samples in zip(scheduled.ids.tolist(), scheduled.starts.tolist(), drafts, scheduled.samples):
+            if not samples:
+                continue
+            count = scheduled.counts[scheduled.ids.tolist().index(id_)]
+            request = state.requests.mapping().get(id_)
+            first = int(start + count - planned) - (request.prompt_length if request else 0)
+            there = random.Random(id_ * 1000 + first).randint(0, int(planned)) if planned else 0
+            kept = 1 + self._accept(there)
+            tokens += [0 if stop.get(id_) == place else answer(id_, place) for place in range(first, first + kept)]
+            counts.append(kept)
+            drafted.append(there)
+        event = StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens), counts=bytes(counts), drafted=bytes(drafted))
+        self.fold(event if any(drafted) else StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens)))
+        self.take(self.news)
+
+
+ACCEPT = {"all": lambda there: there, "none": lambda there: 0, "half": lambda there: there // 2}
+
+
+def run(engine: Drafted, seed: int, stop: dict[int, int]) -> None:
+    rng, arrived, wishes = random.Random(seed), 0, random.Random(seed + 1000)
+    for _ in range(3000):
+        if arrived < 12 and rng.random() < 0.3:
+            sampling = {"min_tokens": wishes.randint(0, 6)} if wishes.random() < 0.3 else {}
+            prompt = [wishes.randint(1, 9) for _ in range(wishes.randint(1, 12))]
+            engine.arrive(prompt, max_tokens=wishes.randint(1, 30), **sampling)
+            arrived += 1
+        if rng.random() < 0.8:
+            engine.plan()
+        if engine.state.in_flight and (rng.random() < 0.5 or len(engine.state.in_flight) == engine.state.config.pipeline_depth):
+            engine.commit_oldest(stop)
+        if arrived == 12 and not engine.state.requests and not engine.state.in_flight:
+            return
+    raise AssertionError("requests still live")
+
+
+@pytest.mark.parametrize("windows", [(), (0, 6)], ids=["full", "window"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("accept", sorted(ACCEPT))
+@pytest.mark.parametrize("page_count", [12, 60])
+def test_streams_are_those_without_drafts(windows: tuple[int, ...], depth: int, accept: str, page_count: int) -> None:
+    for seed in range(6):
+        stop, changes = {2: 5, 4: 9, 6: 0, 7: 12}, dict(windows=windows, page_count=page_count * (2 if windows else 1), max_model_len=45)
+        plain = Drafted(ACCEPT[accept], pipeline_depth=depth, **changes)
+        drafting = Drafted(ACCEPT[accept], pipeline_depth=depth, speculation=THREE, **changes)
+        run(plain, seed, stop)
+        run(drafting, seed, stop)
+        assert drafting.streams == plain.streams and drafting.finishes == plain.finishes
+        assert drafting.free == plain.free
+        counters = drafting.state.counters
+        assert counters.generated_tokens == plain.state.counters.generated_tokens
+        assert counters.draft_tokens > 0 and (counters.accepted_tokens > 0) == (accept != "none")
+        if accept == "all":
+            assert drafting.state.committed < plain.state.committed
+
+
+def test_a_step_takes_back_what_was_not_kept() -> None:
+    engine = Engine(speculation=THREE)
+    id_ = engine.arrive([1, 2, 3], max_tokens=20)
+    engine.plan()
+    engine.commit(7)
+    assert engine.plan() == {id_: 4} and engine.field(id_, "computed") == 7 and engine.field(id_, "placeholders") == 4
+    engine.fold(StepCommitted(step=1, tokens=pack_tokens([8, 9]), counts=bytes([2]), drafted=bytes([3])))
+    assert engine.tokens(id_) == [1, 2, 3, 7, 8, 9]
+    assert (engine.field(id_, "known"), engine.field(id_, "computed"), engine.field(id_, "placeholders")) == (6, 5, 0)
+    assert engine.state.rows.drafting[fields.TENTATIVE].tolist() == [0]
+
+
+def test_the_next_step_in_flight_starts_where_the_kept_drafts_end() -> None:
+    engine = Engine(speculation=THREE, pipeline_depth=2)
+    engine.arrive([1, 2, 3], max_tokens=20)
+    engine.plan()
+    engine.commit(7)
+    engine.plan()
+    engine.plan()
+    assert engine.state.in_flight[1].starts.tolist() == [7]
+    engine.fold(StepCommitted(step=1, tokens=pack_tokens([8, 9]), counts=bytes([2]), drafted=bytes([3])))
+    assert engine.state.in_flight[0].starts.tolist() == [5]
+
+
+def test_drafts_end_where_the_answer_must() -> None:
+    engine = Engine(speculation=THREE)
+    id_ = engine.arrive([1, 2, 3], max_tokens=3)
+    engine.plan()
+    engine.commit(7)
+    assert engine.plan() == {id_: 2}
+    engine.fold(StepCommitted(step=1, tokens=pack_tokens([8, 9]), counts=bytes([2]), drafted=bytes([1])))
+    assert [output.finish for output in engine.news] == ["", "length"]
+
+
+def test_drafts_that_are_never_kept_end_but_for_a_trial() -> None:
+    engine = Engine(speculation=Speculation(num_speculative_tokens=3, row_cost=300), max_model_len=400, page_count=120)
+    id_, taken = engine.arrive([1], max_tokens=300), []
+    while engine.state.requests:
+        counts = engine.plan()
+        drafts = int(engine.state.in_flight[0].drafts[0])
+        taken.append(counts[id_] - 1)
+        drafted = {"counts": bytes([1]), "drafted": bytes([drafts])} if drafts else {}
+        engine.fold(StepCommitted(step=engine.state.committed, tokens=pack_tokens([7]), **drafted))
+    assert taken[1] == 3 and set(taken[20:]) == {0, 1} and sum(taken[20:]) == sum(n % 32 == 0 for n in range(21, 301))
+
+
+def test_drafts_never_preempt_and_are_never_admitted_over_the_budget() -> None:
+    engine = Engine(speculation=THREE, page_count=4, max_num_batched_tokens=6)
+    one, two = engine.arrive([1, 2, 3, 4], max_tokens=4), engine.arrive([5, 6, 7, 8], max_tokens=4)
+    engine.plan()
+    engine.plan()
+    assert engine.state.counters.preempted == 0
+    while engine.state.in_flight:
+        engine.commit(*[9] * int(engine.state.in_flight[0].samples.sum()))
+    assert sum(engine.plan().values()) <= 6 and engine.running == [one, two]
+
+
+@pytest.mark.parametrize(
+    ("counts", "drafted", "tokens", "sentence"),
+    [
+        ([5], [3], [1, 1, 1, 1, 1], "keeps more tokens"),
+        ([0], [3], [], "keeps more tokens"),
+        ([3], [1], [1, 1, 1], "keeps more tokens"),
+        ([1], [4], [1], "more drafts than were planned"),
+        ([2], [3], [1], "were counted"),
+        ([1, 1], [0, 0], [1, 1], "sampled for 2 requests"),
+        ([1], [], [1], "sampled for 1 requests"),
+        ([1], [0], [-1], "negative"),
+    ],
+)
+def test_a_commit_that_does_not_fit_its_step_is_illegal(counts, drafted, tokens, sentence: str) -> None:
+    engine = Engine(speculation=THREE)
+    engine.arrive([1, 2, 3], max_tokens=20)
+    engine.plan()
+    engine.commit(7)
+    engine.plan()
+    with pytest.raises(IllegalEvent, match=sentence):
+        engine.fold(StepCommitted(step=1, tokens=pack_tokens(tokens), counts=bytes(counts), drafted=bytes(drafted)))
+
+
+def test_a_commit_with_drafts_is_illegal_without_speculation() -> None:
+    engine = Engine()
+    engine.arrive([1, 2, 3])
+    engine.plan()
+    with pytest.raises(IllegalEvent, match="without speculation"):
+        engine.fold(StepCommitted(step=0, tokens=pack_tokens([1]), counts=bytes([1]), drafted=bytes([0])))

@@ -1,0 +1,107 @@
+"""Drafts of the batch's rows: the tokens of each request as its rank knows them, and what the drafter makes of them.
+
+A step in flight was planned as if all earlier drafts were kept, and with as many drafts as it may take. Owns what the step
+really is on this rank: where each row starts, and the drafts there are. Folds nothing; the state learns of it by the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from vnext.sampling.drafters.drafter import Drafter
+from vnext.state.state import StepInFlight
+
+SPARE = 256
+
+
+class Drafted(NamedTuple):
+    """A step as it is computed: `scheduled` with true starts and counts, and the drafts of its entries, one after another
+    (int32[sum of scheduled.drafts])."""
+
+    scheduled: StepInFlight
+    tokens: np.ndarray
+
+
+class Kept(NamedTuple):
+    """What a step's samples come to: the tokens kept (int64[T]) and their indices among the samples (int64[T]); for each
+    request that sampled, the number of its tokens and of its drafts (uint8 each; both empty in a step without drafts); and the
+    drafts (int32[n])."""
+
+    tokens: np.ndarray
+    samples: np.ndarray
+    counts: bytes
+    drafted: bytes
+    drafts: np.ndarray
+
+
+class DraftRows:
+    """The histories of the rows of one batch. Mutable."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._histories: dict[int, np.ndarray] = {}
+        self._lengths: dict[int, int] = {}
+        self._silent: set[int] = set()
+
+    def join(self, place: int, tokens: np.ndarray, drafts: bool) -> None:
+        """A request with these known tokens (int32[n]) takes a batch row. `drafts`: whether it is drafted for."""
+        self._histories[place] = np.concatenate((tokens, np.empty(SPARE, dtype=np.int32)))
+        self._lengths[place] = len(tokens)
+        (self._silent.discard if drafts else self._silent.add)(place)
+
+    def leave(self, place: int) -> None:
+        del self._histories[place], self._lengths[place]
+
+    def drafted(self, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
+        """The step as this rank computes it; `places` int64[n]: its entries' batch rows."""
+        assert scheduled.drafts is not None
+        base = scheduled.counts - scheduled.drafts
+        lengths = np.array([self._lengths[place] for place in places.tolist()], dtype=np.int64)
+        starts = np.minimum(scheduled.starts, lengths - base)
+        found = [self._drafts_of(place, most) for place, most in zip(places.tolist(), scheduled.drafts.tolist())]
+        counts = np.array([len(each) for each in found], dtype=np.int64)
+        entries = scheduled.entries.copy()
+        entries[2], entries[3] = starts, base + counts
+        step = msgspec.structs.replace(scheduled, entries=entries, tokens=int(entries[3].sum()), drafts=counts)
+        return Drafted(step, np.concatenate(found))
+
+    def take(self, places: Sequence[int], counts: Sequence[int], tokens: np.ndarray) -> None:
+        """Rows have kept `counts` tokens each, one row's after another's."""
+        at = 0
+        for place, count in zip(places, counts):
+            self._append(place, tokens[at : at + count])
+            at += count
+
+    def _append(self, place: int, tokens: np.ndarray) -> None:
+        history, length = self._histories[place], self._lengths[place]
+        if length + len(tokens) > len(history):
+            history = self._histories[place] = np.concatenate((history, np.empty(len(history), dtype=np.int32)))
+        history[length : length + len(tokens)] = tokens
+        self._lengths[place] = length + len(tokens)
+
+    def _drafts_of(self, place: int, most: int) -> np.ndarray:
+        history = self._histories[place][: self._lengths[place]]
+        return history[:0] if most == 0 or place in self._silent else self._drafter.drafts(history, most)
+
+
+def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray) -> Kept:
+    """Which samples (int64[S]) of a step as computed are kept: of each request those up to the first that is not the draft
+    behind it. `drafts` int32: those of its entries, one after another."""
+    planned, samples = scheduled.drafts, scheduled.samples
+    assert planned is not None
+    if not len(drafts):
+        return Kept(tokens, np.arange(len(tokens)), b"", b"", drafts)
+    sizes = planned[samples] + 1
+    ends, counts, kept_at, at = np.cumsum(sizes), [], [], 0
+    for first, size in zip((ends - sizes).tolist(), sizes.tolist()):
+        same = tokens[first : first + size - 1] == drafts[at : at + size - 1]
+        count = size if same.all() else int(same.argmin()) + 1
+        counts.append(count)
+        kept_at.append(np.arange(first, first + count))
+        at += size - 1
+    where = np.concatenate(kept_at)
+    return Kept(tokens[where], where, bytes(counts), planned[samples].astype(np.uint8).tobytes(), drafts)

@@ -1,0 +1,50 @@
+"""The setting `speculative_config`: a JSON object with vLLM's names, and what it means to the engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from vnext.runtime.settings import SettingsError
+from vnext.state.config import DRAFTERS, MEASURED, Speculation
+
+DRAFTS_MAX = 64
+"""Drafts of one request in one step: a commit counts them in a byte, and more never pay."""
+ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
+
+
+def speculation_of(text: str) -> Speculation | None:
+    """The speculation that a JSON object asks for; None for "". Raises SettingsError."""
+    if not text:
+        return None
+    given: dict[str, Any] = json.loads(text)
+    if unknown := sorted(given.keys() - set(FIELDS)):
+        raise SettingsError(f"speculative_config has {unknown[0]!r}: it may have {', '.join(FIELDS)}.")
+    method = given.get("method", "ngram")
+    method = ALIASES.get(method, method) if isinstance(method, str) else method
+    if method not in DRAFTERS:
+        raise SettingsError(f"speculative_config asks for the method {method!r}: it must be one of {', '.join(DRAFTERS)}.")
+    try:
+        found = msgspec.convert({"row_cost": MEASURED} | given | {"method": method}, Speculation)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"speculative_config is {text}: {error}.") from error
+    _check_numbers(found)
+    return found
+
+
+def _check_numbers(found: Speculation) -> None:
+    bounds = {"num_speculative_tokens": (1, DRAFTS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
+              "row_cost": (0, 1000)}  # fmt: skip
+    for name, (low, high) in bounds.items():
+        if name == "row_cost" and found.row_cost == MEASURED:
+            continue
+        if not low <= getattr(found, name) <= high:
+            raise SettingsError(f"speculative_config has {name} {getattr(found, name)}: it must lie between {low} and {high}.")
+    if found.prompt_lookup_min > found.prompt_lookup_max:
+        raise SettingsError(
+            f"speculative_config has prompt_lookup_min {found.prompt_lookup_min}, more than prompt_lookup_max "
+            f"{found.prompt_lookup_max}: swap the two."
+        )
