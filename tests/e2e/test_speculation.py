@@ -7,13 +7,23 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main
 from vnext.replay.reading.source import open_log
 from vnext.runtime.settings import SettingsError
+from vnext.sampling_params import StructuredOutputsParams
 
 PHRASES = ("def add(a, b):\n    return a + b\n", "for name in names:\n    print(name)\n", "The module is a module. ", "one two three one two ")
+SCHEMA = {
+    "type": "object", "properties": {"first_name": {"type": "string", "maxLength": 6}, "is_known": {"type": "boolean"}},
+    "required": ["first_name", "is_known"], "additionalProperties": False,
+}  # fmt: skip
+CONSTRAINTS = (
+    StructuredOutputsParams(json=SCHEMA), StructuredOutputsParams(regex=r"(abcdefgh|abcdzzzz)+ [0-9]{2,5} the end"),
+    StructuredOutputsParams(choice=["the first answer", "the second answer"]),
+)  # fmt: skip
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
 
 
@@ -29,6 +39,10 @@ def wishes() -> tuple[list[str], list[SamplingParams]]:
         )
         for _ in prompts
     ]  # fmt: skip
+    for place, asked in enumerate(CONSTRAINTS * 2):
+        mine = params[3 * place]
+        params[3 * place] = replace(mine, structured_outputs=asked, ignore_eos=False, min_tokens=0, stop_token_ids=[], max_tokens=60)
+    params[1] = replace(params[1], bad_words=["a", "the"])
     return prompts, params
 
 
@@ -58,6 +72,15 @@ def test_drafts_change_no_answer(undrafted: list[tuple[object, ...]], settings: 
     assert answers(speculative_config=SPECULATION, log="full", log_dir=str(tmp_path), **settings) == undrafted
     (log,) = tmp_path.iterdir()
     assert main(["verify", str(log), "--laws"]) == 0
+
+
+def test_a_grammar_s_forced_tokens_save_steps(undrafted: list[tuple[object, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answers(speculative_config={"method": "grammar", "num_speculative_tokens": 8}, log="full", log_dir=str(tmp_path)) == undrafted
+    (log,) = tmp_path.iterdir()
+    assert main(["show", str(log), "--json"]) == 0
+    counters = json.loads(capsys.readouterr().out)["state"]["counters"]
+    assert counters["draft_tokens"] >= counters["accepted_tokens"] > 30
+    assert main(["verify", str(log), "--grammar"]) == 0 and main(["exec", str(log), "--threads", "1"]) == 0
 
 
 def test_drafts_of_two_ranks_change_no_answer() -> None:

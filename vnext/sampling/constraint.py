@@ -9,6 +9,7 @@ knows no clock: a grammar that exceeds llguidance's limits fails at the same tok
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,6 +104,19 @@ class Matcher:
             self._reason(token)
         elif self._grammar is not None and not self.error and not self._grammar.consume_token(token):
             self._fail(self._grammar.get_error())
+
+    def copy(self) -> Matcher:
+        """A matcher at the same place. What it takes uses up nothing of this one's limits."""
+        found = copy(self)
+        found._grammar = None if self._grammar is None else self._grammar.deep_copy()
+        return found
+
+    def forced(self) -> list[int]:
+        """The tokens that spell what the grammar forces next, as the tokenizer would cut it; another cut may be allowed too."""
+        if (grammar := self.grammar) is None:
+            return []
+        forced: list[int] = grammar.deep_copy().compute_ff_tokens()
+        return forced
 
     def allowed(self) -> np.ndarray:
         """Which tokens may come next (bool[V])."""

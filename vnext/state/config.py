@@ -18,7 +18,7 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
-DRAFTERS = ("ngram",)
+DRAFTERS = ("ngram", "grammar")
 """The methods of speculative decoding, by vLLM's names."""
 
 

@@ -35,7 +35,7 @@ def as_computed(state: State, sampled: Sampled) -> tuple[State, dict[int, list[i
     for place, (id_, _, first, count) in enumerate(scheduled.entries.T.tolist()):
         history = history_of(state, int(np.flatnonzero(state.rows.id == id_)[0]), sampled)
         base, most = count - int(scheduled.drafts[place]), int(scheduled.drafts[place])
-        unbound = state.requests[id_].sampling.constraint is None
+        unbound = state.requests[id_].sampling.constraint is None  # and the others have no grammar, which could force tokens
         drafts[id_] = DRAFTER.drafts(np.array(history, dtype=np.int32), most).tolist() if most and unbound else []
         counts[place] = len(drafts[id_])
         entries[2:, place] = min(first, len(history) - base), base + counts[place]

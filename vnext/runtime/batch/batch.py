@@ -13,7 +13,7 @@ import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.decode_step import DecodeStep
-from vnext.runtime.batch.draft_rows import Drafted, DraftRows, Kept, kept
+from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
@@ -29,7 +29,6 @@ from vnext.state.store import extents
 from vnext.state.store.rows import find_rows
 
 ALL_ROWS = slice(None)
-NO_DRAFTS = np.empty(0, dtype=np.int32)
 
 
 class PersistentBatch:
@@ -52,7 +51,7 @@ class PersistentBatch:
         self._sampled = (-1, self._places)  # the newest step and the rows it samples
         self._decode_step: DecodeStep | None = None
         speculation = config.speculation
-        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation))
+        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation), self._sampling)
         self._drafted: Drafted | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
@@ -229,7 +228,7 @@ class PersistentBatch:
                 self._sampling.join(place, state, row)
                 self._prompts.join(place, state.requests[pair[0]])
                 if self._drafts is not None:
-                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]].sampling.constraint is None)
+                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]].sampling.constraint is not None)
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

@@ -7,7 +7,7 @@ really is on this rank: where each row starts, and the drafts there are. Folds n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from vnext.sampling.drafters.drafter import Drafter
 from vnext.state.state import StepInFlight
 
 SPARE = 256
+NO_DRAFTS = np.empty(0, dtype=np.int32)
 
 
 class Drafted(NamedTuple):
@@ -38,20 +39,28 @@ class Kept(NamedTuple):
     drafts: np.ndarray
 
 
-class DraftRows:
-    """The histories of the rows of one batch. Mutable."""
+class Grammars(Protocol):
+    """The grammars of constrained rows, as RowMasks has them."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self._drafter = drafter
+    def forced(self, place: int, most: int) -> list[int]: ...
+
+    def follow(self, place: int, drafts: Sequence[int]) -> None: ...
+
+
+class DraftRows:
+    """The histories of the rows of one batch. Mutable. The drafts of a constrained row are what its grammar forces."""
+
+    def __init__(self, drafter: Drafter, grammars: Grammars) -> None:
+        self._drafter, self._grammars = drafter, grammars
         self._histories: dict[int, np.ndarray] = {}
         self._lengths: dict[int, int] = {}
-        self._silent: set[int] = set()
+        self._constrained: set[int] = set()
 
-    def join(self, place: int, tokens: np.ndarray, drafts: bool) -> None:
-        """A request with these known tokens (int32[n]) takes a batch row. `drafts`: whether it is drafted for."""
+    def join(self, place: int, tokens: np.ndarray, is_constrained: bool) -> None:
+        """A request with these known tokens (int32[n]) takes a batch row."""
         self._histories[place] = np.concatenate((tokens, np.empty(SPARE, dtype=np.int32)))
         self._lengths[place] = len(tokens)
-        (self._silent.discard if drafts else self._silent.add)(place)
+        (self._constrained.add if is_constrained else self._constrained.discard)(place)
 
     def leave(self, place: int) -> None:
         del self._histories[place], self._lengths[place]
@@ -84,8 +93,14 @@ class DraftRows:
         self._lengths[place] = length + len(tokens)
 
     def _drafts_of(self, place: int, most: int) -> np.ndarray:
-        history = self._histories[place][: self._lengths[place]]
-        return history[:0] if most == 0 or place in self._silent else self._drafter.drafts(history, most)
+        if most == 0:
+            return NO_DRAFTS
+        if place not in self._constrained:
+            return self._drafter.drafts(self._histories[place][: self._lengths[place]], most)
+        drafts = self._grammars.forced(place, most)
+        if drafts:
+            self._grammars.follow(place, drafts)
+        return np.array(drafts, dtype=np.int32)
 
 
 def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray) -> Kept:

@@ -6,6 +6,7 @@ the mask of the next one is needed when the next forward is done. What a mask ho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -32,23 +33,25 @@ class ConstrainedRow(NamedTuple):
 
 
 class RowMasks:
-    """The masks of at most `row_count` rows. All methods are for one thread."""
+    """The masks of at most `row_count` rows, and of `drafts_max` drafts of each. All methods are for one thread."""
 
-    def __init__(self, row_count: int, vocabulary: Vocabulary | None) -> None:
+    def __init__(self, row_count: int, vocabulary: Vocabulary | None, drafts_max: int = 0) -> None:
         """Without a `vocabulary` no request with a constraint may join."""
-        self._row_count, self._vocabulary = row_count, vocabulary
+        self._row_count, self._vocabulary, self._drafts_max = row_count, vocabulary, drafts_max
         self._matchers: dict[int, Future[Matcher]] = {}
-        self._work: list[Future[None]] = []
+        self._forced: dict[int, Future[dict[int, list[int]]]] = {}
+        self._work: list[Future[object]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
         """A constrained request, with its answer so far, takes a batch row."""
-        assert self._vocabulary is not None, "constraints need the checkpoint's vocabulary"
+        assert self._vocabulary is not None and self._masks.size, "constraints need the checkpoint's vocabulary"
         self._matchers[place] = made = self._thread.submit(Matcher, constraint, self._vocabulary, answer)
-        self._work.append(self._thread.submit(self._advance, [(place, made, ())]))
+        self._work.append(self._thread.submit(self._fill, [(place, made, [])]))
 
     def leave(self, place: int) -> None:
         """Its row becomes free, if it had one."""
         self._matchers.pop(place, None)
+        self._forced.pop(place, None)
 
     def of(self, places: np.ndarray) -> list[ConstrainedRow]:
         """Those of a step's samples, at batch rows `places` int64[S], that have a constraint."""
@@ -59,10 +62,27 @@ class RowMasks:
 
     def take(self, rows: list[ConstrainedRow], tokens: np.ndarray) -> None:
         """A step has sampled `tokens` int64[S]. A row that belongs to another request by now is left alone."""
-        live = [row for row in rows if self._matchers.get(row.place) is row.matcher]
-        if live:
-            taken = [(row.place, row.matcher, (int(tokens[row.at]),)) for row in live]
-            self._work.append(self._thread.submit(self._advance, taken))
+        taken: dict[int, tuple[int, Future[Matcher], list[int]]] = {}
+        for row in rows:
+            if self._matchers.get(row.place) is row.matcher:
+                taken.setdefault(row.place, (row.place, row.matcher, []))[2].append(int(tokens[row.at]))
+        if not taken:
+            return
+        if not self._drafts_max:
+            self._work.append(self._thread.submit(self._advance, list(taken.values())))
+            return
+        advanced = self._thread.submit(self._take, list(taken.values()))
+        self._forced |= dict.fromkeys(taken, advanced)
+        self._work += [advanced, self._thread.submit(self._fill, list(taken.values()))]
+
+    def forced(self, place: int, most: int) -> list[int]:
+        """Up to `most` tokens that the grammar of a row forces behind those that it has taken. Waits for the row's matcher."""
+        advanced = self._forced.get(place)
+        return [] if advanced is None else advanced.result()[place][:most]
+
+    def follow(self, place: int, drafts: Sequence[int]) -> None:
+        """A step computes these drafts of a constrained row: make the masks of the tokens behind each of them."""
+        self._work.append(self._thread.submit(self._follow, place, self._matchers[place], drafts))
 
     def wait(self) -> None:
         """Return when all masks are complete."""
@@ -74,8 +94,16 @@ class RowMasks:
         """The masks of these rows; None where there are none."""
         if not rows:
             return None
-        at, places = torch.tensor([row.at for row in rows]), torch.tensor([row.place for row in rows])
-        return Allowed(at, places, torch.from_numpy(self._masks.view(np.int32)), self.wait)
+        counted, masks = Counter[int](), []
+        for row in rows:
+            masks.append(self._draft_mask(row.place, counted[row.place] - 1) if counted[row.place] else row.place)
+            counted[row.place] += 1
+        at = torch.tensor([row.at for row in rows])
+        return Allowed(at, torch.tensor(masks), torch.from_numpy(self._masks.view(np.int32)), self.wait)
+
+    def _draft_mask(self, place: int, at: int) -> int:
+        """Which mask is that of the token behind draft number `at` of a row."""
+        return self._row_count + place * self._drafts_max + at
 
     def failed(self, rows: list[ConstrainedRow]) -> list[tuple[int, str]]:
         """(index among the samples, why) of the rows whose constraint cannot be followed. Waits."""
@@ -87,7 +115,7 @@ class RowMasks:
     @cached_property
     def _masks(self) -> np.ndarray:
         """uint32[rows, words]; they stay where they are."""
-        return np.zeros((self._row_count, mask_words(self._vocabulary.size)), dtype=np.uint32)
+        return np.zeros((self._row_count * (1 + self._drafts_max), mask_words(self._vocabulary.size)), dtype=np.uint32)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -99,12 +127,28 @@ class RowMasks:
 
         return LLExecutor(torch.get_num_threads())
 
-    def _advance(self, rows: list[tuple[int, Future[Matcher], tuple[int, ...]]]) -> None:
+    def _advance(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
         """Let rows take their tokens and compute their masks: (place, matcher, tokens)."""
-        matchers = [(place, made.result()) for place, made, _ in rows]
-        for (_, matcher), (*_, tokens) in zip(matchers, rows):
+        self._take(rows)
+        self._fill(rows)
+
+    def _take(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> dict[int, list[int]]:
+        """Let rows take their tokens: (place, matcher, tokens). Returns what their grammars force next, if drafts are computed."""
+        for _, made, tokens in rows:
             for token in tokens:
-                matcher.take(token)
+                made.result().take(token)
+        return {place: made.result().forced() if self._drafts_max else [] for place, made, _ in rows}
+
+    def _follow(self, place: int, made: Future[Matcher], drafts: Sequence[int]) -> None:
+        """Compute the masks behind the drafts of a row."""
+        matcher = made.result().copy()
+        for at, draft in enumerate(drafts):
+            matcher.take(draft)
+            matcher.fill(self._masks[self._draft_mask(place, at)])
+
+    def _fill(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
+        """Compute the masks of rows: (place, matcher, tokens that it has taken)."""
+        matchers = [(place, made.result()) for place, made, _ in rows]
         if grammars := [(grammar, place) for place, matcher in matchers if (grammar := matcher.grammar) is not None]:
             masks = self._masks
             self._executor.unsafe_compute_mask_ptr(grammars, masks.ctypes.data, masks.strides[0], len(masks))
