@@ -18,19 +18,22 @@ from vnext.log.codec import RankDetail, RankDigest
 from vnext.log.reading import read
 from vnext.replay.answers.stat import stat
 from vnext.replay.cli.main import main
+from vnext.replay.futures.redecided import recorded_events
 from vnext.replay.reading import verify as verifying
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.info import info
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.times import timestamps_of
 from vnext.replay.reading.verify import verify
+from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.record.recorder import Recorder
 from vnext.state import digest as digests
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
-from vnext.state.events import StepPlanned
+from vnext.state.events import RequestArrived, StepPlanned
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
-WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56)}
+WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
+                  "digest-2-agents": (178, 83)}  # fmt: skip
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -67,6 +70,19 @@ def test_two_clocks_of_an_old_log_are_read_as_they_were() -> None:
     assert timestamps.busy_ns == {step: int(1e-4 * (1 + step % 7) * 1e9) for step in range(56)}
     counted, read_all = info(log), [item for item in log.items() if isinstance(item, codec.Frame)]
     assert counted.frames == len(read_all) and stat(Index(log)).step_us
+
+
+def test_an_old_log_of_agents_keeps_its_constraints(capsys):
+    """A server of two ranks and 24 blocks answered chats, completions, responses and embeddings, some of them twice."""
+    path = GOLDEN / "digest-2-agents"
+    asked = [event.sampling for event in recorded_events(open_log(path)) if isinstance(event, RequestArrived)]
+    bound = [sampling.constraint for sampling in asked if sampling.constraint is not None]
+    assert [sum(map(bool, each)) for each in zip(*((one.grammar, one.allowed, one.banned) for one in bound))] == [4, 1, 1]
+    assert sorted((sampling.prompt_logprobs, sampling.pooling) for sampling in asked)[-4:] == [(-1, 1), (-1, 1), (1, 0), (2, 0)]
+    code, found = answer(capsys, "verify", path, "--grammar", "--model", DEMO_MODEL)
+    assert (code, found["constrained_requests"], found["constrained_tokens"], found["rank_digests"]) == (0, 6, 220, 166)
+    code, found = answer(capsys, "stat", path)
+    assert code == 0 and found["preemptions"] == 5
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

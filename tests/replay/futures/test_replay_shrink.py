@@ -233,6 +233,16 @@ def test_a_story_that_is_right_gives_a_test_that_passes(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_story_with_constraints_is_a_file_that_runs() -> None:
+    """The file imports what its arrivals consist of, and no more."""
+    for seed, constrained in ((0, True), (1, False)):
+        text, found = file_text(simulate(scenario(seed, 5)).events)
+        assert found is None and ("import Constraint, Sampling" in text) == ("constraint=Constraint(" in text) == constrained
+        module: dict = {}
+        exec(text, module)
+        module["test_every_law_is_kept"]()
+
+
 @pytest.mark.parametrize("privacy", ["full", "shape"])
 def test_a_ring_becomes_a_test_from_where_it_begins(tmp_path, capsys, privacy):
     """What lives at its snapshot arrives in the file's story, so that the file needs neither the ring nor its beginning."""

@@ -87,7 +87,8 @@ def _imports(events: Sequence[AnyEvent], predicate: bool) -> str:
         names |= {"AnyEvent", "PrefixCacheReset", "RequestAborted", "RequestArrived", "StepCommitted", "StepPlanned"}
     lines.append("from vnext.state.events import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")")
     if "RequestArrived" in names:
-        lines.append("from vnext.state.params import Sampling")
+        is_bound = any(isinstance(event, RequestArrived) and event.sampling.constraint is not None for event in events)
+        lines.append(f"from vnext.state.params import {'Constraint, ' * is_bound}Sampling")
     if predicate:
         lines.append("from vnext.state.state import State")
     return "\n".join(lines)
