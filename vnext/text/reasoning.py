@@ -6,6 +6,9 @@ reasoning. Space around the marks belongs to neither side.
 
     <think> ... </think>      Qwen 3, DeepSeek R1 and V3.1, GLM 4.5, SmolLM 3, Granite 3.3
     [THINK] ... [/THINK]      Magistral
+    Here is my thought process: ... Here is my response:      Granite 3.2
+    <seed:think> ... </seed:think>                            Seed OSS
+    <|channel|>analysis<|message|> ... <|end|>                gpt-oss, whose answer is another message
 """
 
 from __future__ import annotations
@@ -30,11 +33,14 @@ class Parser(Protocol):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """The texts around reasoning. `is_closed_off`: prompts end with the closing mark when reasoning is switched off."""
+    """The texts around reasoning. `is_closed_off`: prompts end with the closing mark when reasoning is switched off.
+    `answer`: what the model writes between its reasoning and the answer itself. Such a model may leave its reasoning out
+    altogether, so the prompt of a constrained answer begins it."""
 
     open: str
     close: str
     is_closed_off: bool = False
+    answer: str = ""
 
     def are_open(self, prompt: str) -> bool:
         """Whether the prompt begins the reasoning that its answer continues."""
@@ -43,6 +49,13 @@ class Marks(msgspec.Struct, frozen=True):
     def are_expected(self, prompt: str) -> bool:
         """Whether the answer to a prompt begins with reasoning, by all that the template shows."""
         return self.are_open(prompt) or (self.is_closed_off and not prompt.rstrip().endswith(self.close))
+
+
+HARMONY = Marks("<|channel|>analysis<|message|>", "<|end|>", answer="<|start|>assistant<|channel|>final<|message|>")
+THINK, MISTRAL = Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]")
+GRANITE = Marks("Here is my thought process:", "Here is my response:")
+SEED = Marks("<seed:think>", "</seed:think>")
+KNOWN = (HARMONY, THINK, MISTRAL, SEED, GRANITE)
 
 
 def with_reasoning(
@@ -60,8 +73,7 @@ def with_reasoning(
 
 def marks_of(template: str) -> Marks | None:
     """The marks in a chat template, None where it knows none."""
-    known = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-    return next((Marks(opening, closing) for opening, closing in known if closing in template), None)
+    return next((marks for marks in KNOWN if (marks.open if marks.answer else marks.close) in template), None)
 
 
 class ReasoningParser:

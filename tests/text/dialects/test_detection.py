@@ -20,6 +20,11 @@ TEMPLATES = [
     ("{% if tools %}<|im_system|>{% endif %}<|tool_calls_section_begin|>", "kimi_k2"),
     ("{% if tools %}<|start_of_role|>tools<|end_of_role|>{% endif %}write <|tool_call|> and a list", "granite"),
     ("{% if message['tools'] %}<|tool|>{{ tools }}<|/tool|>", "phi4_mini_json"),
+    ("{% if tools %}{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ '<|call|>' }}", "openai"),
+    ("{% if tools %}<start_function_declaration><start_function_call>call:<start_of_turn>", "functiongemma"),
+    ("{% if tools %}<|tool_call>call:{}<tool_call|>", "gemma4"),
+    ("{% if tools %}<|tool_list_start|>{{ tools }}<|tool_call_start|>", "lfm2"),
+    ("{% if tools %}reply [func_name1(params_name1=params_value1)]{% if message.role == 'ipython' %}", "pythonic"),
     ("{{ bos_token }}{{ tools }}<start_of_turn>model", "gemma"),
 ]  # fmt: skip
 

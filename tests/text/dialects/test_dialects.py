@@ -35,6 +35,10 @@ GLM = (
     "So.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>days</arg_key>\n"
     "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
 )
+HARMONY = (
+    "<|channel|>analysis<|message|>Look\nit up.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Köln"}<|call|>'
+)
 TEXTS = [
     ("hermes", "no call < here", ["no call < here"]),
     ("hermes", ASKED, [KOLN]),
@@ -81,6 +85,35 @@ TEXTS = [
     ("qwen3_coder", "<tool_call><function=now><parameter=a>1", [("now", "", None), "<parameter=a>1"]),
     ("glm45", GLM, ["So.", ("weather", '{"city": "12", "days": 3}'), NOW]),
     ("glm45", "a <tool_call> b", ["a <tool_call> b"]),
+    ("pythonic", '[weather(city="Köln"), now()]', [KOLN, NOW]),
+    ("pythonic", "<|python_start|>[weather(city='K\\xf6ln',), now( )]<|python_end|>\n", [KOLN, NOW]),
+    ("pythonic", "[now(a=[1, -2.5, 1_000, (True, None,), {'k': {}, \"l\": []}], b=0x1f, c='')]",
+     [("now", '{"a": [1, -2.5, 1000, [true, null], {"k": {}, "l": []}], "b": 31, "c": ""}')]),
+    ("pythonic", r"[now(a='it\'s \"x\" \n\t\101\u00e9 \q', b=.5)]", [("now", r'{"a": "it' "'" r's \"x\" \n\tA\u00e9 \\q", "b": 0.5}')]),
+    ("pythonic", "[weather(**{'city': 'Köln'})]", [KOLN]),
+    ("pythonic", "[see](url) for it", ["[see](url) for it"]),
+    ("pythonic", "[other(a=1)]", ["[other(a=1)]"]),
+    ("pythonic", "[now(a=1, b=unknown)]", [("now", '{"a": 1, "b": ', None), "unknown)]"]),
+    ("pythonic", "[1, 2]", ["[1, 2]"]),
+    ("lfm2", 'So. <|tool_call_start|>[weather(city="Köln")]<|tool_call_end|> on', ["So.", KOLN, "on"]),
+    ("functiongemma", "<start_function_call>call:weather{city:<escape>Köln<escape>}<end_function_call>"
+     "<start_function_call>call:now{}<end_function_call>", [KOLN, NOW]),
+    ("functiongemma", 'I look.<start_function_call>call:now{a:[1,<escape>x < "y"\\n<escape>,true],b:{c:null}}<end_function_call>',
+     ["I look.", ("now", r'{"a": [1, "x < \"y\"\\n", true], "b": {"c": null}}')]),
+    ("functiongemma", "a <start_function_call>what{", ["a <start_function_call>what{"]),
+    ("functiongemma", '<start_function_call>call:weather{"city": "Köln"}', [KOLN]),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>Köln<|"|>}<tool_call|>', [KOLN]),
+    ("openai", HARMONY, [("reasoning", "Look\nit up."), "I look.", KOLN]),
+    ("openai", "<|channel|>final<|message|>It rains.<|return|>", ["It rains."]),
+    ("openai", "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>", [NOW]),
+    ("openai", "<|start|>assistant<|channel|>analysis to=functions.now code<|message|>{}<|call|>", [NOW]),
+    ("openai", "<|channel|>final <|constrain|>json<|message|>{}", ["{}"]),
+    ("openai", "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b", [("reasoning", "a"), "b"]),
+    ("openai", "no channel at all", ["no channel at all"]),
+    ("openai", "<|channel|>what is this", ["<|channel|>what is this"]),
+    ("openai", "<|channel|>commentary to=functions.now<|message|>x = 1<|call|>",
+     ["<|channel|>commentary to=functions.now<|message|>x = 1<|call|>"]),
+    ("openai", '<|channel|>commentary to=functions.now<|message|>{"a": [}<|call|>', [("now", '{"a": [', None), "}<|call|>"]),
     ("kimi_k2", f"I look. {KIMI}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
     ("kimi_k2", f"I look. {KIMI[:-43]}", ["I look.", (*KOLN, "functions.weather:0"), (*NOW, "functions.now:1")]),
 ]  # fmt: skip

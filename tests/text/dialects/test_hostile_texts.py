@@ -13,10 +13,14 @@ from vnext.text.dialects.table import NAMES
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 DIALECTS = sorted({dialect.name: dialect for dialect in NAMES.values()}.items())
 PIECES = sorted({mark for _, dialect in DIALECTS for mark in dialect.opens}) + [
+    "<|channel|>", "<|message|>", "<|start|>assistant", " to=functions.now", "analysis", "<|end|>", "now(", "a=", ")", "'", "call:now{", "a:",
+    "<escape>",
     '{"name": "now", "arguments": ', "{", "}", "[", "]", '"', "\\", "now", "</tool_call>", "<function=now>", "<parameter=a>", "</parameter>",
     "</function>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[ARGS]", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "function\n",
     "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", " ", "\n", "<", "ü", "\x00", '"a": 1', ",", "```",
 ]  # fmt: skip
+
+HARMONY = '<|channel|>commentary to=functions.now<|message|>{"a": '
 
 
 @pytest.mark.parametrize("name", [name for name, _ in DIALECTS])
@@ -29,13 +33,23 @@ def test_every_cutting_of_any_text_agrees(name: str, pieces: list[str], rng: ran
     places = sorted(rng.choices(range(len(text) + 1), k=4))
     cut = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)])]
     assert shown(parts_of(NAMES[name], cut, TOOLS)) == whole
-    if all(isinstance(each, str) for each in whole):
+    if all(isinstance(each, str) for each in whole) and not NAMES[name].is_whole:
         assert "".join(whole) == text
 
 
 def test_two_thousand_calls() -> None:
     text = '<tool_call>{"name": "now", "arguments": {"a": [1]}}</tool_call>\n' * 2_000
     assert shown(parts_of(NAMES["hermes"], list(text), TOOLS)) == [("now", '{"a": [1]}')] * 2_000
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [("pythonic", "[now(a="), ("functiongemma", "<start_function_call>call:now{a:"), ("openai", HARMONY)]
+)
+@pytest.mark.parametrize("inner", ["[" * 100_000, '"' + "a" * 300_000])
+def test_deep_and_huge_literals_are_passed_on(name: str, before: str, inner: str) -> None:
+    text = before + inner
+    pieces = [text[place : place + 7] for place in range(0, len(text), 7)]
+    assert shown(parts_of(NAMES[name], pieces, TOOLS)) == [("now", '{"a": ' + inner, None)]
 
 
 @pytest.mark.parametrize("inner", ["[" * 100_000, '{"a":' * 50_000, '"' + "a" * 300_000, '"' + "\\n" * 50_000])

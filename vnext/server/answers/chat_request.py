@@ -19,10 +19,13 @@ from vnext.sampling_params import InvalidRequest, SamplingParams, StructuredOutp
 from vnext.server.answers.beams import generation_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
+from vnext.server.context.conversation import begins_answer
 from vnext.server.context.openai_types import ChatBody, sampling_params
 from vnext.server.context.server_context import ServerContext
+from vnext.server.context.structure import asked_structure
 from vnext.server.context.tool_choice import ToolChoice, tool_choice_of
 from vnext.state.params import Constraint
+from vnext.text.dialects.grammar import behind, speller
 from vnext.text.reasoning import Parser, ReasoningParser, with_reasoning
 from vnext.text.structured.grammar import Asked
 
@@ -49,19 +52,26 @@ class ChatRequest:
         self.tools = self._choice.shown
         _check_combinations(body, self._choice)
         _check_budget(body, context)
-        self.params = _params(body, context, self._needs_marks())
+        self.params = self._with_ends(_params(body, context, self._needs_marks()))
         self.answer_count = max(self.params.n, 1)
 
     def _needs_marks(self) -> bool:
         """Whether special tokens stay in the text, because a parser may look for one."""
         context = self._context
         of_reasoning = context.marks is not None and context.tokenizer.special_id(context.marks.close) is not None
-        return of_reasoning or (self.tools is not None and context.dialect is not None and context.dialect.has_marks)
+        return of_reasoning or (context.dialect is not None and context.dialect.has_marks(self.tools))
+
+    def _with_ends(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the tokens that end an answer in the model's dialect."""
+        context = self._context
+        ends = [] if context.dialect is None or params.ignore_eos else map(context.tokenizer.special_id, context.dialect.ends)
+        found = [end for end in ends if end is not None and end not in context.end_tokens(params)]
+        return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, *found]) if found else params
 
     async def start(self, call_id: str, client: str, started_s: float, shrinks: bool = False) -> Generation:
         """The generation, not yet sent: `answer` sends it. `shrinks`: where the answer's `max_tokens` do not fit beside the
         prompt, it may have as many as do, instead of being refused. Raises InvalidRequest, ModelUnknown, Overloaded, EngineDead."""
-        prompt = await prompt_of(self._context, self._body, self.tools, client)
+        prompt = self._opened(await prompt_of(self._context, self._body, self.tools, client))
         marks = self._context.marks
         self._begun = marks is not None and marks.are_open(prompt.text)
         constraint = await self._constraint(prompt.text, client)
@@ -78,6 +88,15 @@ class ChatRequest:
         except InvalidRequest as error:
             raise _in_words_of_chat(error, self._body) from error
 
+    def _opened(self, prompt: Prompt) -> Prompt:
+        """The prompt, with the opening mark where a constraint begins with the end of reasoning that may be left out."""
+        body, marks, tokens = self._body, self._context.marks, self._context.mark_tokens
+        if marks is None or tokens is None or not marks.answer or not begins_answer(body):
+            return prompt
+        if not self._choice.is_forced and body.thinking_token_budget is None and asked_structure(body) is None:
+            return prompt
+        return Prompt(prompt.text + marks.open, prompt.tokens + tokens[0])
+
     def _shrunk(self, prompt_length: int) -> SamplingParams:
         room, wanted = self._context.model_length - prompt_length, self.params.max_tokens
         return msgspec.structs.replace(self.params, max_tokens=min(wanted, max(room, 1))) if wanted else self.params
@@ -85,7 +104,8 @@ class ChatRequest:
     def parts(self) -> AnswerParts:
         """For one answer, once `start` has made the prompt."""
         context, dialect = self._context, self._context.dialect
-        parser: Parser | None = None if self.tools is None or dialect is None else dialect.parser(self.tools)
+        is_read = dialect is not None and (dialect.is_whole or self.tools is not None)
+        parser: Parser | None = dialect.parser(self.tools or []) if is_read else None
         if context.marks:
             parser = ReasoningParser(context.marks, self._begun, parser)
         shows_reasoning = self._body.include_reasoning is not False
@@ -119,6 +139,9 @@ class ChatRequest:
             constraint: Constraint | None = Constraint(grammar=grammar)
         else:
             constraint = await context.constraint(self._body, client)
+            if constraint and context.marks and context.marks.answer and not self._body.continue_final_message:
+                head = speller(context.tokenizer.special_ids)(context.marks.answer)
+                constraint = Constraint(grammar=behind(head, constraint.grammar))
         if context.mark_tokens is None or not context.marks.are_expected(prompt):
             return constraint
         return with_reasoning(constraint, context.mark_tokens, self._begun, self._body.thinking_token_budget)

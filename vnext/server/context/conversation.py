@@ -106,6 +106,9 @@ def _message(message: ChatMessage, path: str, template: ChatTemplate) -> dict[st
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if thought and message.role == "assistant" and template.reasoning_name:
         shown[template.reasoning_name] = thought
+    if template.dialect and template.dialect.is_whole and thought and message.tool_calls:
+        shown[template.reasoning_name or ""] = "\n\n".join(filter(None, (thought, shown["content"])))
+        shown["content"] = ""  # gpt-oss' template shows either before a call, and refuses both
     if message.tool_calls:
         if message.role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls belongs to an assistant's message: leave it out.", f"{path}.tool_calls")

@@ -29,6 +29,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     `read(reader, opened, tools)` reads calls from the mark `opened` on ("" for a whole answer) and raises NoCall where there are
     none, or no more. `grammar(functions, parallel, spell)` writes a Lark grammar that forces calls; `functions` are the
     `function` of each tool, `spell` writes a text in Lark. `is_whole`: `read` reads a whole answer, words and reasoning included.
+    `ends`: special tokens that end an answer, whatever the checkpoint calls its end tokens.
     """
 
     name: str
@@ -36,11 +37,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     read: Callable[[Reader, str, Tools], Reading[None]]
     grammar: Callable[[Functions, bool, Spell], str]
     is_whole: bool = False
+    ends: tuple[str, ...] = ()
 
-    @property
-    def has_marks(self) -> bool:
+    def has_marks(self, tools: Tools | None) -> bool:
         """Whether special tokens must stay in the text, because they may be marks."""
-        return bool(self.opens) or self.is_whole
+        return self.is_whole or (tools is not None and bool(self.opens))
 
     def parser(self, tools: Tools) -> DialectParser:
         """A parser of one answer by a model that is offered `tools`."""

@@ -45,6 +45,12 @@ def speller(special: Mapping[str, int]) -> Spell:
     return spell
 
 
+def behind(head: str, grammar: str) -> str:
+    """The grammar, as llguidance reads it, of an answer that begins with `head` (Lark) and then follows `grammar`."""
+    inner = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {head} @answer"}, {**inner, "name": "answer"}]}, ensure_ascii=False)
+
+
 def quoted(text: str) -> str:
     """A string in Lark, "" for an empty text."""
     return json.dumps(text, ensure_ascii=False) if text else ""

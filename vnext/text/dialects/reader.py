@@ -144,6 +144,10 @@ class Reader:
         if part.text:
             self._parts.append(part)
 
+    def reasoning_until(self, marks: Iterable[str]) -> Reading[str | None]:
+        """What follows is reasoning, up to and without the first of the marks, which is read and returned."""
+        return (yield from self._flow(Reasoning, tuple(marks), "\n"))
+
     def words_until(self, marks: Iterable[str]) -> Reading[str | None]:
         """What follows is words, up to the first of the marks, which is read and not yet part of anything, as is the space
         before it. None at the text's end."""

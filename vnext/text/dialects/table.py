@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from vnext.text.dialects import named, objects, tagged
+from vnext.text.dialects import harmony, literal_calls, named, objects, tagged
 from vnext.text.dialects.dialect import Dialect
 
 _TOOLS = re.compile(r"\btools\b")
 # A dialect, and texts of which each must stand in the template (or be a token, where it is a mark); the first match counts.
 DETECTED: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
+    (harmony.HARMONY, ("<|channel|>analysis<|message|>", "<|call|>")),
+    (literal_calls.FUNCTIONGEMMA, ("<start_function_call>",)),
+    (literal_calls.GEMMA4, ("<|tool_call>", "<tool_call|>")),
+    (literal_calls.LFM2, ("<|tool_call_start|>",)),
+    (literal_calls.PYTHONIC, ("func_name1(",)),
     (tagged.QWEN3_CODER, ("<function=",)),
     (tagged.GLM45, ("<arg_key>",)),
     (named.KIMI_K2, ("<|tool_calls_section_begin|>",)),
@@ -32,6 +37,11 @@ NAMES: dict[str, Dialect] = {dialect.name: dialect for dialect, _ in DETECTED} |
     "granite-20b-fc": objects.GRANITE,
     "llama4_json": objects.LLAMA3,
     "glm47": tagged.GLM45,
+    "llama4_pythonic": literal_calls.PYTHONIC,
+    "gpt-oss": harmony.HARMONY,
+    "llama3": objects.LLAMA3,
+    "qwen25": objects.HERMES,
+    "qwen3": objects.HERMES,
     "qwen3_xml": tagged.QWEN3_CODER,
     "qwen": objects.HERMES,
 }
