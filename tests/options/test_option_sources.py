@@ -120,12 +120,12 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     assert command.engine == EngineSettings(
         model="folder", enforce_eager=True, generation_config="none", dtype="float16", max_model_len=4000
     )
-    assert command.server == ServerSettings(log_level="info")
+    assert command.server == ServerSettings(log_level="info", tool_call_parser="hermes", reasoning_parser="qwen3")
     said = capsys.readouterr().err.splitlines()
     assert "vnext serve: ignored: --swap-space 4 (a preempted request is computed again and never swapped)" in said
     assert all(line.startswith("vnext serve: ignored: --") and line.endswith(")") for line in said)
     assert [line.split()[3] for line in said] == [
-        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser",
+        "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice",
         "--tokenizer-mode", "--swap-space", "--kv-cache-dtype", "--distributed-executor-backend", "--pipeline-parallel-size",
         "--no-enable-lora",
     ]  # fmt: skip
@@ -139,7 +139,6 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
         ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
         ("--enable-lora", "there is no option --enable-lora: adapters are not supported; merge this one into the weights."),
-        ("--reasoning-parser my_own", "--reasoning-parser is 'my_own': the server shows reasoning apart"),
         ("--reasoning-parser-plugin p.py", "the server runs no third-party code; leave it out"),
         ("--generation-config folder", "; another file's values go into the model folder's generation_config.json."),
         ("--port", "--port needs a value after it"),

@@ -13,7 +13,6 @@ from vnext.options.table import ENGINE_HELP
 from vnext.runtime.core.sizing import require_policy
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
-from vnext.text.dialects.table import NAMES
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -184,7 +183,3 @@ def test_commands_are_values() -> None:
     assert msgspec.json.decode(msgspec.json.encode(command), type=ServeCommand) == command
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_dialect_s_name_is_taken_as_a_tool_call_parser(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(parse(["serve", "--tool-call-parser", name]), ServeCommand)
-    assert "--tool-call-parser" in capsys.readouterr().err

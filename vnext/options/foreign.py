@@ -92,16 +92,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("auto generate", "the server generates text", "leave it out", "--task", "--runner"),
             *_values("auto none", "the server generates text", "leave it out", "--convert"),
             *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),
-            *_values(
-                "deepseek_r1 deepseek_v3 deepseek_v31 gemma glm45 glm47 granite granite-20b-fc hermes json kimi_k2 "
-                "llama3 llama3_json llama4_json mistral mistral_list phi4_mini_json qwen qwen25 qwen3 qwen3_coder "
-                "qwen3_xml", TOOLS,
-                "see docs/server.md for the formats that it knows", "--tool-call-parser",
-            ),
-            *_values(
-                "deepseek_r1 deepseek_v3 qwen3 glm45 mistral granite olmo3 ernie45 minimax_m2", THOUGHTS,
-                "see docs/server.md for the marks that it knows", "--reasoning-parser",
-            ),
             *_values("auto", "the cache has the model's dtype", "see --dtype", "--kv-cache-dtype"),
             *_values("*", "a preempted request is computed again and never swapped", "", "--swap-space"),
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),

@@ -69,6 +69,8 @@ SERVER_HELP = {
     "api_key": f"key that clients must send as a bearer token; prefer {API_KEY_VARIABLE}, which `ps` does not show",
     "served_model_names": "names that requests may use for the model (default: the folder's name and MODEL as given)",
     "chat_template_path": "a Jinja file that replaces the checkpoint's chat template",
+    "tool_call_parser": "how the model writes tool calls, by vLLM's name (default: found in its chat template)",
+    "reasoning_parser": "the marks around the model's reasoning, by vLLM's name (default: found in its chat template)",
     "show_log": "let viewers with the --api-key, or on this machine, read the growing log (vnext-replay ui --live URL)",
     "allowed_origins": "origins whose pages may use the server, such as https://chat.example; * for any (default: its own)",
     "allowed_methods": "HTTP methods that such a page may use",

@@ -17,7 +17,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`port` 0 lets the system choose. `api_key` "" requires no key. A request's `model` may be any of `served_model_names`,
     and the first is the default; where they are empty, the name is the model folder's. `chat_template_path` replaces the
-    checkpoint's template.
+    checkpoint's template. `tool_call_parser` and `reasoning_parser` are vLLM's names; "" finds both in the template.
 
     Besides the server's own pages, web pages of `allowed_origins` may use the server from a browser, with `allowed_methods`,
     `allowed_headers` and, with `allow_credentials`, cookies; "*" is any.
@@ -53,6 +53,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine_address: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     chat_template_path: str = ""
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     show_log: bool = False
     log_dir: str = ""
     allowed_origins: tuple[str, ...] = ()

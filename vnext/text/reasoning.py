@@ -56,6 +56,10 @@ THINK, MISTRAL = Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]")
 GRANITE = Marks("Here is my thought process:", "Here is my response:")
 SEED = Marks("<seed:think>", "</seed:think>")
 KNOWN = (HARMONY, THINK, MISTRAL, SEED, GRANITE)
+NAMES = dict.fromkeys(("deepseek_r1", "deepseek_v3", "deepseek_v31", "qwen3", "glm45", "olmo3", "ernie45", "minimax_m2"), THINK) | {
+    "mistral": MISTRAL, "granite": GRANITE, "seed_oss": SEED, "openai_gptoss": HARMONY,
+}  # fmt: skip
+"""vLLM's names of --reasoning-parser for the marks."""
 
 
 def with_reasoning(
@@ -71,8 +75,14 @@ def with_reasoning(
     )
 
 
-def marks_of(template: str) -> Marks | None:
-    """The marks in a chat template, None where it knows none."""
+def marks_of(template: str, reasoning_parser: str = "") -> Marks | None:
+    """The marks in a chat template, None where it knows none, or those of vLLM's parser of this name. Raises ValueError for an
+    unknown name, with those known."""
+    if reasoning_parser and reasoning_parser not in NAMES:
+        known = ", ".join(sorted(NAMES))
+        raise ValueError(f"--reasoning-parser is {reasoning_parser!r}: it must be one of {known}, or be left out.")
+    if reasoning_parser:
+        return NAMES[reasoning_parser]
     return next((marks for marks in KNOWN if (marks.open if marks.answer else marks.close) in template), None)
 
 

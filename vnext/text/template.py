@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
 from vnext.text.dialects import generic
-from vnext.text.dialects.table import dialect_of
+from vnext.text.dialects.table import dialect_of, shows_tools
 from vnext.text.reasoning import Marks, marks_of
 
 RENDER_LIMIT_S = 0.5
@@ -58,18 +58,24 @@ class ChatTemplate:
     write tool calls, found from it and the tokenizer's added tokens; without `shows_tools` the template knows none, and
     `generic.with_tools` puts them into the messages, the system's if it `knows_system`; `marks`: those around the model's
     reasoning, None where it knows none; `developer_role`: its role for the messages of OpenAI's role of that name;
-    `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none."""
+    `reasoning_name`: the member of a message from which it takes an earlier answer's reasoning, None where it takes none.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = ()) -> None:
+    `tool_parser` and `reasoning_parser`, vLLM's names, replace what is found of dialect and marks."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], added_tokens: Collection[str] = (), tool_parser: str = "",
+        reasoning_parser: str = "",
+    ) -> None:  # fmt: skip
+        """Raises TemplateUnreadable, ValueError for a parser that is not known."""
         try:
             self._template = _compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateUnreadable(f"The chat template is broken in line {error.lineno}: {error.message}.") from error
         self._special_tokens = dict(special_tokens)
-        found = dialect_of(source, added_tokens)
-        self.shows_tools, self.dialect = found is not None, found or generic.DIALECT
+        found = dialect_of(source, added_tokens, tool_parser)
+        self.shows_tools, self.dialect = shows_tools(source), found or generic.DIALECT
         self.knows_system = "system" in source
-        self.marks = self._tried(marks_of(source))
+        self.marks = self._tried(marks_of(source, reasoning_parser))
         self.developer_role = "developer" if "developer" in source else "system"
         self.reasoning_name = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", source)), None)
 

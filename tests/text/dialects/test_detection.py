@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from toy_tokenizers import byte_level
 
+from vnext.server.context.server_context import template_of
+from vnext.server.settings import ServerSettings
+from vnext.text import reasoning
 from vnext.text.dialects.table import DETECTED, NAMES, dialect_of
+from vnext.text.template import ChatTemplate, TemplateUnreadable
 
 TEMPLATES = [
     ("{{ messages }}", None),
@@ -47,3 +52,24 @@ def test_a_name_overrides_the_template() -> None:
     assert dialect_of("{{ messages }}", (), "mistral") is NAMES["mistral"]
     with pytest.raises(ValueError, match="--tool-call-parser is 'parrot': it must be one of .*hermes"):
         dialect_of("", (), "parrot")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_parser_s_name_overrides_the_template(name: str) -> None:
+    template = ChatTemplate("{% if tools %}<tool_call>{% endif %}", {}, (), tool_parser=name)
+    assert template.dialect is NAMES[name] and template.shows_tools and template.marks is None
+
+
+@pytest.mark.parametrize("name", sorted(reasoning.NAMES))
+def test_a_reasoning_parser_s_name_overrides_the_template(name: str) -> None:
+    assert reasoning.marks_of("[THINK][/THINK]", name) is reasoning.NAMES[name]
+    assert ChatTemplate("{{ messages }}", {}, (), reasoning_parser=name).marks.open == reasoning.NAMES[name].open
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"tool_call_parser": "my_own"}, "--tool-call-parser is 'my_own': it must be one of .*hermes.*, or be left out."),
+    ({"reasoning_parser": "my_own"}, "--reasoning-parser is 'my_own': it must be one of .*qwen3.*, or be left out."),
+])  # fmt: skip
+def test_an_unknown_parser_is_refused_before_a_model_is_loaded(settings: dict[str, str], sentence: str) -> None:
+    with pytest.raises(TemplateUnreadable, match=sentence):
+        template_of(byte_level("{{ messages }}"), ServerSettings(**settings))

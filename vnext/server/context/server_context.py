@@ -28,7 +28,7 @@ from vnext.server.context.text_work import TextWork
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
-from vnext.text.template import ChatTemplate, TemplateSlow, read_template
+from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
 RENDER_INLINE_S = 0.005
@@ -173,6 +173,12 @@ def client_of(request: web.Request) -> str:
 
 
 def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:
-    """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable."""
+    """The user's chat template, else the checkpoint's, if it has one. Raises TemplateUnreadable, also for an unknown parser."""
     source = read_template(settings.chat_template_path) if settings.chat_template_path else tokenizer.chat_template
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens, tokenizer.added_tokens)
+    if source is None:
+        return None
+    parsers = settings.tool_call_parser, settings.reasoning_parser
+    try:
+        return ChatTemplate(source, tokenizer.special_tokens, tokenizer.added_tokens, *parsers)
+    except ValueError as error:
+        raise TemplateUnreadable(str(error)) from error

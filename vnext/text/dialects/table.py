@@ -58,7 +58,12 @@ def dialect_of(template: str, tokens: Collection[str] = (), tool_parser: str = "
     return NAMES[tool_parser] if tool_parser else _detected(template, tokens)
 
 
+def shows_tools(template: str) -> bool:
+    """Whether a chat template knows tools."""
+    return _TOOLS.search(template) is not None
+
+
 def _detected(template: str, tokens: Collection[str]) -> Dialect | None:
-    if _TOOLS.search(template) is None:
+    if not shows_tools(template):
         return None
     return next((dialect for dialect, marks in DETECTED if all(mark in template or mark in tokens for mark in marks)), None)
