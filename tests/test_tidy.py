@@ -70,7 +70,10 @@ ARROWS = {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
         "runtime/client", "runtime/processes", "text", "sampling_params", "exits",
     },
-    "server/context": {"server/*", "runtime/*", "runtime/client", "text", "state/config", "state/params", "sampling_params", "version"},
+    "server/context": {
+        "server/*", "runtime/*", "runtime/client", "text", "state/config", "state/params", "sampling_params", "lora_request",
+        "version",
+    },
     "server/http": {"server/*", "server/context", "sampling_params"},
     "server/batches": {"server/context", "sampling_params"},
     "server/answers": {

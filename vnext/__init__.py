@@ -12,6 +12,7 @@ from vnext.version import __version__
 
 if TYPE_CHECKING:
     from vnext.llm import LLM, Completion, Generated, Logprob
+    from vnext.lora_request import LoRARequest
     from vnext.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "BeamSearchParams",
     "Completion",
     "Generated",
+    "LoRARequest",
     "Logprob",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -30,6 +32,7 @@ _HOMES = {
     "BeamSearchParams": "vnext.sampling_params",
     "Completion": "vnext.llm",
     "Generated": "vnext.llm",
+    "LoRARequest": "vnext.lora_request",
     "Logprob": "vnext.llm",
     "SamplingParams": "vnext.sampling_params",
     "StructuredOutputsParams": "vnext.sampling_params",

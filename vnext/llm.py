@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vnext.generation_config import sampling_defaults
+from vnext.lora_request import AdapterChoice, KnownAdapters
 from vnext.options.settings_check import engine_settings
 from vnext.runtime.processes.launch import RunningEngine, StartingEngine, find_model, start_engine
 from vnext.runtime.settings import reads_generation_config
@@ -36,7 +37,7 @@ from vnext.state.config import request_length_max
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.messages import PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
+    from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
     from vnext.state.params import Constraint
     from vnext.text.answer import Answer, Delta
     from vnext.text.template import ChatTemplate
@@ -120,6 +121,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client = client
         self._names = itertools.count()
+        self._adapters = KnownAdapters(self._settings)
         self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
         self.max_model_len = request_length_max(client.ready.config)
         self.log_dir = self._engine.log_dir
@@ -129,15 +131,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: AdapterChoice = None,
     ) -> list[Generated]:
         """Answer one prompt or several, in their order.
 
         `sampling_params` is one for all prompts or a list with one for each. None takes `get_default_sampling_params()`,
-        shortened to fit the model's length. Raises InvalidRequest before it sends anything, Refused, EngineDead.
+        shortened to fit the model's length. `lora_request` is the adapter of all prompts or a list with one, or None, for each.
+        Raises InvalidRequest, before it sends anything unless the adapter's weights do not fit, Refused, EngineDead.
         """
         from tqdm import tqdm
 
-        tasks = self._tasks(_as_prompts(prompts), sampling_params)
+        tasks = self._tasks(_as_prompts(prompts), sampling_params, lora_request)
         total = sum(len(task.slots) for task in tasks)
         with tqdm(total=total, desc="answers", unit="answer", disable=not use_tqdm, dynamic_ncols=True) as bar:
             for slot, delta in self._deltas(tasks, whole=not any(task.params.stop for task in tasks)):
@@ -152,6 +156,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: AdapterChoice = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Generated]:
@@ -161,7 +166,7 @@ class LLM:
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         variables = {"tools": tools, **(chat_template_kwargs or {})}
-        return self.generate([self._render(conversation, variables) for conversation in conversations], sampling_params, use_tqdm)
+        return self.generate([self._render(each, variables) for each in conversations], sampling_params, use_tqdm, lora_request)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -249,15 +254,17 @@ class LLM:
         return self.tokenizer.encode(self._template.render(messages, variables), add_special_tokens=False)
 
     def _tasks(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, lora: AdapterChoice = None
     ) -> list[_Task]:
+        adapters = self._adapters.of(len(prompts), lora)
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             counts = f"There are {len(prompts)} prompts and {len(params)} sampling_params"
             raise InvalidRequest(f"{counts}: give one, or one for each.", "sampling_params")
         constraints = {key: self._constraint(one) for key, one in {id(one): one for one in params}.items()}
-        return [self._task(prompt, one, constraints[id(one)]) for prompt, one in zip(prompts, params)]
+        each = zip(prompts, params, adapters)
+        return [self._task(prompt, one, constraints[id(one)], adapter) for prompt, one, adapter in each]
 
     def _constraint(self, params: SamplingParams | None) -> Constraint | None:
         """What answers by `params` must look like. Raises InvalidRequest."""
@@ -267,7 +274,7 @@ class LLM:
 
         return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
 
-    def _task(self, prompt: Prompt, params: SamplingParams | None, constraint: Constraint | None) -> _Task:
+    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> _Task:
         prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self._tokens(prompt)
@@ -276,7 +283,7 @@ class LLM:
         from vnext.text.answer import Answer
 
         slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
-        requests = [self._request(tokens, params, slot.index, constraint) for slot in slots]
+        requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
         return _Task(text, tokens, params, slots, requests)
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
@@ -327,6 +334,8 @@ class LLM:
                     yield slot, self._push(slot, output)
 
     def _push(self, slot: _Slot, output: RequestOutput) -> Delta:
+        if output.error:  # an adapter that cannot be read, a grammar that cannot be followed
+            raise InvalidRequest(f"{output.error}.")
         delta = slot.answer.push(output)
         slot.finished = delta.finish != ""
         if slot.finished and not output.finish:

@@ -14,7 +14,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +22,14 @@ import msgspec
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.generation_config import sampling_defaults
+from vnext.lora_request import adapter_files, module_of
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
 from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
 from vnext.runtime.settings import EngineSettings, reads_generation_config
+from vnext.sampling_params import InvalidRequest
 from vnext.server.address import AddressUnusable, bind
 from vnext.server.console import write_line
 from vnext.server.example import curl_line
@@ -70,6 +72,8 @@ def start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
     port = _usable_port(command.server)
     _check_certificate(command.server)
     model_path = find_model(command.engine)
+    names = command.server.served_model_names or usual_names(command.engine.model, model_path)
+    _check_adapters(command, names)
     defaults = sampling_defaults(model_path, reads_generation_config(command.engine))
     starting = start_engine(command.engine, model_path)
     edge = None
@@ -78,9 +82,10 @@ def start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
         settings = msgspec.structs.replace(
             command.server,
             port=port,
-            served_model_names=command.server.served_model_names or usual_names(command.engine.model, model_path),
+            served_model_names=names,
             engine_address=starting.address,
             model_path=str(model_path),
+            max_lora_rank=command.engine.max_lora_rank,
             log_dir=starting.log_dir if command.server.show_log else "",
             sampling_defaults=defaults,
             connect_timeout_s=None,
@@ -259,6 +264,21 @@ def _check_certificate(settings: ServerSettings) -> None:
         tls_context(settings)
     except TlsUnusable as error:
         raise StartRefused(str(error)) from error
+
+
+def _check_adapters(command: ServeCommand, names: Sequence[str]) -> None:
+    """Raise StartRefused for adapters that cannot be served under `names` beside the model's, before a model loads."""
+    server, engine, taken = command.server, command.engine, [*names]
+    if (server.lora_modules or server.lora_root) and not engine.enable_lora:
+        raise StartRefused("--lora-modules and --lora-root need --enable-lora: add it, or leave them out")
+    try:
+        for module in map(module_of, server.lora_modules):
+            if module.lora_name in taken:
+                raise StartRefused(f"--lora-modules has {module.lora_name!r}, which is another model's name: choose another")
+            taken.append(module.lora_name)
+            adapter_files(module, engine.max_lora_rank)
+    except InvalidRequest as error:
+        raise StartRefused(error.message.rstrip(".")) from error
 
 
 def _url(settings: ServerSettings) -> str:

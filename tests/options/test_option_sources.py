@@ -66,11 +66,11 @@ def test_a_value_is_spelled_as_people_write_it_on_the_command_line_and_in_python
 
 
 def test_keywords_of_vllm_that_ask_for_nothing_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    settings = engine_settings(trust_remote_code=True, swap_space=4, tokenizer_mode="auto", enable_lora=False, max_num_seqs=8)
+    settings = engine_settings(trust_remote_code=True, swap_space=4, tokenizer_mode="auto", enable_dbo=False, max_num_seqs=8)
     assert settings == EngineSettings(max_num_seqs=8)
     assert "ignored: swap_space (a preempted request is computed again and never swapped)" in caplog.messages
-    with pytest.raises(SettingsError, match="There is no setting enable_lora: adapters are not supported; merge this one into"):
-        engine_settings(enable_lora=True)
+    with pytest.raises(SettingsError, match="There is no setting enable_lora_bias: adapters with biases are not supported; merge this one"):
+        engine_settings(enable_lora_bias=True)
     with pytest.raises(SettingsError, match="There is no setting tokenizer_mode: the tokenizer is the model folder's"):
         engine_settings(tokenizer_mode="custom")
 
@@ -127,7 +127,6 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     assert [line.split()[3] for line in said] == [
         "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice",
         "--tokenizer-mode", "--swap-space", "--kv-cache-dtype", "--distributed-executor-backend", "--pipeline-parallel-size",
-        "--no-enable-lora",
     ]  # fmt: skip
 
 
@@ -138,7 +137,7 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
         ("--kv-cache-dtype fp8", "--kv-cache-dtype is 'fp8': the cache has the model's dtype; see --dtype."),
         ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
-        ("--enable-lora", "there is no option --enable-lora: adapters are not supported; merge this one into the weights."),
+        ("--enable-lora-bias", "there is no option --enable-lora-bias: adapters with biases are not supported; merge this one into"),
         ("--reasoning-parser-plugin p.py", "the server runs no third-party code; leave it out"),
         ("--generation-config folder", "; another file's values go into the model folder's generation_config.json."),
         ("--port", "--port needs a value after it"),
@@ -220,13 +219,13 @@ def test_every_option_is_a_variable_and_a_key(tmp_path: Path) -> None:
 def test_a_file_made_for_vllm_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "vllm.yaml"
     path.write_text(
-        "trust-remote-code: true\nswap-space: 4\nenable-lora: false\nuvicorn-log-level: info\nno-enable-prefix-caching: true\n"
+        "trust-remote-code: true\nswap-space: 4\nenable-lora-bias: false\nuvicorn-log-level: info\nno-enable-prefix-caching: true\n"
     )
     command = parse(["serve", "--config", str(path)], {})
     assert (command.server.log_level, command.engine.enable_prefix_caching) == ("info", False)
     assert [line.split()[3] for line in capsys.readouterr().err.splitlines()] == ["--trust-remote-code", "--swap-space"]
-    path.write_text("enable-lora: true\n")
-    assert "adapters are not supported" in refusal(capsys, "serve", "--config", str(path))
+    path.write_text("enable-lora-bias: true\n")
+    assert "adapters with biases are not supported" in refusal(capsys, "serve", "--config", str(path))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vnext.state import laws
 from vnext.state.config import Speculation
 from vnext.state.errors import LawBroken
 from vnext.state.laws import ALL, CHEAP, check, check_cheap
-from vnext.state.state import State
+from vnext.state.state import Slot, State
 from vnext.state.store import columns, columns_numpy, extents, fields
 from vnext.state.store.prefix_index import PrefixIndex
 from vnext.state.store.rows import Rows
@@ -46,6 +46,15 @@ def with_pool(state: State, **changes: object) -> State:
 
 def with_step_in_flight(state: State, **changes: object) -> State:
     return replace(state, in_flight=(*state.in_flight[:-1], replace(state.in_flight[-1], **changes)))
+
+
+def with_adapter(state: State, root: bytes = b"another root, 16") -> State:
+    """An engine with two slots, of which the first holds the adapter of row 0's request."""
+    request = state.requests[int(state.rows.id[0])]
+    adapted = replace(request, root=root, sampling=replace(request.sampling, adapter="a"))
+    requests, slots = state.requests.with_items([(request.id, adapted)]), (Slot("tenant", "a", 0), None)
+    config = replace(state.config, max_loras=2)
+    return replace(state, config=config, slots=slots, requests=requests)
 
 
 def changed(values: np.ndarray, place: int, value: int) -> np.ndarray:
@@ -208,6 +217,8 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("Y1", laws.hashes_are_kept, other_block),
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, next_id=s.next_id + 1)),
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, counters=replace(s.counters, finished=0))),
+    ("R1", laws.adapters_are_resident, lambda state: replace(with_adapter(state), slots=(None, None))),
+    ("R2", laws.roots_are_of_one_adapter, lambda state: with_adapter(state, state.requests[int(state.rows.id[1])].root)),
 ]
 
 
@@ -277,6 +288,16 @@ def test_what_is_just_lawful_is_lawful() -> None:
     with pytest.raises(LawBroken, match="at its limit"):
         full = with_cell(state, fields.COMPUTED, 0, int(rows.known[0] + rows.placeholders[0]))
         laws.progress_is_ordered(with_cell(full, fields.LIMIT, 0, int(rows.known[0])))
+
+
+def test_adapters_in_their_slots_are_lawful() -> None:
+    state = with_adapter(busy())
+    check_cheap(state)
+    laws.adapters_are_resident(state)
+    laws.roots_are_of_one_adapter(state)
+    for slots in ((state.slots[0],) * 2, state.slots[:1]):
+        with pytest.raises(LawBroken, match="R1"):
+            laws.adapters_are_resident(replace(state, slots=slots))
 
 
 def test_the_block_of_two_writers_is_named() -> None:

@@ -6,7 +6,7 @@ sees an argument that it was not written for. Checks read metadata only: they ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vnext.kernels.paged_attention import AttentionMetadata
+    from vnext.kernels.thin import ThinParts
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
@@ -168,13 +169,28 @@ def check_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> Non
         expect_together(x, bias=bias)
 
 
+def check_add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> None:
+    """product [T, out] and x [T, in] of one float dtype; blocks within them, on the same device; tokens int64 [n]."""
+    expect("product", product, (None, None), FLOATS)
+    expect("x", x, (product.shape[0], None), (product.dtype,))
+    expect_together(product, x=x)
+    for block, tokens in parts:
+        expect("tokens", tokens, (None,), INDICES)
+        expect("down", block.down, (x.shape[1], None), (torch.float32,))
+        expect("up", block.up, (block.rank, None), (torch.float32,))
+        if not 0 <= block.first <= block.first + block.width <= product.shape[1]:
+            raise ContractError(f"a block ends at column {block.first + block.width} of a product of {product.shape[1]}")
+
+
 def check_logits(hidden: torch.Tensor, weight: Any) -> None:
     """hidden [S, in] float, weight [vocabulary, in] of the same dtype."""
     expect("hidden", hidden, (None, None), FLOATS)
     expect_weight("weight", weight, (None, hidden.shape[1]), hidden.dtype)
 
 
-def check_gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> None:
+def check_gated_linear(
+    x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str, change: Callable[..., Any] | None = None
+) -> None:
     """As linear, with weight [2 * I, in]: gate, then up."""
     check_linear(x, weight, bias)
     expect_gate(weight.shape[0], activation)

@@ -23,6 +23,7 @@ from vnext.kernels.references import gelu_tanh_and_mul, silu_and_mul
 GATES = MappingProxyType({"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul})
 
 
+Change = Callable[[torch.Tensor], torch.Tensor]
 Parts = torch.Tensor | tuple[torch.Tensor, ...]
 """A weight, or parts of it one below the other, which are copied: they may lie in memory that soon goes."""
 
@@ -56,12 +57,15 @@ def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Ten
     return product if bias is None else product.add_(bias)
 
 
-def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str, change: Change | None = None
+) -> torch.Tensor:
     """activation(gate) * up -> [T, I] in x's dtype, where `linear` gives [T, 2 * I]: gate, then up.
 
-    Activations: "silu" and "gelu_tanh".
+    Activations: "silu" and "gelu_tanh". `change` gets the product before its activation and returns what is activated.
     """
-    return GATES[activation](linear(x, weight, bias))
+    wide = linear(x, weight, bias)
+    return GATES[activation](wide if change is None else change(wide))
 
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Owns the parts of each event that remain when a log may not hold texts. Token ids become pseudonyms (pseudonyms.py),
 except a token that ends its request. No block that holds such a token there is ever hashed, so prompts may repeat the
 token under a pseudonym. Names become keyed hashes or numbers, of biases only the count remains, and seeds are removed.
-Lengths, priorities, equality of salts, sampling bounds and stop ids remain. open_blocks.py has the cost of a commit.
+Lengths, priorities, equality of salts, digests of adapters, sampling bounds and stop ids remain. open_blocks.py has the
+cost of a commit.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, snapshot, with_block_hashes
 from vnext.state.block_hash import root_hash
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
     EngineStarted,
     PrefixCacheReset,
@@ -51,7 +54,7 @@ class Redactor:
         self._open_blocks = open_blocks.OpenBlocks(key, config.block_size, self._base)
         self._redacted_blocks = RedactedBlocks(config, self._open_blocks)
         self._block_size = config.block_size
-        self._no_salt, self._no_salt_root = self._roots(""), root_hash("", config.block_size)
+        self._no_salt, self._no_salt_root = self._roots("", ""), root_hash("", config.block_size)
         self._salted: dict[int, Roots] = {}
 
     def redact(self, before: State, event: AnyEvent, matched: MatchedSamples | None = None) -> AnyEvent:
@@ -70,7 +73,9 @@ class Redactor:
                 gone = set(event.ids)
                 self._leave(before, [row for row, id_ in enumerate(before.rows.id.tolist()) if id_ in gone])
                 return event
-            case PrefixCacheReset() | EngineStarted():
+            case AdapterLoaded():
+                return msgspec.structs.replace(event, name="", path="")
+            case PrefixCacheReset() | EngineStarted() | AdapterEvicted():
                 return event
             case _:
                 assert_never(event)
@@ -96,20 +101,21 @@ class Redactor:
             frame, first_event, committed.step, planned.step, width, ids, rows, committed.tokens, stopped
         )
 
-    def resume(self, state: State, histories: Iterable[tuple[bytes, bytes]]) -> None:
+    def resume(self, state: State, histories: Iterable[tuple[bytes, str, bytes]]) -> None:
         """Begin in a state that earlier events led to, before any event is shaped.
 
-        `histories` are root key and known tokens (int32 bytes) of all requests that live in `state` or come later: they say
-        what kept blocks hold. No later request shares a block of which none of them tells, so that one's name says nothing.
+        `histories` are root key, adapter and known tokens (int32 bytes) of all requests that live in `state` or come later: they
+        say what kept blocks hold. No later request shares a block of which none of them tells, so that one's name says nothing.
         """
         for id_, request in state.requests.items():
-            roots = self._roots_at(request.root)
+            roots = self._roots_at(request.root, request.sampling.adapter)
             if roots is not self._no_salt:
                 self._salted[id_] = roots
         known = [(id_, row_tokens(state, row).tobytes()) for row, id_ in enumerate(state.rows.id.tolist())]
         for id_, tokens in (*known, *((entry.id, entry.tokens) for entry in state.waiting)):
             self._open_blocks.arrive(id_, self._roots_of(id_).secret, tokens)
-        self._redacted_blocks.resume(state, ((root, self._roots_at(root), tokens) for root, tokens in histories), self._key)
+        known_roots = ((root, self._roots_at(root, adapter), tokens) for root, adapter, tokens in histories)
+        self._redacted_blocks.resume(state, known_roots, self._key)
 
     def snapshot(self, state: State) -> Snapshot:
         """The state that the log's events lead to where the engine's own lead to `state`.
@@ -122,6 +128,7 @@ class Redactor:
             real,
             token_digest=0,
             lives=lives,
+            slots=tuple(slot and msgspec.structs.replace(slot, name="") for slot in real.slots),
             cells=with_block_hashes(
                 real.cells, [hash_after(*each) for each in zip(hash_chains, state.rows.hashed_blocks.tolist())]
             ),
@@ -141,13 +148,13 @@ class Redactor:
     def _name(self, request_id: int, name: str) -> str:
         return pseudonyms.name_label(self._name_key, name) if self._name_key else str(request_id)
 
-    def _roots(self, salt: str) -> Roots:
+    def _roots(self, salt: str, adapter: str) -> Roots:
         label = pseudonyms.salt_label(self._key, salt)
-        return Roots(pseudonyms.root_secret(self._key, salt), root_hash(label, self._block_size))
+        return Roots(pseudonyms.root_secret(self._key, salt), root_hash(label, self._block_size, adapter))
 
-    def _roots_at(self, root: bytes) -> Roots:
+    def _roots_at(self, root: bytes, adapter: str) -> Roots:
         """Those of a real root key, which is all that a snapshot tells of a salt."""
-        return self._no_salt if root == self._no_salt_root else self._roots(root.hex())
+        return self._no_salt if root == self._no_salt_root else self._roots(root.hex(), adapter)
 
     def _roots_of(self, request_id: int) -> Roots:
         return self._salted.get(request_id, self._no_salt)
@@ -168,9 +175,10 @@ class Redactor:
 
     def _arrived(self, event: RequestArrived) -> RequestArrived:
         roots = self._no_salt
-        salt = root_hash(event.cache_salt, self._block_size).hex() if event.cache_salt else ""
+        adapter = event.sampling.adapter
+        salt = root_hash(event.cache_salt, self._block_size, adapter).hex() if event.cache_salt or adapter else ""
         if salt:
-            roots = self._salted[event.id] = self._roots(salt)
+            roots = self._salted[event.id] = self._roots(salt, adapter)
         return msgspec.structs.replace(
             event,
             name=self._name(event.id, event.name),

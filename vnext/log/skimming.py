@@ -165,17 +165,23 @@ def _is_arrival(event: _Body, width: int) -> bool:
 
 
 def _is_sampling(value: object) -> bool:
-    """The fields of the first logs, the numbers that were added later, and no constraint."""
+    """The fields of the first logs, the numbers and texts that were added later, and no constraint."""
     if not _is_list(value) or not FIRST_LOGGED_COUNT <= len(value) <= FIRST_LOGGED_COUNT + len(LATER_TYPES):
         return False
     seed, max_tokens, temperature, top_k, *floats, biases, logprobs, min_tokens, stops, ignore_eos = value[:FIRST_LOGGED_COUNT]
     later = zip(value[FIRST_LOGGED_COUNT:], LATER_TYPES)
     return (
-        all(_is_float(each) if kind is float else type(each) is kind for each, kind in later)
+        all(_is_of(kind, each) for each, kind in later)
         and all(map(_is_uint, (seed, max_tokens, min_tokens))) and type(top_k) is int and type(logprobs) is int
         and all(map(_is_float, (temperature, *floats))) and _is_list(biases) and all(map(_is_bias, biases))
         and _is_list(stops) and all(type(stop) is int for stop in stops) and type(ignore_eos) is bool
     )  # fmt: skip
+
+
+def _is_of(kind: type, value: object) -> bool:
+    if kind is str:
+        return _is_ascii(value)
+    return _is_float(value) if kind is float else type(value) is kind
 
 
 def _is_bias(value: object) -> bool:

@@ -21,7 +21,7 @@ from vnext.state.events import RequestId
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
-from vnext.state.state import Counters, Request, State, StepInFlight, Waiting
+from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Waiting
 from vnext.state.store import extents, fields
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.extents import Extents
@@ -59,7 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' whole tables, one after the other.
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
-    `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight.
+    `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters'.
     """
 
     sequence: int
@@ -82,6 +82,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     width: int = WIDTH_MAX
     drafting: bytes = b""
     drafts: tuple[bytes, ...] = ()
+    slots: tuple[Slot | None, ...] = ()
 
 
 class BadSnapshot(Exception):
@@ -122,6 +123,7 @@ def snapshot(state: State) -> Snapshot:
         keys=b"".join(filter(None, names)),
         drafting=b"" if rows.drafting is None else rows.drafting.tobytes(),
         drafts=tuple(scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None),
+        slots=state.slots,
     )
 
 
@@ -198,6 +200,7 @@ def load(frame: Snapshot, config: SchedulerConfig) -> State:
 
 
 def _state(frame: Snapshot, config: SchedulerConfig) -> State:
+    _require(len(frame.slots) == config.max_loras, "it has another number of slots for adapters")
     _require(frame.planned - frame.committed == len(frame.in_flight), "other steps are in flight")
     _require(frame.fields == tuple(fields.STORED_FIELD_NAMES[field] for field in KEPT_FIELDS), "its rows have other fields")
     kept = np.frombuffer(frame.cells, dtype=np.int64).reshape(len(KEPT_FIELDS), -1)
@@ -228,6 +231,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         in_flight=tuple(_step_in_flight(*each) for each in zip_longest(frame.in_flight, frame.drafts)),
         counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
         token_digest=frame.token_digest,
+        slots=frame.slots,
     )
 
 

@@ -14,6 +14,8 @@ import msgspec
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX, WIDTH_MIN
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
     EngineStarted,
     PrefixCacheReset,
@@ -38,7 +40,7 @@ def tokens_of(event: AnyEvent) -> bytes:
             return event.tokens
         case RequestArrived():
             return event.prompt
-        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset():
+        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted():
             return b""
         case _:
             assert_never(event)
@@ -51,7 +53,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
             return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
         case RequestArrived():
             return msgspec.structs.replace(event, prompt=tokens)
-        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset():
+        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted():
             return event
         case _:
             assert_never(event)

@@ -38,6 +38,8 @@ BOUNDS = {
     "log_max_age_s": (0, 10**9),
     "step_timeout_s": (0, 10**9),
     "tensor_parallel_size": (1, 2**10),
+    "max_loras": (1, 1024),
+    "max_lora_rank": (1, 256),
     "gpu_memory_utilization": (0.01, 1.0),
     "graph_sizes": (1, 2**20),
     "digest_interval": (1, COUNT_MAX),

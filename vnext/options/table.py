@@ -61,6 +61,9 @@ ENGINE_HELP = {
     "digest_interval": "steps between two comparisons of the ranks' states",
     "step_timeout_s": "seconds without a step's result after which the engine stops; 0 for never; see docs/server.md",
     "check_laws": "check every law of the state after every event (slow, for debugging)",
+    "enable_lora": "serve LoRA adapters beside the model",
+    "max_loras": "LoRA adapters in memory at once; requests for others wait until one is not in use",
+    "max_lora_rank": "largest rank of a LoRA adapter",
     "ipc_bytes_max": "largest tensor, such as 2M, that ranks on GPUs exchange through mapped memory; NCCL takes larger ones",
 }
 SERVER_HELP = {
@@ -84,6 +87,8 @@ SERVER_HELP = {
     "connections_max": "maximum open connections; one address may have three quarters of them",
     "keepalive_timeout_s": "seconds after which an idle connection is closed",
     "drain_s": "seconds for running requests to finish when the server stops",
+    "lora_modules": "LoRA adapters to serve as models, each as name=folder",
+    "lora_root": "folder under which /v1/load_lora_adapter may find further adapters (default: none)",
     "batch_dir": "folder for /v1/files and /v1/batches (default: neither is served)",
     "responses_bytes_max": "memory for stored responses of /v1/responses, such as 64M; 0 stores none",
     "root_path": "a prefix, such as /llm, behind which all paths exist too, for a proxy that keeps it",

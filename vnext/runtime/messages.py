@@ -24,8 +24,18 @@ class Hello(Message, tag=0):
     """A client's first message; the engine core answers with EngineReady."""
 
 
+class AdapterFiles(Message):
+    """A LoRA adapter: the name under which clients know it, the digest of its files (models/config/adapter_config.py) and
+    the folder that holds them."""
+
+    name: str
+    digest: str
+    path: str
+
+
 class SubmitRequest(Message, tag=1):
-    """`name` is unique among the client's live requests. There is no `has_seed`: the engine core draws the seed."""
+    """`name` is unique among the client's live requests. There is no `has_seed`: the engine core draws the seed. `adapter`:
+    what the request is computed with beside the model."""
 
     name: str
     prompt: bytes
@@ -33,6 +43,7 @@ class SubmitRequest(Message, tag=1):
     priority: int = 0
     cache_salt: str = ""
     has_seed: bool = True
+    adapter: AdapterFiles | None = None
 
 
 class AbortRequests(Message, tag=2):
@@ -237,7 +248,15 @@ class RankFailed(Message, tag=22):
     message: str
 
 
-RankMessage = RankReady | StepResult | RankFailed
+class AdapterRead(Message, tag=23):
+    """A rank has read an adapter that it was asked to read; `error` is a sentence if it could not."""
+
+    rank: int
+    digest: str
+    error: str = ""
+
+
+RankMessage = RankReady | StepResult | RankFailed | AdapterRead
 
 encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)

@@ -43,6 +43,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     0 disables this.
     `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
     NCCL. The default has not been measured yet.
+    With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
     """
 
     model: str = ""
@@ -88,6 +89,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     check_laws: bool = False
     step_timeout_s: float = 300.0
     ipc_bytes_max: int = 2 * 2**20
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
 
 
 def reads_generation_config(settings: EngineSettings) -> bool:
@@ -121,6 +125,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
     `speculates`: the engine drafts. `measures_row_cost`: and asks what one more row costs a step.
+    `max_lora_rank` 0 means no adapters.
     """
 
     rank: int
@@ -142,6 +147,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     ipc_bytes_max: int = 2 * 2**20
     speculates: bool = False
     measures_row_cost: bool = False
+    max_lora_rank: int = 0
 
 
 class SettingsError(Exception):

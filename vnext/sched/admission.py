@@ -13,6 +13,7 @@ import numpy as np
 
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
+from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, prefix_hits
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State, Waiting, blocks_for
@@ -39,6 +40,8 @@ def _tried(state: State, places: Sequence[int], budget: int, running_pages: int)
     admitted: list[tuple[int, int]] = []
     for place in places:
         waiting = state.waiting[place]
+        if not may_run(state, waiting.id):
+            break  # until a slot holds its adapter
         hits = prefix_hits(config, pool, waiting)
         tokens = chunk(config, waiting.known - hit_tokens_of(config, hits), budget)
         if tokens == 0 or not fits(config, pool, hits, tokens):

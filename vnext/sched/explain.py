@@ -7,6 +7,7 @@ afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from vnext.sched.admission import chunk
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
+from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, new_page_count, prefix_hits, shared
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import StepPlanned
@@ -25,10 +27,11 @@ from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting
 from vnext.state.store.rows import Rows, wants
 
-Why = Literal["budget", "blocks", "sequences", "order", "preempted", "room"]
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
+adapter: it is the best waiting request, and no slot holds its LoRA adapter yet
 order: a better request waits for one of the reasons above, and no request may overtake it
 preempted: it is preempted in this step, as the worst running request when pages are missing
 room: other requests are preempted in this step, which therefore admits none
@@ -130,15 +133,21 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
             return admitted, [_out_of_budget(config, pool, each, 0) for each in rest]
         hits = prefix_hits(config, pool, entry)
         tokens = chunk(config, entry.known - hit_tokens_of(config, hits), budget)
-        if tokens == 0 or not fits(config, pool, hits, tokens):
-            none = tokens == 0
-            first = _out_of_budget(config, pool, entry, budget) if none else _out_of_blocks(state, pool, entry, hits, tokens)
-            behind = [Wait(id=each.id, why="order", need=0, have=0, behind=entry.id) for each in rest[1:]]
-            return admitted, [first, *behind]
+        if not may_run(state, entry.id):
+            return admitted, _behind(Wait(id=entry.id, why="adapter", need=1, have=0), rest[1:])
+        if tokens == 0:
+            return admitted, _behind(_out_of_budget(config, pool, entry, budget), rest[1:])
+        if not fits(config, pool, hits, tokens):
+            return admitted, _behind(_out_of_blocks(state, pool, entry, hits, tokens), rest[1:])
         admitted.append((place, tokens))
         budget -= tokens
         pool = allocate(config, pool, entry, hits, tokens).pool
     return admitted, []
+
+
+def _behind(first: Wait, others: Sequence[Waiting]) -> list[Wait]:
+    """The wait of the best waiting request, and those of the requests that may not overtake it."""
+    return [first, *(Wait(id=each.id, why="order", need=0, have=0, behind=first.id) for each in others)]
 
 
 def _out_of_budget(config: SchedulerConfig, pool: Pool, entry: Waiting, have: int) -> Wait:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from vnext.server.context.openai_types import ChatBody, CompletionBody
 from vnext.server.messages.bodies import CountTokensBody, MessagesBody
 from vnext.server.responses.bodies import ResponsesBody
+from vnext.server.views.adapters import LoadAdapterBody, UnloadAdapterBody, load_adapter, unload_adapter
 from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, get_batch, list_batches
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
@@ -52,6 +53,8 @@ ROUTES = (
     Route("GET", "/v1/responses/{response_id}/input_items", list_input_items),
     Route("GET", "/v1/models", list_models, "names what is served; /v1/models/NAME one of them"),
     Route("GET", "/v1/models/{model:.+}", get_model),
+    Route("POST", "/v1/load_lora_adapter", load_adapter, "serves a LoRA adapter (with --enable-lora)", LoadAdapterBody),
+    Route("POST", "/v1/unload_lora_adapter", unload_adapter, "serves it no longer", UnloadAdapterBody),
     Route("POST", "/v1/files", create_file, "keeps a file of requests (with --batch-dir)"),
     Route("GET", "/v1/files", list_files, "lists the files"),
     Route("GET", "/v1/files/{file_id}", get_file),

@@ -37,6 +37,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
     "error".
 
+    `lora_modules` are LoRA adapters (name=path) that requests may name as their model; others may be loaded from folders under
+    `lora_root`, "" for none.
+
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none. `responses_bytes_max` bounds the memory for stored
     responses; with 0 none is stored.
 
@@ -74,6 +77,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     connect_timeout_s: float | None = 600.0
     batch_dir: str = ""
+    lora_modules: tuple[str, ...] = ()
+    lora_root: str = ""
+    max_lora_rank: int = 16
     responses_bytes_max: int = 64 * 2**20
     root_path: str = ""
     ssl_certfile: str = ""

@@ -13,13 +13,18 @@ import hashlib
 from vnext.state.store import columns
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 
+ADAPTER = b"adapter"
+"""Personalises the digest of a salt with an adapter; without this, a salt could spell both."""
 SALT_LIKE_A_BLOCK = b"cache salt"
 """Personalises the digest of a salt as long as a hash and a block's tokens; other lengths cannot be confused with a block."""
 
 
-def root_hash(cache_salt: str, block_size: int) -> bytes:
-    """The parent of a request's first block; requests with different salts share nothing."""
+def root_hash(cache_salt: str, block_size: int, adapter: str = "") -> bytes:
+    """The parent of a request's first block; requests with different salts or different adapters share nothing."""
     salt = cache_salt.encode()
+    if adapter:
+        both = hashlib.blake2b(adapter.encode(), digest_size=BLOCK_HASH_SIZE).digest() + salt
+        return hashlib.blake2b(both, digest_size=BLOCK_HASH_SIZE, person=ADAPTER).digest()
     person = SALT_LIKE_A_BLOCK if len(salt) == BLOCK_HASH_SIZE + 4 * block_size else b""
     return hashlib.blake2b(salt, digest_size=BLOCK_HASH_SIZE, person=person).digest()
 

@@ -50,7 +50,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     is synchronous. `policy`: the name of the scheduling policy (vnext/sched/policies.py); the state does not interpret
     it. `digest_interval`: steps between two digests that every rank reports. `windows`: the attention window of each
     group of layers in tokens, 0 for full attention; a block takes one page of the cache in each group (windows.py). ()
-    means one group with full attention. `speculation`: None means no drafts.
+    means one group with full attention. `speculation`: None means no drafts. `max_loras`: slots for LoRA adapters; 0 means that
+    no request has one.
     """
 
     block_size: int
@@ -68,6 +69,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_N
     digest_interval: int = 64
     windows: tuple[int, ...] = ()
     speculation: Speculation | None = None
+    max_loras: int = 0
 
     @property
     def group_count(self) -> int:

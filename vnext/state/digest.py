@@ -28,7 +28,7 @@ SCALAR_NAMES = (
 ).split()
 DETAIL_NAMES = (
     *SCALAR_NAMES, *(f"rows.{name}" for name in FIELD_NAMES[:STRUCTURE_FIELD_COUNT]), "tables", "holders and free order",
-    "waiting", "flights",
+    "waiting", "flights", "adapters",
 )  # fmt: skip
 _WORD = 2**64 - 1
 _hashed: Callable[[bytes | np.ndarray], int] = xxhash.xxh3_64_intdigest  # type: ignore[assignment]  # numpy names no buffer
@@ -47,6 +47,8 @@ def digest(state: State) -> int:
         words += (scheduled.step, hashed(scheduled.entries), hashed(scheduled.samples))
     if state.rows.drafting is not None:
         words += (hashed(_drafting(state)), state.counters.draft_tokens, state.counters.accepted_tokens)
+    if state.slots:
+        words.append(hashed(_slots(state)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -61,6 +63,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
+        ("adapters", _slots(state)),
     ]
 
 
@@ -73,7 +76,7 @@ def details(state: State) -> tuple[int, ...]:
     hashed, cells = _hashed, state.rows.cells
     named = dict(parts(state))
     columns = [hashed(np.ascontiguousarray(cells[field])) for field in range(STRUCTURE_FIELD_COUNT)]
-    rest = [hashed(named[name]) for name in DETAIL_NAMES[-4:]]
+    rest = [hashed(named[name]) for name in DETAIL_NAMES[-5:]]
     return tuple(word & _WORD for word in (*_scalars(state), *columns, *rest))
 
 
@@ -120,6 +123,11 @@ def _drafting(state: State) -> bytes:
         return b""
     drafts = [scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None]
     return b"".join((state.rows.drafting.tobytes(), *drafts))
+
+
+def _slots(state: State) -> bytes:
+    """What each slot holds, by digest and last use; empty in an engine without adapters."""
+    return b"".join(f"{slot.digest} {slot.used};".encode() if slot else b";" for slot in state.slots)
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

@@ -1,7 +1,6 @@
 """Events: the facts of a run, in the order in which the engine core numbered them.
 
-The list reads as the story of a run and shows who emits each event and who reacts. Token ids travel as little-endian
-int32 bytes: immutable, and fast to decode even for a prompt of 4,096 tokens.
+Each with who emits it and who reacts. Token ids travel as little-endian int32 bytes, which are fast to decode.
 
     EngineStarted      engine core; everyone       first record of every log
     RequestArrived     engine core; scheduler      a client's request, already checked and numbered
@@ -9,6 +8,8 @@ int32 bytes: immutable, and fast to decode even for a prompt of 4,096 tokens.
     StepPlanned        engine core; ranks          the decision, as its difference from the expected one
     StepCommitted      engine core; every rank     sampled tokens become part of the state (each rank knows its own)
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
+    AdapterLoaded      engine core; ranks          a slot holds an adapter, which every rank has read
+    AdapterEvicted     engine core; ranks          a slot is empty again
 """
 
 from __future__ import annotations
@@ -93,7 +94,26 @@ class PrefixCacheReset(Event, frozen=True, tag=5):
     """Empties the prefix index. Kept pages lose their hashes; held pages are no longer shared with new requests."""
 
 
-AnyEvent = EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset
+class AdapterLoaded(Event, frozen=True, tag=6):
+    """`slot` holds the LoRA adapter whose files have this `digest`. `name` is the one under which clients know it, `path` the
+    folder from which ranks have read it."""
+
+    name: str
+    digest: str
+    slot: int
+    path: str = ""
+
+
+class AdapterEvicted(Event, frozen=True, tag=7):
+    """`slot` is empty again. No running request uses it."""
+
+    slot: int
+
+
+AnyEvent = (
+    EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
+    | AdapterEvicted
+)  # fmt: skip
 
 
 def first_of(events: Sequence[AnyEvent]) -> EngineStarted:

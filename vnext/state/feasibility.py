@@ -22,6 +22,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
             f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
         )
+    if arrival.sampling.adapter and not config.max_loras:
+        return "the request names an adapter and this engine serves none: start it with --enable-lora"
     if pages_needed(config, prompt + wanted - 1) > config.page_count:
         return _too_large(config, prompt, wanted)
     if not config.chunked_prefill and prompt + wanted - 1 > config.max_num_batched_tokens:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from vnext.state import pool as pools
+from vnext.state.adapters import may_run, used
 from vnext.state.allocate import (
     allocate,
     fits,
@@ -202,6 +203,8 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     room = state.config.max_num_seqs - len(state.rows)
     require(len(admitted) <= room, f"{len(admitted)} requests admitted where the batch has room for {room}")
     entries = [state.waiting[place] for place in places]
+    if state.slots:
+        state = _with_adapters(state, entries)
     state = _with_room(state, *_places_for(state, entries))
     rows, starts = [], []
     for entry, (_, tokens) in zip(entries, admitted):
@@ -211,6 +214,13 @@ def _admit_all(state: State, admitted: tuple[tuple[int, int], ...]) -> tuple[Sta
     counts = np.array([tokens for _, tokens in admitted], dtype=np.int64)
     state = replace(dequeue(state, set(places)), rows=more_rows(state.rows, rows))
     return state, np.array(starts, dtype=np.int64), counts
+
+
+def _with_adapters(state: State, entries: list[Waiting]) -> State:
+    """The state in which these requests' adapters were used last. Each must be in a slot."""
+    for entry in entries:
+        require(may_run(state, entry.id), f"request {entry.id} needs an adapter that is in no slot")
+    return used(state, {state.requests[entry.id].sampling.adapter for entry in entries})
 
 
 def _places_for(state: State, entries: list[Waiting]) -> tuple[int, int]:

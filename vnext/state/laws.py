@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vnext.state.adapters import held
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.pool import free_blocks
@@ -43,6 +44,7 @@ def _cheap_hold(state: State) -> bool:
         and (not in_flight or _step_holds(config, in_flight[-1]))
         and len(in_flight) == state.planned - state.committed <= config.pipeline_depth
         and all(scheduled.step == state.committed + at for at, scheduled in enumerate(in_flight))
+        and (not state.slots or held(state) <= _resident(state))
         and state.next_id == counters.finished + counters.aborted + len(state.requests)
     )
 
@@ -322,6 +324,27 @@ def histories_begin_with_prompts(state: State) -> None:
     raise LawBroken("S2", "a row's prompt has another length than its request's")
 
 
+def adapters_are_resident(state: State) -> None:
+    """R1: a slot holds the adapter of each running request, and no two slots hold the same one."""
+    resident, count = _resident(state), sum(slot is not None for slot in state.slots)
+    missing = sorted(held(state) - resident)
+    _hold(not missing, "R1", f"requests run with the adapters {missing}, which are in no slot")
+    _hold(len(state.slots) == state.config.max_loras, "R1", f"{len(state.slots)} slots of {state.config.max_loras}")
+    _hold(len(resident) == count, "R1", "two slots hold one adapter")
+
+
+def _resident(state: State) -> set[str]:
+    return {slot.digest for slot in state.slots if slot is not None}
+
+
+def roots_are_of_one_adapter(state: State) -> None:
+    """R2: requests with different adapters, or with one and without, have different roots, so that they share no block."""
+    adapter_of: dict[bytes, str] = {}
+    for id_, request in state.requests.items() if state.slots else ():
+        first = adapter_of.setdefault(request.root, request.sampling.adapter)
+        _hold(first == request.sampling.adapter, "R2", f"request {id_} would share blocks with another adapter's")
+
+
 def arrivals_are_accounted(state: State) -> None:
     """Y3: arrived = finished + aborted + live."""
     ended = state.counters.finished + state.counters.aborted
@@ -333,5 +356,8 @@ ALL = (
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
+    adapters_are_resident, roots_are_of_one_adapter,
 )  # fmt: skip
-CHEAP = (bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted)
+CHEAP = (
+    bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,
+)  # fmt: skip

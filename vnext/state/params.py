@@ -84,7 +84,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `seed` is the request's root key (uint64). It is always present, because a request without a seed gets one in its
     event. Fields of `Drawn` have its types and defaults. `logprobs` is the number of alternatives reported beside each
     sampled token, `prompt_logprobs` that beside each prompt token, `NO_LOGPROBS` for none. `logit_bias` is sorted by
-    token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding.
+    token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding. `adapter` is the digest
+    of the files of the LoRA adapter that the request is computed with, "" for none.
     """
 
     seed: int
@@ -105,6 +106,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     constraint: Constraint | None = None
     prompt_logprobs: int = NO_LOGPROBS
     pooling: int = NO_POOLING
+    adapter: str = ""
 
 
 FIRST_LOGGED_COUNT = 14

@@ -11,10 +11,13 @@ from typing import assert_never
 import msgspec
 
 from vnext.state import pool as pools
+from vnext.state.adapters import fold_adapter_evicted, fold_adapter_loaded
 from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
     EngineStarted,
     PrefixCacheReset,
@@ -35,6 +38,7 @@ from vnext.state.waiting_queue import dequeue, enqueue
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
+SLOT_COUNT_MAX = 1024
 GROUP_COUNT_MAX = 256  # one byte of a page's hash distinguishes the groups
 
 
@@ -58,6 +62,7 @@ def start(event: EngineStarted) -> State:
         in_flight=(),
         counters=Counters(),
         token_digest=0,
+        slots=(None,) * config.max_loras,
     )
 
 
@@ -68,6 +73,7 @@ def _require_sane(config: SchedulerConfig) -> None:
         config.long_prefill_token_threshold >= 0,
         f"long_prefill_token_threshold is {config.long_prefill_token_threshold}: it must be 0 or more",
     )
+    require(0 <= config.max_loras <= SLOT_COUNT_MAX, f"max_loras is {config.max_loras}: it must be 0 to {SLOT_COUNT_MAX}")
     require(len(config.windows) <= GROUP_COUNT_MAX, f"{len(config.windows)} groups of layers: at most {GROUP_COUNT_MAX}")
     require(min(config.windows, default=0) >= 0, f"windows is {config.windows}: each must be 0 or more")
     require(
@@ -90,6 +96,10 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = _fold_request_aborted(state, event)
         case PrefixCacheReset():
             folded = replace(state, pool=pools.clear_prefix_index(state.pool))
+        case AdapterLoaded():
+            folded = fold_adapter_loaded(state, event)
+        case AdapterEvicted():
+            folded = fold_adapter_evicted(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
@@ -113,7 +123,7 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         sampling=event.sampling,
         priority=event.priority,
         arrival_ns=event.arrival_ns,
-        root=root_hash(event.cache_salt, state.config.block_size),
+        root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
     )
     state = enqueue(state, _first_wait(state.config, request))
     return replace(

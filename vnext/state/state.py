@@ -90,6 +90,14 @@ class StepInFlight(msgspec.Struct, frozen=True):
         return self.entries[3]
 
 
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """A slot's adapter (adapters.py). `used` is the step that last admitted a request with it, or that followed its loading."""
+
+    name: str
+    digest: str
+    used: int
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started."""
 
@@ -108,7 +116,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events were folded; steps [committed, planned) are in `in_flight`, oldest first; ids below `next_id` arrived.
 
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
-    tokens.
+    tokens. `slots` are those of adapters, None where one is empty.
     """
 
     config: SchedulerConfig
@@ -126,6 +134,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: tuple[StepInFlight, ...]
     counters: Counters
     token_digest: int
+    slots: tuple[Slot | None, ...] = ()
 
 
 class Status(Enum):

@@ -82,7 +82,7 @@ def test_a_redaction_that_changed_a_decision_would_be_seen(tmp_path, capsys, mon
 def test_a_ring_is_redacted_from_where_it_begins(tmp_path, seed):
     """What lives there, what is kept there, and whose salt it was: shared again by later requests, under pseudonyms."""
     config = drawn_config(random.Random(seed))
-    ring = record(tmp_path / "ring", "full", config, seed, arrivals=120, size=3000, max_bytes=12_000, timestamped=True)
+    ring = record(tmp_path / "ring", "full", config, seed, arrivals=125, size=3000, max_bytes=12_000, timestamped=True)
     log = open_log(ring)
     first = first_state(log)
     assert log.header.index > 0 and first.requests and any(first.pool.prefix_index.keys())

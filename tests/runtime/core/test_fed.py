@@ -37,7 +37,7 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device = SimpleNamespace(vocab_size=50), torch.device("cpu")
+    config, device, adapters = SimpleNamespace(vocab_size=50), torch.device("cpu"), None
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)

@@ -11,6 +11,7 @@ from itertools import count
 import msgspec
 import pytest
 
+from planted_adapter_bugs import ADAPTER_BUGS
 from planted_compiled_bugs import COMPILED_BUGS
 from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
@@ -27,7 +28,7 @@ CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30
 """What stands where an arena was never written: neither a token nor a block."""
-BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *DRAFT_BUGS]
+BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *DRAFT_BUGS, *ADAPTER_BUGS]
 
 
 class Find(msgspec.Struct, frozen=True):

@@ -57,17 +57,23 @@ def pack(
 
 
 def linear(
-    x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype | None = None, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    packed: PackedLinear,
+    dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    apart: bool = False,
 ) -> torch.Tensor:
     """x [T, inputs] of the packed dtype, rows dense -> [T, width] of `dtype`: the packed one, or float32 for logits.
 
     `bias` [width] of the result's dtype, dense, is added to the rounded product of a weight without gate, as `add_` would.
+    `apart` leaves out the activation of a weight with a gate: gate, then up, [T, outputs].
     """
-    rows = x.shape[0]
-    result = torch.empty((rows, packed.width), dtype=dtype or packed.dtype)
+    rows, width = x.shape[0], packed.outputs if apart else packed.width
+    result = torch.empty((rows, width), dtype=dtype or packed.dtype)
     module().linear(
         x.data_ptr(), x.stride(0), rows, packed.address, None if bias is None else bias.data_ptr(),
-        result.data_ptr(), packed.width, KINDS[dtype or packed.dtype],
+        result.data_ptr(), width, KINDS[dtype or packed.dtype], apart,
     )  # fmt: skip
     return result
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels import contracts, paged_attention as plain_attention, products, references
-from vnext.kernels.cpu import attention, linear as packing, native, rows
+from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
+from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES, PackedLinear
 from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.thin import ThinParts
 
 HEAD_DIM_MAX = 256
 PACKED_TYPES = (torch.float32, torch.bfloat16)
@@ -86,15 +87,19 @@ def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Ten
     return packing.linear(x, weight.linear).add_(bias)
 
 
-def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str, change: products.Change | None = None
+) -> torch.Tensor:
     """As products.gated_linear; a weight packed without its gate is multiplied first and gated then."""
     if not _suits(x, weight):
         contracts.check_gated_linear(x, weight, bias, activation)
     if not isinstance(weight, Packed):
-        return products.gated_linear(x, weight, bias, activation)
-    if weight.linear.gate == activation and bias is None:
+        return products.gated_linear(x, weight, bias, activation, change)
+    is_gated = weight.linear.gate == activation and bias is None
+    if is_gated and change is None:
         return packing.linear(x, weight.linear)
-    return rows.gate_and_mul(linear(x, weight, bias), activation)
+    wide = packing.linear(x, weight.linear, apart=True) if is_gated else linear(x, weight, bias)
+    return rows.gate_and_mul(wide if change is None else change(wide), activation)
 
 
 def logits(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -112,6 +117,14 @@ def experts(
     """As products.experts, with the products of this file."""
     contracts.check_experts(x, shares, ids, gate_up, down, activation)
     return products.experts_by(linear, gated_linear, x, shares, ids, gate_up, down, activation)
+
+
+def add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> torch.Tensor:
+    """As thin.add_thin."""
+    contracts.check_add_thin(product, x, parts)
+    if x.dtype not in PACKED_TYPES or x.stride(1) != 1 or product.stride(1) != 1:
+        return plain_thin.add_thin(product, x, parts)
+    return thin.add_thin(product, x, parts)
 
 
 def embedding_rows(table: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -281,7 +294,7 @@ def paged_attention(
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, linear,
-    gated_linear, logits, pack_experts, experts, embedding_rows,
+    gated_linear, logits, pack_experts, experts, embedding_rows, add_thin,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

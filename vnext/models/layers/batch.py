@@ -37,6 +37,13 @@ class PreparedAttention(NamedTuple):
     attend: Callable[..., torch.Tensor] | None = None
 
 
+class AdapterRows(NamedTuple):
+    """The tokens of a step that are computed with the adapter in `slot`: int64 [n], rising places in T."""
+
+    slot: int
+    tokens: torch.Tensor
+
+
 class ForwardBatch(NamedTuple):
     """R rows, T tokens, S samples, all on one device. A row's tokens are neighbours, in order.
 
@@ -46,7 +53,8 @@ class ForwardBatch(NamedTuple):
     the two arrays are then copied from the device, which waits for it. With `attention` neither is looked at.
 
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
-    group with a window, entries of the table before the window's first block are never read.
+    group with a window, entries of the table before the window's first block are never read. `adapters` has one entry for each
+    adapter that the step computes with.
     """
 
     token_ids: torch.Tensor
@@ -59,6 +67,7 @@ class ForwardBatch(NamedTuple):
     host: HostBatch | None = None
     groups: tuple[GroupPlaces, ...] = ()
     attention: PreparedAttention | None = None
+    adapters: tuple[AdapterRows, ...] = ()
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

@@ -66,7 +66,7 @@ def forward(
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     residual = embed(params.embedding, batch.token_ids, parallel)
-    if params.stack is not None and parallel.world_size == 1:
+    if params.stack is not None and parallel.world_size == 1 and not batch.adapters:
         found = fused.run(params.stack, residual, params.norm, kv, batch, steps[0])
         if found is not None:
             return found, kv

@@ -54,6 +54,10 @@ class Checkpoint:
         """A tensor's dtype in its file, None where `part` would refuse it."""
         return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """A tensor's whole shape, None where there is no such tensor."""
+        return self._tensors[name].shape if name in self._tensors else None
+
     def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError.
 

@@ -20,6 +20,7 @@ from vnext.kernels.table import operations
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Axis, Layout, Parallel, Part, axis_part, axis_size, check_world_size, layout_of
+from vnext.models.loading.adapter import Target, may_be_target
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.registry import family
 
@@ -39,17 +40,20 @@ def load_params(
     progress: Progress | None = None,
     quantization: str = "none",
     form: str = "plain",
+    targets: list[Target] | None = None,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
 
     `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
-    kernels/forms.py has them, where plain torch makes the products.
+    kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
         loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, form)
         params = family(config.architecture).assemble(loader, config)
         loader.finish()
+    if targets is not None:
+        targets += loader.targets
     return params
 
 
@@ -92,6 +96,7 @@ class Loader:
         self._layouts = family(config.architecture).WEIGHT_AXES
         self._operations = operations(device.type)
         self._done_bytes = 0
+        self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -156,6 +161,8 @@ class Loader:
         packed = pack(parts if in_files else parts[0])
         for name in names if in_files else ():
             self._checkpoint.release(name)
+        if may_be_target(names, self._layouts):
+            self.targets.append(Target(names, packed))
         return packed
 
     def _is_in_file(self, name: str, dtype: torch.dtype) -> bool:

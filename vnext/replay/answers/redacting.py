@@ -53,8 +53,8 @@ def redact(log: Log, out: Path, segment_bytes: int = codec.SEGMENT_SIZE_BYTES) -
     return proved(writer, out, first, state)
 
 
-def histories(log: Log) -> Iterator[tuple[bytes, bytes]]:
-    """Root key and known tokens (int32 bytes) of all requests of a log: at arrival, and each time a request leaves its
+def histories(log: Log) -> Iterator[tuple[bytes, str, bytes]]:
+    """Root key, adapter and known tokens (int32 bytes) of all requests of a log: at arrival, and each time a request leaves its
     row. Raises UnusableLog if the log cannot be folded to its end."""
     last = first_state(log)
     yield from _queued(last)
@@ -63,7 +63,8 @@ def histories(log: Log) -> Iterator[tuple[bytes, bytes]]:
         if not isinstance(item, Folded):
             continue
         if isinstance(item.event, RequestArrived):
-            yield root_hash(item.event.cache_salt, last.config.block_size), item.event.prompt
+            adapter = item.event.sampling.adapter
+            yield root_hash(item.event.cache_salt, last.config.block_size, adapter), adapter, item.event.prompt
         yield from _running(item.before, _ids(item.before) - _ids(item.after))
         last = item.after
     yield from _running(last, _ids(last))
@@ -73,12 +74,14 @@ def _ids(state: State) -> set[int]:
     return set(state.rows.id.tolist())
 
 
-def _queued(state: State) -> Iterator[tuple[bytes, bytes]]:
+def _queued(state: State) -> Iterator[tuple[bytes, str, bytes]]:
     for entry in state.waiting:
-        yield state.requests[entry.id].root, entry.tokens
+        request = state.requests[entry.id]
+        yield request.root, request.sampling.adapter, entry.tokens
 
 
-def _running(state: State, wanted: set[int]) -> Iterator[tuple[bytes, bytes]]:
+def _running(state: State, wanted: set[int]) -> Iterator[tuple[bytes, str, bytes]]:
     for row, id_ in enumerate(state.rows.id.tolist() if wanted else ()):
         if id_ in wanted:
-            yield state.requests[id_].root, row_tokens(state, row).tobytes()
+            request = state.requests[id_]
+            yield request.root, request.sampling.adapter, row_tokens(state, row).tobytes()

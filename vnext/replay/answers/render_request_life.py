@@ -41,6 +41,7 @@ def print_life(console: Console, answer: RequestLife) -> None:
         ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}"),
         ("waited", f"{queued} before its first, {waited} in all"),
         *([("because of", _reasons(answer))] if answer.waits else []),
+        *([("adapter", printable(answer.adapter))] if answer.adapter else []),
         ("preempted", counted(answer.preemptions, "time")),
         ("end", answer.finish),
         *([("token ids", "pseudonyms: this log holds no text")] if answer.privacy == "shape" else []),
@@ -82,6 +83,8 @@ def reason(wait: Waited) -> str:
             return f"blocks: it needs {wait.need:,} and {wait.have:,} are free"
         case "sequences":
             return f"sequences: {wait.have:,} requests run, the maximum"
+        case "adapter":
+            return "adapter: no slot holds it yet"
         case "order":
             return f"order: request {wait.behind} comes first and is waiting too"
         case "preempted":

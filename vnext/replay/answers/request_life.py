@@ -56,7 +56,8 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     """`waits` accounts for every one of the `waited_steps`; `why_unknown` says why the scheduler could not be asked.
 
     `queued_steps` were planned between arrival and first admission. `waited_steps` are all steps that the request could
-    have joined and did not, including those. `arrival_s` is the time from the engine's start to the arrival, in
+    have joined and did not, including those. `adapter` is the digest of its LoRA adapter, and the name where the log has one;
+    by law R1 each of its tokens was computed with it. `arrival_s` is the time from the engine's start to the arrival, in
     seconds.
     """
 
@@ -76,6 +77,7 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[Waited]
     why_unknown: str
     moments: list[Moment]
+    adapter: str = ""
 
 
 class _Story:
@@ -90,6 +92,7 @@ class _Story:
         self.queued_steps = self.waited_steps = 0
         self.cached_tokens = -1
         self.finish = ""
+        self.adapter_name = ""
 
     def tell(self, item: Folded, kind: Kind, step: int, tokens: int, note: str) -> None:
         self.moments.append(Moment(event=item.number, step=step, kind=kind, tokens=tokens, note=note))
@@ -163,7 +166,16 @@ class _Story:
 
     def _admitted(self, item: Folded, step: int, start: int) -> None:
         self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
-        self.tell(item, "admitted", step, start, "tokens found in the cache")
+        self.tell(item, "admitted", step, start, f"tokens found in the cache{self._slot(item.after)}")
+
+    def _slot(self, state: State) -> str:
+        """Which slot holds the request's adapter, in words."""
+        adapter = state.requests[self.id].sampling.adapter
+        for place, slot in enumerate(state.slots if adapter else ()):
+            if slot is not None and slot.digest == adapter:
+                self.adapter_name = slot.name
+                return f"; slot {place} holds its adapter {adapter}"
+        return ""
 
     def _committed(self, item: Folded, event: StepCommitted) -> None:
         if self.id not in item.before.requests or self.id not in item.before.in_flight[0].ids:
@@ -200,6 +212,7 @@ class _Story:
             waits=self.waits,
             why_unknown=self.why_unknown,
             moments=self.moments,
+            adapter=f"{arrival.sampling.adapter} {self.adapter_name}".strip(),
         )
 
 

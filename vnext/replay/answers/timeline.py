@@ -18,7 +18,15 @@ from vnext.replay.reading.folding import Folded
 from vnext.replay.reading.strides import Run
 from vnext.replay.reading.times import STEP_US, Clock
 from vnext.sched.explain import bound_behind, explain, first_bound
-from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+)
 from vnext.state.state import State, StepInFlight
 
 ENGINE, REQUESTS = 1, 2
@@ -133,6 +141,10 @@ class Timeline:
                         self._end(id_, now_us, f"abort ({event.reason})")
             case PrefixCacheReset():
                 self._instant(ENGINE, STEPS_LANE, now_us, "prefix cache reset", "p")
+            case AdapterLoaded():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
+            case AdapterEvicted():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"slot {event.slot} empty", "p")
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

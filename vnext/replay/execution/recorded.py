@@ -16,7 +16,7 @@ import numpy as np
 from vnext.log.codec import LogEnd
 from vnext.replay.console.commands import index_of
 from vnext.replay.reading.folding import Broken, Fold, Folded, first_state, fold_items
-from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.replay.reading.source import Log, UnusableLog, open_base_log
 from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
@@ -79,7 +79,7 @@ class Walk:
     """
 
     def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
-        self.log = open_log(path)
+        self.log = open_base_log(path)
         require_texts(self.log)
         self._asked, self._telling = asked, telling
         self.whole = asked.first == 0 and self.log.header.index == 0

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.decode_step import DecodeStep
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
@@ -143,7 +144,8 @@ class PersistentBatch:
             starts[1:][points.entries] - 1 - points.back,
         )
         groups = tuple(GroupPlaces(*map(torch.from_numpy, other)) for other in others)
-        return ForwardBatch(*map(torch.from_numpy, arrays), host=host, groups=groups)
+        adapters = adapter_rows(state, scheduled)
+        return ForwardBatch(*map(torch.from_numpy, arrays), host=host, groups=groups, adapters=adapters)
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.sampling_rows import (
     TokenCounts,
     banned,
@@ -60,9 +60,23 @@ def rebuild(
         ),
         host=HostBatch(starts.astype(np.int32), np.array(contexts, dtype=np.int32)),
         groups=tuple(others),
+        adapters=adapters_of(state, entries),
     )
     rows = [(each.row, each.history[: each.end - back], each.end - back) for each in entries for back in each.samples]
     return StepInputs(forward, *sampling_of(state, rows, vocab_size, vocabulary))
+
+
+def adapters_of(state: State, entries: Sequence[Entry]) -> tuple[AdapterRows, ...]:
+    """The tokens of each slot's adapter, entry by entry."""
+    places: dict[int, list[int]] = {}
+    first = 0
+    for entry in entries:
+        adapter = state.requests[int(state.rows.id[entry.row])].sampling.adapter
+        for slot, holds in enumerate(state.slots):
+            if adapter and holds is not None and holds.digest == adapter:
+                places.setdefault(slot, []).extend(range(first, first + entry.end - entry.start))
+        first += entry.end - entry.start
+    return tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places))
 
 
 class Entry(NamedTuple):

@@ -20,6 +20,7 @@ from vnext.runtime.core.backlog import Backlog
 from vnext.runtime.core.owners import News, Owners
 from vnext.runtime.messages import (
     AbortRequests,
+    AdapterFiles,
     ClientMessage,
     EngineMessage,
     EngineReady,
@@ -68,6 +69,7 @@ class Clients:
         self._sent_stats: EngineStats | None = None
         self._gone: set[bytes] = set()
         self._backlogs: dict[bytes, Backlog] = {}
+        self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
     def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
@@ -167,7 +169,8 @@ class Clients:
         self._gone.clear()
 
     def _arrival(self, state: State, peer: bytes, wish: SubmitRequest, next_id: int) -> RequestArrived | None:
-        sampling = wish.sampling
+        adapter = wish.adapter.digest if wish.adapter else ""
+        sampling = msgspec.structs.replace(wish.sampling, adapter=adapter)
         if not wish.has_seed:
             sampling = msgspec.structs.replace(sampling, seed=derived_seed(self._root_seed, next_id))
         event = RequestArrived(
@@ -183,6 +186,8 @@ class Clients:
             self._send(peer, RequestRefused(name=wish.name, message=why_not))
             return None
         self._owners.add(peer, wish.name, next_id)
+        if wish.adapter is not None:
+            self.adapter_files.append(wish.adapter)
         return event
 
     def _refusal(self, state: State, peer: bytes, event: RequestArrived) -> str | None:

@@ -18,12 +18,22 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from vnext.log.codec import RankDetail, RankDigest
+from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.due_reports import DueReports
 from vnext.runtime.core.executor import Executor
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
-from vnext.runtime.messages import EngineStats, PromptResult, RankFailed, RankMessage, RequestOutput, StepResult, TokenLogprobs
+from vnext.runtime.messages import (
+    AdapterRead,
+    EngineStats,
+    PromptResult,
+    RankFailed,
+    RankMessage,
+    RequestOutput,
+    StepResult,
+    TokenLogprobs,
+)
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.ring.broadcast import encode_events
 from vnext.sched.schedule import schedule
@@ -72,6 +82,7 @@ class EngineCore:
         self._stats_due_s = 0.0
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
+        self._adapters = AdapterLoading(started.world_size, executor.send)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
@@ -93,6 +104,7 @@ class EngineCore:
 
     def _advance(self) -> None:
         while True:
+            self._load_adapters()
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
                 self._fold(plan)
@@ -103,6 +115,17 @@ class EngineCore:
                 self._carry_out()
             if plan is None:
                 return
+
+    def _load_adapters(self) -> None:
+        """Give slots to adapters that the ranks have read; ask for those that waiting requests need."""
+        if not self.state.slots:
+            return
+        files = self._clients.adapter_files
+        while files:
+            self._adapters.know(files.pop())
+        while events := self._adapters.events(self.state):
+            for event in events:
+                self._fold(event)
 
     def _fold(
         self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
@@ -143,6 +166,9 @@ class EngineCore:
         """Take one rank's message. If it `is_last` of the arrived ones, the next plan may be folded with it."""
         if isinstance(message, RankFailed):
             raise RuntimeError(f"rank {message.rank} failed: {message.message}")
+        if isinstance(message, AdapterRead):
+            self._abort_with(self._adapters.answered(message, self.state))
+            return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         self._compare_digests(message)
         if message.rank == 0:
@@ -160,7 +186,10 @@ class EngineCore:
 
     def _abort_failed(self, failed: tuple[tuple[int, str], ...]) -> None:
         """Abort the requests whose constraint a rank could not follow, before the tokens that it chose nevertheless."""
-        errors = {id_: why for id_, why in failed if id_ in self.state.requests}
+        self._abort_with({id_: why for id_, why in failed if id_ in self.state.requests})
+
+    def _abort_with(self, errors: Mapping[int, str]) -> None:
+        """Abort these requests and tell their clients why."""
         if errors:
             self._fold(RequestAborted(ids=tuple(map(RequestId, sorted(errors))), reason="error"), errors=errors)
 

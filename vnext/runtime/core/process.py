@@ -168,6 +168,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             gpu=gpu_settings(engine),
             speculates=speculation is not None,
             measures_row_cost=speculation is not None and speculation.row_cost == MEASURED,
+            max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
         )
 
     if engine.executor == "inproc":

@@ -53,6 +53,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         digest_interval=settings.digest_interval,
         windows=model.windows if any(model.windows) else (),
         speculation=speculation_of(settings.speculative_config),
+        max_loras=settings.max_loras if settings.enable_lora else 0,
     )
 
 

@@ -16,6 +16,8 @@ from vnext.state.state import State
 class LaterSteps:
     """As Steps, but `launch` does not wait for the device."""
 
+    adapters = None
+
     def __init__(self, make_steps: Callable[[State], DeviceSteps]) -> None:
         """`make_steps` gets the engine's first state, takes the cache's memory and captures graphs."""
         self._make_steps = make_steps

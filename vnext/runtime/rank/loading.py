@@ -43,6 +43,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
             "--speculative-config is given, and this engine runs on a GPU, where drafts are not computed yet: leave it out, or "
             "take --device cpu"
         )
+    if settings.max_lora_rank:
+        raise SettingsError("--enable-lora does not work on a GPU yet: take --device cpu, or merge the adapter into the weights")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
 
     device = open_device(settings.rank)
@@ -66,8 +68,9 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     return ModelRunner(
-        path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config
-    )
+        path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
+        settings.max_lora_rank,
+    )  # fmt: skip
 
 
 def start_threads(threads: int) -> None:

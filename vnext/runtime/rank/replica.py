@@ -12,15 +12,16 @@ from collections import deque
 
 import msgspec
 
-from vnext.runtime.messages import StepResult
+from vnext.runtime.messages import AdapterRead, StepResult
 from vnext.runtime.rank.steps import Steps, is_due
-from vnext.runtime.ring.broadcast import decode_events
+from vnext.runtime.ring.broadcast import ReadAdapter, decode_events
 from vnext.state.digest import details, digest, histories
-from vnext.state.events import AnyEvent, EngineStarted, StepCommitted, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineStarted, StepCommitted, StepPlanned
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 replace = msgspec.structs.replace
+READING_LOOK_S = 2e-3
 LOOK_S = 100e-6
 """How long to wait for a message before looking at a pending step: a device has its next step by then."""
 
@@ -39,21 +40,26 @@ class Rank:
     @property
     def poll_timeout_s(self) -> float | None:
         """How long to wait for the next message; None, for ever, while no result is pending."""
-        return LOOK_S if self._asked or self._completed else None
+        if self._asked or self._completed:
+            return LOOK_S
+        return READING_LOOK_S if self.steps.adapters and self.steps.adapters.is_reading else None
 
     def handle(self, message: bytes) -> None:
         """Fold the message's events in order. At most one of them plans a step, and it comes last."""
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
             self._apply(event)
 
-    def collect(self) -> list[StepResult]:
-        """Results that are complete by now, without waiting."""
+    def collect(self) -> list[StepResult | AdapterRead]:
+        """Results that are complete by now, and the report of an adapter that has been read, without waiting."""
         while self._asked and self.steps.is_there():
             self._wait_for_step()
         completed, self._completed = self._completed, []
-        return completed
+        return [*completed, *self.steps.adapters.done()] if self.steps.adapters else completed
 
-    def _apply(self, event: AnyEvent) -> None:
+    def _apply(self, event: AnyEvent | ReadAdapter) -> None:
+        if isinstance(event, ReadAdapter):
+            self.steps.adapters.read(event)
+            return
         if isinstance(event, EngineStarted):
             self._state = start(event)
             self.steps.start(self._state)
@@ -61,6 +67,8 @@ class Rank:
         if isinstance(event, StepCommitted):
             event = self._own_commit(event.step)
         self._state = reduce(self._state, event)
+        if isinstance(event, AdapterLoaded | AdapterEvicted):
+            self.steps.adapters.fold(event)
         if isinstance(event, StepPlanned):
             self.steps.launch(self._state)
             self._asked.append(self._report(event.step))

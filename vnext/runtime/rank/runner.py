@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.layers.adapted import adapted_forward
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.whole_step import WholeStep, whole_step
+from vnext.models.loading.adapter import Base, Target
 from vnext.models.loading.weights import Progress, choose_dtype, load_params
 from vnext.models.registry import family
 from vnext.runtime.batch.prompts import PromptSums, compute, places_of
@@ -25,6 +27,7 @@ from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, repor
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
+from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import is_plain
 from vnext.sampling.sampling import sample
@@ -43,8 +46,10 @@ class ModelRunner:
         quantization: str = "none",
         deterministic: bool | None = None,
         config: ModelConfig | None = None,
+        max_lora_rank: int = 0,
     ) -> None:
-        """`config` defaults to the folder's own. Raises ModelError, and SettingsError where `deterministic` is impossible."""
+        """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters. Raises ModelError, and SettingsError where
+        `deterministic` is impossible."""
         self.path = path
         self.config = config or load_config(path)
         self.device = torch.device(device)
@@ -52,9 +57,12 @@ class ModelRunner:
         self.parallel = parallel
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
+        targets: list[Target] = []
         self._params = load_params(
-            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.form
+            path, self.config, parallel, self.dtype, self.device, progress, quantization, self.invariance.form, targets
         )
+        base = Base(self.config, parallel, targets)
+        self.adapters = AdapterSlots(parallel.rank, base, max_lora_rank) if max_lora_rank else None
         self._kv = None
         self._whole: WholeStep | None = None
         self._sums = PromptSums()
@@ -95,7 +103,7 @@ class ModelRunner:
         The next step may overwrite the outputs.
         """
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or inputs.prompts is not None:
+        if whole is None or inputs.prompts is not None or inputs.forward.adapters:
             return self.run_by_parts(inputs)
         if sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
             return self.run_by_parts(inputs)
@@ -114,7 +122,8 @@ class ModelRunner:
         return replace(outputs, prompts=self._sums.results(prompts, [tensor.cpu() for tensor in computed]))
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        hidden, self._kv = self._family.forward(self._params, self._kv, batch, self.config, self.parallel)
+        forward = adapted_forward(self._family.forward, self.adapters) if batch.adapters else self._family.forward
+        hidden, self._kv = forward(self._params, self._kv, batch, self.config, self.parallel)
         return hidden
 
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:

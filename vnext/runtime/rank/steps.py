@@ -14,6 +14,7 @@ from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
+from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
@@ -37,7 +38,9 @@ class Computed(NamedTuple):
 
 
 class Steps(Protocol):
-    """The steps of one rank, computed in the order of their launches. One thread."""
+    """The steps of one rank, computed in the order of their launches. One thread. `adapters` is None where it has no slots."""
+
+    adapters: AdapterSlots | None
 
     def start(self, state: State) -> None:
         """Allocate the cache. `state` is the engine's first."""
@@ -62,6 +65,7 @@ class HostSteps:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self.adapters = runner.adapters
         self._batch: PersistentBatch | None = None
         self._done: deque[Computed] = deque()
 

@@ -36,9 +36,16 @@ class _Committed(_Wire, tag=4):
     step: int
 
 
+class ReadAdapter(_Wire, tag=100):
+    """No event: asks a rank to read an adapter beside its steps, so that AdapterLoaded takes no time. Answered by AdapterRead."""
+
+    digest: str
+    path: str
+
+
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Union[tuple([_Arrived, _Committed, *_as_they_are])], ...])  # noqa: UP007
+_decoder = msgspec.msgpack.Decoder(tuple[Union[tuple([_Arrived, _Committed, ReadAdapter, *_as_they_are])], ...])  # noqa: UP007
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:
@@ -46,8 +53,14 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
     return _encoder.encode([_to_wire(event) for event in events])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent, ...]:
-    """The events of a ring message, in order; `next_id` is the id that the replica gives to the next arrival.
+def encode_read(wish: ReadAdapter) -> bytes:
+    """One ring message without events."""
+    return _encoder.encode([wish])
+
+
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter, ...]:
+    """The events of a ring message, in order, or what a rank is asked to read; `next_id` is the id that the replica gives to
+    the next arrival.
 
     An arrival gets the id nearest to `next_id`; the reducer checks that it is exactly that one. A commit's tokens are empty,
     as are an arrival's name and time.

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_whole_prompt, surely_hit
+from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_slot, needs_whole_prompt, surely_hit
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.drafts import with_drafts
 from vnext.sched.sim.order import policy_keys
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import AdapterEvicted, AnyEvent, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 
@@ -42,6 +42,7 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
     preemption_counts_are_new(before, event, after)
     arrivals_come_in_order(after)
     hashed_blocks_are_indexed(before, after)
+    evictions_are_free(before, event)
     if isinstance(event, RequestArrived) or before.id == after.id:
         return
     rows: Sequence[int]
@@ -115,13 +116,13 @@ def work_is_conserved(seen: PlainState, share: Share) -> None:
     state = seen.state
     if not state.requests or len(state.in_flight) >= state.config.pipeline_depth:
         return
-    if not state.in_flight:
+    key_of = policy_keys(seen) if state.waiting else {}
+    best = min(state.waiting, key=lambda entry: key_of[entry.id], default=None)
+    if not state.in_flight and (seen.id or best is None or not needs_slot(seen, best)):
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
     if any(share.tokens):
         raise LawBroken("S6", f"{sum(share.tokens)} tokens could be computed and the decision is to do nothing")
-    if state.waiting and not share.victims and len(seen) < state.config.max_num_seqs:
-        key_of = policy_keys(seen)
-        best = min(state.waiting, key=lambda entry: key_of[entry.id])
+    if best and not share.victims and len(seen) < state.config.max_num_seqs:
         _must_wait(seen, seen, best, state.config.max_num_batched_tokens)
 
 
@@ -164,6 +165,8 @@ def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainSta
 
 def _must_wait(before: PlainState, after: PlainState, best: Waiting, budget: int) -> None:
     """S3 for one request."""
+    if needs_slot(after, best):
+        return
     if tokens := first_chunk(before, after, best, budget):
         raise LawBroken("S3", f"request {best.id} waits and {tokens} of its tokens would fit")
 
@@ -276,6 +279,17 @@ def hashed_blocks_are_indexed(before: PlainState, after: PlainState) -> None:
                 and before.state.pool.prefix_index.block_of(name) is None
             ):
                 raise LawBroken("P1", f"request {id_} hashed block {count - 1}, which has no name in group {group} of layers")
+
+
+def evictions_are_free(before: PlainState, event: AnyEvent) -> None:
+    """R3: no running request uses the adapter of a slot that is evicted."""
+    if not isinstance(event, AdapterEvicted):
+        return
+    state = before.state
+    slot = state.slots[event.slot]
+    users = [id_ for id_ in before.id if slot is not None and state.requests[id_].sampling.adapter == slot.digest]
+    if users:
+        raise LawBroken("R3", f"slot {event.slot} is evicted while requests {users} use its adapter")
 
 
 def tails_leave_first(before: PlainState, gone: Sequence[int], after: PlainState, later: set[int]) -> None:

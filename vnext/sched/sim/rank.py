@@ -141,7 +141,7 @@ class Rank:
                 raise Divergence(f"step {event.step} was committed with tokens that this rank did not sample")
         self.state = reduce(self.state, event) if shared is None else shared.state
         if isinstance(event, RequestArrived):
-            self._salts[event.id] = event.cache_salt
+            self._salts[event.id] = f"{event.cache_salt} {event.sampling.adapter}" if event.sampling.adapter else event.cache_salt
         if not isinstance(event, StepPlanned):
             return None
         commit = self._run(event.step, shared or PlainState(self.state))

@@ -28,6 +28,9 @@ SCORED_SEEDS = 8
 """In one of so many scenarios every third request is scored and every third embedded; nothing is drawn for it."""
 DRAFTING_SEEDS = 8
 """One in so many scenarios speculates; nothing is drawn for it."""
+ADAPTED_SEEDS = 16
+"""In one of so many scenarios requests have adapters, which share one to three slots; nothing is drawn for it."""
+ADAPTERS = ("", "a", "b", "a", "c", "d")
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -45,6 +48,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
         clients = scored(clients)
+    if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
+        config, clients = replace(config, max_loras=1 + seed // ADAPTED_SEEDS % 3), adapted(clients)
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
     return Scenario(
@@ -190,6 +195,14 @@ def scored(clients: tuple[Client, ...]) -> tuple[Client, ...]:
         replace(client, sampling=replace(client.sampling, prompt_logprobs=prompt_logprobs, pooling=pooling))
         for place, client in enumerate(clients)
         for prompt_logprobs, pooling in (wishes[place % len(wishes)],)
+    )
+
+
+def adapted(clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, most of which have an adapter."""
+    return tuple(
+        replace(client, sampling=replace(client.sampling, adapter=ADAPTERS[(place + place // 7) % len(ADAPTERS)]))
+        for place, client in enumerate(clients)
     )
 
 

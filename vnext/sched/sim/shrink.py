@@ -20,6 +20,8 @@ from vnext.sched.schedule import schedule
 from vnext.sched.sim.drafts import drafts_behind
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
     EngineStarted,
     PrefixCacheReset,
@@ -271,6 +273,8 @@ class Author:
                 return self._committed()
             case PrefixCacheReset():
                 return move
+            case AdapterLoaded() | AdapterEvicted():
+                return self._of_slot(move)
         return None
 
     def _strange(self, plan: StepPlanned) -> StepPlanned | None:
@@ -280,6 +284,13 @@ class Author:
         except IllegalEvent:
             return None
         return plan
+
+    def _of_slot(self, move: AdapterLoaded | AdapterEvicted) -> AnyEvent | None:
+        try:
+            reduce(self.state, move)
+        except IllegalEvent:
+            return None
+        return move
 
     def _arrived(self, move: RequestArrived) -> RequestArrived | None:
         arrival = replace(move, id=self.state.next_id)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from vnext.sched.residency import next_load
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.fleet import Fleet
@@ -21,7 +22,10 @@ from vnext.sched.sim.rank import StepResult
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Client, Scenario, servable
 from vnext.sched.sim.toy import Answer, answer
+from vnext.state.adapters import held
 from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
     AnyEvent,
     EngineStarted,
     PrefixCacheReset,
@@ -40,7 +44,9 @@ RETRY_US = 2_000
 STEPS_PER_TOKEN_MAX = 20
 STEPS_PER_TOKEN_MAX_ON_A_WHIM = 200
 
-Kind = Literal["arrival", "abort", "reset", "shutdown", "result", "wake"]
+LOAD_US = 300
+
+Kind = Literal["arrival", "abort", "reset", "shutdown", "result", "adapter", "wake"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +87,7 @@ class Simulation:
         self._leaving: list[RequestId] = []
         self._due: list[tuple[int, int, Kind, object]] = []
         self._order = 0
+        self._is_loading = False
         self._expect_clients()
 
     @property
@@ -126,6 +133,8 @@ class Simulation:
             self._abort()
             if self.rng.happens(self.scenario.faults.illegal):
                 self.core.require_refused(illegal_event(self.rng, self.core.seen))
+                self._require_slots_refused()
+            self._begin_load()
             self._plan()
             self.fleet.end_of_iteration()
             if self.state.planned > most:
@@ -148,6 +157,9 @@ class Simulation:
             case "result":
                 assert isinstance(what, StepResult)
                 self._take_result(what)
+            case "adapter":
+                assert isinstance(what, str)
+                self._load(what)
             case "wake":
                 pass
 
@@ -215,6 +227,32 @@ class Simulation:
         plan = strange_plan(self.rng, self.core.seen)
         if plan is not None and self.core.try_to_fold(plan):
             self._tell_ranks()
+
+    def _require_slots_refused(self) -> None:
+        """Nobody loads an adapter into a slot that is taken, nor twice, nor evicts one that running requests use."""
+        users = held(self.state)
+        for place, slot in enumerate(self.state.slots):
+            if slot is None:
+                self.core.require_refused(AdapterEvicted(slot=place))
+                continue
+            self.core.require_refused(AdapterLoaded(name="", digest="another", slot=place))
+            self.core.require_refused(AdapterLoaded(name="", digest=slot.digest, slot=(place + 1) % len(self.state.slots)))
+            if slot.digest in users:
+                self.core.require_refused(AdapterEvicted(slot=place))
+
+    def _begin_load(self) -> None:
+        """Begin to read the adapter that is needed next, unless one is being read."""
+        wish = next_load(self.state)
+        if wish is not None and not self._is_loading:
+            self._is_loading = True
+            self._at(self.now_us + 1 + self.rng.below(LOAD_US), "adapter", wish.digest)
+
+    def _load(self, digest: str) -> None:
+        """An adapter has been read: it gets a slot if it is still the one that is needed next."""
+        self._is_loading = False
+        wish = next_load(self.state)
+        for event in wish.events(f"adapter {digest}") if wish is not None and wish.digest == digest else ():
+            self._fold(event)
 
     def _send(self, result: StepResult) -> None:
         """Schedule a step's result: ranks run one step after another, and the transport adds its faults."""

@@ -57,7 +57,8 @@ class BeamGeneration(Generation):
         """As Generation.answer; the reader gets each answer as one delta."""
         try:
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
-                async with self._context.client.submit_all([request for request, _ in requests.values()]) as stream:
+                each = [msgspec.structs.replace(request, adapter=self._adapter) for request, _ in requests.values()]
+                async with self._context.client.submit_all(each) as stream:
                     async for output in stream:
                         requests[output.name][1].push(output)
             found = [output for search in self._searches for output in search.best(self._params.n)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.runtime.messages import PromptResult
+from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import Aborted
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
@@ -22,12 +24,15 @@ async def embeddings_of(
     pooling: str | None = None,
     dimensions: int | None = None,
     normalize: bool = True,
+    *,
+    model: str = "",
 ) -> list[np.ndarray]:
     """One float32 vector per prompt. Aborts the live requests when cancelled. Raises InvalidRequest, Refused, EngineDead,
     Aborted."""
     context.check_engine()
+    adapter, asked = context.adapters.files(model), pooling or DEFAULT_POOLING
     requests = [
-        embedding_request(f"{call_id}-{place}", prompt, pooling or DEFAULT_POOLING, context.model_length)
+        replace(embedding_request(f"{call_id}-{place}", prompt, asked, context.model_length), adapter=adapter)
         for place, prompt in enumerate(prompts)
     ]
     started_s = time.monotonic()
@@ -36,6 +41,8 @@ async def embeddings_of(
     try:
         async with context.client.submit_all(requests) as stream:
             async for output in stream:
+                if output.error:
+                    raise InvalidRequest(output.error, code="adapter_failed")
                 if output.finish == "abort":
                     raise Aborted("The engine ended the request before its answer was complete: send it again.")
                 found[output.name] += output.prompt

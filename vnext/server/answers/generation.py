@@ -96,6 +96,7 @@ class Generation:
         self.id = call_id
         self.created_s = int(time.time())
         self.model = context.model_name(body.model)
+        self._adapter = context.adapters.files(self.model)
         self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
         self._params = params
@@ -111,10 +112,11 @@ class Generation:
         """Pass each delta to `reader` as it comes, until all answers are complete. Aborts the live answers when cancelled.
         Raises Refused, EngineDead, Aborted, and the errors of `reader`."""
         try:
-            async with self._context.client.submit_all(self._requests) as stream:
-                taker = _Taker(self, reader)
-                while await stream.feed(taker):
-                    await reader.room()
+            with self._context.adapters.used(self.model):
+                async with self._context.client.submit_all(self._requests) as stream:
+                    taker = _Taker(self, reader)
+                    while await stream.feed(taker):
+                        await reader.room()
         finally:
             for choice in self.choices:
                 if not choice.finished:
@@ -176,7 +178,7 @@ class Generation:
         if choice.finished:
             choice.stopwatch.end(delta.finish)
         if output.error:  # the request's own doing: another try meets it again
-            raise InvalidRequest(output.error, code="constraint_failed")
+            raise InvalidRequest(output.error, code="adapter_failed" if self._adapter else "constraint_failed")
         if delta.finish == "abort":
             raise Aborted("The engine ended the request before its answer was complete: send it again.")
         if choice.finished and not output.finish:
@@ -204,6 +206,7 @@ class Generation:
             priority=self._priority,
             cache_salt=self._cache_salt,
             has_seed=self._params.seed is not None,
+            adapter=self._adapter,
         )
 
 

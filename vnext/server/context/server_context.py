@@ -17,6 +17,7 @@ from aiohttp import web
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
+from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
@@ -59,6 +60,7 @@ class ServerContext:
         self.work = TextWork(settings.characters_max)
         self.grammars = Grammars(tokenizer, self.work)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
+        self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0)
         self.model_length = request_length_max(config)
         self.metrics = ServerMetrics(
             self.model_names[0],
@@ -75,8 +77,8 @@ class ServerContext:
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ModelUnknown."""
-        if asked is not None and asked not in self.model_names:
-            served = ", ".join(self.model_names)
+        if asked is not None and asked not in self.model_names and self.adapters.files(asked) is None:
+            served = ", ".join((*self.model_names, *self.adapters.names))
             raise ModelUnknown(f"The model {asked!r} is not served here: ask for {served}.")
         return asked or self.model_names[0]
 

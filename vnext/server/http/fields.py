@@ -30,7 +30,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "best_of prompt_embeds "
         "repetition_detection vllm_xargs "
-        "lora_request lora_path mcp_servers suffix echo top_logprobs add_special_tokens "
+        "mcp_servers suffix echo top_logprobs add_special_tokens "
         "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
         "no_repeat_ngram_size".split(),
         _LEAVE,
@@ -40,6 +40,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("messages", "tools", "tool_choice", "enable_thinking", "thinking_token_budget"), _AS_CHAT)
     | dict.fromkeys(("regex", "ebnf", "grammar", "json_schema"), "send it in structured_outputs")
     | dict.fromkeys(("system", "instructions"), _AS_MESSAGE)
+    | dict.fromkeys(("lora_request", "lora_path", "adapter"), "send the adapter's name as model")
     | dict.fromkeys(("messages[].audio", "moderation", "background"), _LEAVE)
     | dict.fromkeys(("messages[].prefix", "messages[].partial"), _CONTINUE)
     | {

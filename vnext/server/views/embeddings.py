@@ -112,12 +112,12 @@ async def _vectors(
     """The vectors of all inputs (by field) in order, the number of their tokens, and the call's id."""
     context, client = request.app[SERVER_CONTEXT], client_of(request)
     identify(request, body.request_id)
-    context.model_name(body.model)
+    model = context.model_name(body.model)
     prompts = {name: prompts_of(given, name) for name, given in inputs.items()}
     call_id, special = answer_id(request, "embd"), body.add_special_tokens is not False
     with context.limiter.enter(sum(map(len, prompts.values())), client):
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
-        vectors = await embeddings_of(context, call_id, tokens, body.pooling, **wanted)
+        vectors = await embeddings_of(context, call_id, tokens, body.pooling, model=model, **wanted)
     return vectors, sum(map(len, tokens)), call_id
 
 

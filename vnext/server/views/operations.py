@@ -14,13 +14,14 @@ from vnext.version import __version__
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models."""
     context = request.app[SERVER_CONTEXT]
-    return web.json_response({"object": "list", "data": [_model(context, name) for name in context.model_names]})
+    names = (*context.model_names, *context.adapters.names)
+    return web.json_response({"object": "list", "data": [model_object(context, name) for name in names]})
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}."""
     context = request.app[SERVER_CONTEXT]
-    return web.json_response(_model(context, context.model_name(request.match_info["model"])))
+    return web.json_response(model_object(context, context.model_name(request.match_info["model"])))
 
 
 async def get_health(request: web.Request) -> web.Response:
@@ -63,13 +64,14 @@ async def get_metrics(request: web.Request) -> web.Response:
     return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-def _model(context: ServerContext, name: str) -> dict[str, Any]:
+def model_object(context: ServerContext, name: str) -> dict[str, Any]:
+    """A model, or an adapter with the model as its parent, as OpenAI's API describes it."""
     return {
         "id": name,
         "object": "model",
         "created": context.started_s,
         "owned_by": "vnext",
         "root": name,
-        "parent": None,
+        "parent": context.model_names[0] if context.adapters.files(name) else None,
         "max_model_len": context.model_length,
     }

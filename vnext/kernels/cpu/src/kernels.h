@@ -43,6 +43,7 @@ struct LinearCall {
     void *result;
     int64_t result_stride;
     int result_kind;
+    bool apart = false; /* gate and up of a gated weight side by side, [rows, out], without its activation */
 };
 
 /* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or
@@ -60,6 +61,24 @@ struct GateCall {
     void *result;
     int64_t width, x_stride;
     int gate;
+};
+
+/* A block of an adapter and the tokens that it is added to: product[token][first ..] += up(down(x[token])). `down` [in]
+   [padded_rank] and `up` [rank][padded_width] are float32, padded with zeros to whole lanes. Python writes the fields as
+   64-bit numbers, in this order. */
+struct ThinPart {
+    const float *down, *up;
+    const int64_t *tokens;
+    int64_t count, rank, padded_rank, first, width, padded_width;
+};
+
+struct ThinCall {
+    const void *x;
+    int64_t x_stride, in;
+    void *product;
+    int64_t product_stride;
+    const ThinPart *parts;
+    int64_t part_count;
 };
 
 struct RotaryCall {
@@ -136,6 +155,7 @@ struct Kernels {
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    void (*thin)(int kind, const ThinCall &, const ThinPart &, int64_t first, int64_t last);
     /* Logits become minus infinity where their bit is 0, the lowest bit of the first word first. */
     void (*keep_allowed)(float *logits, int64_t count, const uint32_t *words);
     /* The largest logit of each block of WEIGHT_BLOCK; whether there is a NaN (peaks then leave it out). */

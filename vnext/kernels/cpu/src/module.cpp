@@ -20,6 +20,7 @@
 #include "step/stack.h"
 #include "step/step.h"
 #include "team.h"
+#include "thin/thin.h"
 
 namespace {
 
@@ -94,9 +95,9 @@ void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, 
 }
 
 void do_linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
-               int64_t result_stride, int result_kind) {
-    const WithoutLock apart(rows * weight->in * weight->out > LONG_WORK);
-    linear(x, x_stride, rows, weight, bias, result, result_stride, result_kind);
+               int64_t result_stride, int result_kind, int apart) {
+    const WithoutLock unlocked(rows * weight->in * weight->out > LONG_WORK);
+    linear(x, x_stride, rows, weight, bias, result, result_stride, result_kind, apart != 0);
 }
 
 void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, int64_t residual_stride,
@@ -106,6 +107,13 @@ void do_norm(int kind, const void *x, int64_t x_stride, const void *residual, in
 
 void do_gate(int kind, const void *x, int64_t x_stride, int64_t rows, int64_t width, int gate, void *result) {
     gate_and_mul(kind, rows, {x, result, width, x_stride, gate});
+}
+
+void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, void *product, int64_t product_stride,
+             const void *parts, int64_t part_count) {
+    const ThinCall call{x, x_stride, in, product, product_stride, static_cast<const ThinPart *>(parts), part_count};
+    const WithoutLock apart(thin_work(call) > LONG_WORK);
+    add_thin(kind, call);
 }
 
 void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t tokens, const void *query_norm,
@@ -195,10 +203,11 @@ PyMethodDef methods[] = {
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
     VNX_ENTRY("pack_linear", do_pack, "pack_linear(parts, weight_kind, bias, out, in, kind, gate, buffer)"),
     VNX_ENTRY("packed_rows", packed_rows, "packed_rows(ids, count, first, packed, result)"),
-    VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind)"),
+    VNX_ENTRY("linear", do_linear, "linear(x, x_stride, rows, packed, bias, result, result_stride, result_kind, apart)"),
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, product, product_stride, parts, part_count)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
              "rotated_dim, "

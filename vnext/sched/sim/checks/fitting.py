@@ -74,6 +74,12 @@ def needs_whole_prompt(sampling: Sampling) -> bool:
     return sampling.prompt_logprobs >= 0 or POOLINGS[sampling.pooling] in ("mean", "cls")
 
 
+def needs_slot(seen: PlainState, waiting: Waiting) -> bool:
+    """Whether the request's adapter is in no slot."""
+    adapter = seen.state.requests[waiting.id].sampling.adapter
+    return bool(adapter) and adapter not in [slot.digest for slot in seen.state.slots if slot is not None]
+
+
 def longest_hit(seen: PlainState, waiting: Waiting, named: list[int | None]) -> list[int | None]:
     """The longest beginning of these pages of which the next query sees none that is missing; None where it sees none."""
     config = seen.state.config

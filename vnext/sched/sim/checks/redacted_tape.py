@@ -84,6 +84,7 @@ class RedactedTape:
 
     def _pseudonyms(self, id_: int, tokens: np.ndarray) -> bytes:
         size, salt = self._config.block_size, self._salts[id_]
-        root = pseudonyms.root_secret(KEY, root_hash(salt, size).hex() if salt else "")
+        adapter = self._before.requests[id_].sampling.adapter
+        root = pseudonyms.root_secret(KEY, root_hash(salt, size, adapter).hex() if salt or adapter else "")
         secrets = pseudonyms.words(pseudonyms.block_secrets(KEY, root, pack_tokens(tokens), size))
         return pack_tokens(pseudonyms.pseudonyms(secrets, unpack_tokens(pack_tokens(tokens)), size, self._base)[0])

@@ -52,6 +52,11 @@ inline void finish_row(const LinearCall &call, int64_t row, int64_t panel, Lanes
         second = second + load(bias + panel * PANEL + 16);
     }
     T *result = static_cast<T *>(call.result) + row * call.result_stride;
+    if (w.gate != NO_GATE && call.apart) {
+        const int64_t half = w.out / 2, part = half - panel * 16;
+        store_part(result + panel * 16, first, part);
+        return store_part(result + half + panel * 16, second, part);
+    }
     if (w.gate != NO_GATE) {
         const Lanes gated = activate(rounded(first, result), w.gate) * rounded(second, result);
         store_part(result + panel * 16, gated, w.out / 2 - panel * 16);

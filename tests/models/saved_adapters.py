@@ -1,0 +1,51 @@
+"""Adapters for tests: random ones as PEFT would write them, for any model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def save_adapter(
+    model: Path, folder: Path, seed: int = 0, rank: int = 4, targets: Sequence[str] = LINEAR, **settings: Any
+) -> Path:
+    """A random adapter of the checkpoint in `model`, in `folder`."""
+    rng, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(str(model / "model.safetensors")).items():
+        module = name.removesuffix(".weight")
+        if module != name and module.rpartition(".")[2] in targets:
+            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=rng) * 0.1
+            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=rng) * 0.3
+    raw = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), "bias": "none"}
+    return write(folder, {**raw, **settings}, tensors)
+
+
+def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), str(folder / "adapter_model.safetensors"))
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def merge(model: Path, adapter: Path, folder: Path) -> Path:
+    """The checkpoint with the adapter in its weights, in float32."""
+    weights, parts = load_file(str(model / "model.safetensors")), load_file(str(adapter / "adapter_model.safetensors"))
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    scale = settings["lora_alpha"] / (settings["r"] ** 0.5 if settings.get("use_rslora") else settings["r"])
+    for name in [name for name in parts if name.endswith(".lora_B.weight")]:
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_B.weight")
+        change = parts[name].double() @ parts[name.replace("lora_B", "lora_A")].double() * scale
+        weights[f"{module}.weight"] = (weights[f"{module}.weight"].double() + change).float()
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in model.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder

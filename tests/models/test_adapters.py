@@ -1,0 +1,203 @@
+"""LoRA adapters: as PEFT computes them, on one rank and on two; a row's bits whatever the rows beside it; bad folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family_cases import CASES, VOCAB_SIZE, Case, save_case
+from model_helpers import Chunk, Model, ThreadGroup, make_batch
+from safetensors.torch import load_file
+from saved_adapters import save_adapter, write
+
+from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
+from vnext.models.config.model_config import load_config
+from vnext.models.errors import ModelError
+from vnext.models.layers.adapted import Adapter, adapted_forward
+from vnext.models.layers.batch import AdapterRows
+from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
+from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.loading.adapter import Base, Target, load_adapter
+from vnext.models.loading.weights import load_params
+from vnext.models.registry import family
+
+LLAMA = Case("LlamaForCausalLM", "LlamaConfig", {})
+FAMILIES = ("llama", "qwen3", "phi3", "gpt2", "gemma3", "olmo2")
+TOKENS = torch.randint(0, VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(3)).tolist()
+RANK_MAX = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def llama_case() -> Any:
+    CASES["llama"] = LLAMA
+    yield
+    del CASES["llama"]
+
+
+def load(path: Path, folders: Sequence[Path], parallel: Parallel | None = None, dtype: torch.dtype = torch.float32) -> tuple[Model, list[Adapter]]:
+    """A model and its adapters, one for each slot."""
+    parallel, config, targets = parallel or alone(), load_config(path), list[Target]()
+    params = load_params(path, config, parallel, dtype, "cpu", targets=targets)
+    pages = 64 * len(kv_groups(config).windows)
+    model = Model(family(config.architecture), params, make_kv_cache(config, pages, 16, dtype, "cpu", parallel), config, parallel)
+    base = Base(config, parallel, targets)
+    return model, [load_adapter(folder, adapter_digest(folder), base, RANK_MAX) for folder in folders]
+
+
+def logits(model: Model, slots: Sequence[Adapter], chunks: Sequence[Chunk], uses: Sequence[int | None]) -> torch.Tensor:
+    """Logits [T, V] of one step in which row r is computed with the adapter in slot uses[r]."""
+    batch, places = make_batch(chunks, 16, len(kv_groups(model.config).windows)), {}
+    first = 0
+    for chunk, slot in zip(chunks, uses):
+        if slot is not None:
+            places.setdefault(slot, []).extend(range(first, first + len(chunk.tokens)))
+        first += len(chunk.tokens)
+    batch = batch._replace(adapters=tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places)))
+    forward = adapted_forward(model.family.forward, slots) if batch.adapters else model.family.forward
+    hidden, _ = forward(model.params, model.kv, batch, model.config, model.parallel)
+    return model.family.logits(model.params, hidden, model.config, model.parallel)
+
+
+def peft_adapter(model: torch.nn.Module, folder: Path, **settings: Any) -> torch.nn.Module:
+    """A random adapter of all linear layers, saved by PEFT, and the model with it merged in."""
+    import peft
+
+    torch.manual_seed(5)
+    chosen = peft.LoraConfig(r=6, lora_alpha=9, target_modules="all-linear", init_lora_weights=False, **settings)
+    wrapped = peft.get_peft_model(model, chosen)
+    wrapped.save_pretrained(folder)
+    return wrapped.merge_and_unload()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 1e-5 of the largest logit, and the same greedy tokens."""
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_as_peft_computes_them(name: str, tmp_path: Path) -> None:
+    merged = peft_adapter(save_case(tmp_path / "base", name), tmp_path / "adapter", use_rslora=name == "qwen3").eval()
+    with torch.inference_mode():
+        expected = merged(torch.tensor([TOKENS])).logits[0]
+    chunk = Chunk(TOKENS, 0, range(4))
+    model, slots = load(tmp_path / "base", [tmp_path / "adapter"])
+    found = logits(model, slots, [chunk], [0])
+    close(found, expected)
+    assert (found - logits(model, slots, [chunk], [None])).abs().max() > 0.1
+
+    def on_rank(parallel: Parallel) -> torch.Tensor:
+        return logits(*load(tmp_path / "base", [tmp_path / "adapter"], parallel), [chunk], [0])
+
+    for each in ThreadGroup(2).run(on_rank):
+        close(each, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3"])
+def test_neighbours_change_no_bit(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Neither other adapters nor the cut of a prompt; and a row without one has the bits of an engine without adapters."""
+    save_case(tmp_path / "base", name)
+    fused = ("qkv_proj", "gate_up_proj", "o_proj", "down_proj")
+    targets = {"targets": fused} if name == "phi3" else {}
+    folders = [save_adapter(tmp_path / "base", tmp_path / str(seed), seed, 4 + seed, **targets) for seed in range(3)]
+    model, slots = load(tmp_path / "base", folders, dtype=dtype)
+    uses, rows = (0, None, 2, 1, 0), [Chunk(TOKENS[at : at + 20], 0, range(2 * at, 2 * at + 2)) for at in range(5)]
+    together = logits(model, slots, rows, uses).split(20)
+    for row, slot, found in zip(rows, uses, together):
+        alone_ = logits(*load(tmp_path / "base", folders, dtype=dtype), [row], [slot])
+        assert torch.equal(found, alone_)
+        model, slots = load(tmp_path / "base", folders, dtype=dtype)
+        first = logits(model, slots, [row._replace(tokens=row.tokens[:7])], [slot])
+        rest = logits(model, slots, [row._replace(tokens=row.tokens[7:], computed=7)], [slot])
+        assert torch.equal(found, torch.cat((first, rest)))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base")
+    CASES["llama"] = LLAMA
+    save_case(path, "llama")
+    return path
+
+
+REFUSED = (
+    ({"peft_type": "IA3"}, "only LORA is supported"),
+    ({"use_dora": True}, "has use_dora"),
+    ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
+    ({"bias": "all"}, "has bias 'all'"),
+    ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern"),
+    ({"r": 65}, "has the rank 65, more than --max-lora-rank 64"),
+    ({"r": "4"}, "r must be a whole number"),
+    ({"lora_alpha": "x"}, "lora_alpha 'x'"),
+)
+
+
+@pytest.mark.parametrize("change, sentence", REFUSED, ids=[next(iter(change)) for change, _ in REFUSED])
+def test_what_is_not_computed_exactly_is_refused(change: dict[str, Any], sentence: str, base: Path, tmp_path: Path) -> None:
+    folder = save_adapter(base, tmp_path, **change)
+    with pytest.raises(ModelError, match=sentence) as refused:
+        read_adapter_settings(folder, RANK_MAX)
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_that_hold_no_adapter(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no adapter_config.json"):
+        read_adapter_settings(tmp_path)
+    folder = save_adapter(base, tmp_path / "a")
+    (folder / "adapter_config.json").write_text("[")
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        read_adapter_settings(folder)
+
+
+def spoilt(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    match how:
+        case "shape":
+            return {**tensors, name: torch.zeros(7, 4)}
+        case "missing":
+            return {key: value for key, value in tensors.items() if key != name}
+        case "target":
+            return {**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64)}
+        case "layer":
+            return {**tensors, name.replace("layers.1", "layers.9"): tensors[name].clone()}
+        case "kind":
+            return {**tensors, name.replace("lora_B.weight", "lora_magnitude_vector"): torch.zeros(4)}
+        case "dtype":
+            return {**tensors, name: tensors[name].to(torch.int32)}
+    return {**tensors, name: tensors[name] / 0}
+
+
+SPOILT = {
+    "shape": r"has the shape \[7, 4\] where the model asks for \[120, 4\]",
+    "missing": "is missing where the model asks for",
+    "target": "adapts 'lm_head', which is no linear layer",
+    "layer": "adapts 'model.layers.9.mlp.up_proj'",
+    "kind": "neither lora_A nor lora_B",
+    "dtype": "has another dtype",
+    "infinite": "not finite",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_tensors_that_do_not_fit(how: str, base: Path, tmp_path: Path) -> None:
+    folder = save_adapter(base, tmp_path)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    write(folder, settings, spoilt(load_file(str(folder / "adapter_model.safetensors")), how))
+    with pytest.raises(ModelError, match=SPOILT[how]) as refused:
+        load(base, [folder])
+    assert "\n" not in str(refused.value)
+
+
+def test_other_files_than_were_named(base: Path, tmp_path: Path) -> None:
+    folder, parallel, targets = save_adapter(base, tmp_path), alone(), list[Target]()
+    load_params(base, load_config(base), parallel, torch.float32, "cpu", targets=targets)
+    digest = adapter_digest(folder)
+    save_adapter(base, tmp_path, seed=1)
+    with pytest.raises(ModelError, match="has changed since it was named"):
+        load_adapter(folder, digest, Base(load_config(base), parallel, targets), RANK_MAX)
+    assert adapter_digest(folder) != digest

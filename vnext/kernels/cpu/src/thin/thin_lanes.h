@@ -1,0 +1,87 @@
+/* Thin products on sixteen lanes. A token's sums have one order whatever the tokens beside it: over the inputs four
+   chains (k, k + 4, ... of each), joined in pairs; over the ranks one chain, in rising order, added to the product last. */
+#pragma once
+
+#include "isa/lanes.h"
+#include "team.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+constexpr int CHAINS = 4;
+#if defined(VNX_AVX512)
+constexpr int TOKENS_AT_ONCE = 4;
+#else
+constexpr int TOKENS_AT_ONCE = 1;
+#endif
+
+inline float wide(float x) { return x; }
+inline float wide(bf16 x) { return to_float(x); }
+
+/* sums [R][padded_rank] = down(x) of R tokens. */
+template <typename T, int R>
+inline void narrow_rows(const ThinCall &call, const ThinPart &part, const T *const *x, float *sums) {
+    for (int64_t j = 0; j < part.padded_rank; j += 16) {
+        Lanes chains[CHAINS][R];
+        for (int c = 0; c < CHAINS; ++c)
+            for (int r = 0; r < R; ++r)
+                chains[c][r] = all(0.0f);
+        const float *down = part.down + j;
+        int64_t k = 0;
+        for (; k + CHAINS <= call.in; k += CHAINS)
+            for (int c = 0; c < CHAINS; ++c) {
+                const Lanes weight = load(down + (k + c) * part.padded_rank);
+                for (int r = 0; r < R; ++r)
+                    chains[c][r] = fused(all(wide(x[r][k + c])), weight, chains[c][r]);
+            }
+        for (int c = 0; k + c < call.in; ++c)
+            for (int r = 0; r < R; ++r)
+                chains[c][r] = fused(all(wide(x[r][k + c])), load(down + (k + c) * part.padded_rank), chains[c][r]);
+        for (int r = 0; r < R; ++r)
+            store(sums + r * part.padded_rank + j,
+                  (chains[0][r] + chains[1][r]) + (chains[2][r] + chains[3][r]));
+    }
+}
+
+template <typename T, int R>
+inline void thin_rows(const ThinCall &call, const ThinPart &part, const int64_t *tokens) {
+    const T *x[R];
+    T *product[R];
+    for (int r = 0; r < R; ++r) {
+        x[r] = static_cast<const T *>(call.x) + tokens[r] * call.x_stride;
+        product[r] = static_cast<T *>(call.product) + tokens[r] * call.product_stride + part.first;
+    }
+    float *sums = static_cast<float *>(scratch(SLOT_ROWS, size_t(R * part.padded_rank) * 4));
+    narrow_rows<T, R>(call, part, x, sums);
+    for (int64_t i = 0; i < part.width; i += 16) {
+        Lanes total[R];
+        for (int r = 0; r < R; ++r)
+            total[r] = all(0.0f);
+        for (int64_t j = 0; j < part.rank; ++j) {
+            const Lanes weight = load(part.up + j * part.padded_width + i);
+            for (int r = 0; r < R; ++r)
+                total[r] = fused(all(sums[r * part.padded_rank + j]), weight, total[r]);
+        }
+        const int64_t left = part.width - i;
+        for (int r = 0; r < R; ++r)
+            store_part(product[r] + i, load_part(product[r] + i, left) + total[r], left);
+    }
+}
+
+template <typename T>
+inline void thin_tokens(const ThinCall &call, const ThinPart &part, int64_t first, int64_t last) {
+    for (; first + TOKENS_AT_ONCE <= last; first += TOKENS_AT_ONCE)
+        thin_rows<T, TOKENS_AT_ONCE>(call, part, part.tokens + first);
+    for (; first < last; ++first)
+        thin_rows<T, 1>(call, part, part.tokens + first);
+}
+
+void thin(int kind, const ThinCall &call, const ThinPart &part, int64_t first, int64_t last) {
+    if (kind == FLOAT32) return thin_tokens<float>(call, part, first, last);
+    thin_tokens<bf16>(call, part, first, last);
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx

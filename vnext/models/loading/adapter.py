@@ -1,0 +1,123 @@
+"""Adapters: reads one rank's part of a LoRA adapter from PEFT's files.
+
+Owns the match between an adapter's modules and the model's packed weights, and the slicing by the sharding table: `down` is
+cut as the weight's inputs are, `up` as its outputs. Modules that the model fuses become blocks beside each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vnext.kernels.thin import ThinBlock, thin_block
+from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
+from vnext.models.layers.adapted import Adapter
+from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
+from vnext.models.loading.checkpoint import DTYPES, Checkpoint, stored_tensors
+from vnext.models.registry import family
+
+PREFIX = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+
+
+class Target(NamedTuple):
+    """A packed weight that an adapter may change, and the checkpoint's names of what it is made of, top to bottom."""
+
+    names: tuple[str, ...]
+    weight: Any
+
+
+class Base(NamedTuple):
+    """What an adapter is fitted to: the model on this rank, with its targets."""
+
+    config: ModelConfig
+    parallel: Parallel
+    targets: Sequence[Target]
+
+    @property
+    def layouts(self) -> LayoutTable:
+        return family(self.config.architecture).WEIGHT_AXES
+
+
+def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
+    """Whether these weights are linear layers, and neither embedding nor head."""
+    return all(Axis.VOCAB not in (layout := layout_of(name, layouts)).out and layout.inner is not None for name in names)
+
+
+def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapter:
+    """This rank's part of the adapter in `folder`, whose files must have this digest. Raises ModelError."""
+    settings = read_adapter_settings(folder, rank_max)
+    file = folder / WEIGHTS_NAME
+    stored = stored_tensors(file)
+    files = Checkpoint(folder, stored, 0)
+    modules = _modules(file, sorted(stored), base)
+    pairs = {name: _pair(files, name, settings, base) for name in modules}
+    if (found := adapter_digest(folder)) != digest:
+        raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
+    return {id(target.weight): _blocks(target, pairs, base) for target in base.targets if modules & set(target.names)}
+
+
+def _modules(file: Path, tensors: Sequence[str], base: Base) -> set[str]:
+    """The adapted weights, by the checkpoint's names. Raises ModelError for a tensor that belongs to none."""
+    known = {name for target in base.targets for name in target.names}
+    found = set()
+    for tensor in tensors:
+        kind = next((kind for kind in (DOWN, UP) if tensor.endswith(kind)), None)
+        module = tensor.removeprefix(PREFIX).removesuffix(kind or "")
+        if kind is None:
+            raise ModelError(f"{file} has the tensor {tensor!r}, which is neither lora_A nor lora_B of a linear layer")
+        if f"{module}.weight" not in known:
+            raise ModelError(f"{file} adapts {module!r}, which is no linear layer of this model that an adapter may change")
+        found.add(f"{module}.weight")
+    return found
+
+
+def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's (down [rank, in], up [out, rank]) of one module in float32."""
+    module, layout = PREFIX + name.removesuffix(".weight"), layout_of(name, base.layouts)
+    inner = layout.inner
+    assert inner is not None
+    width, height = axis_size(inner, base.config), sum(axis_size(axis, base.config) for axis in layout.out)
+    down = _whole(files, module + DOWN, (settings.rank, width))
+    up = _whole(files, module + UP, (height, settings.rank)) * settings.scale
+    return _cut(down.t(), (inner,), base).t(), _cut(up, layout.out, base)
+
+
+def _whole(files: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the adapter in float32. Raises ModelError unless it has this shape."""
+    found = files.shape(name)
+    if found != shape:
+        has = "is missing" if found is None else f"has the shape {list(found)}"
+        raise ModelError(f"{name!r} of the adapter in {files.path} {has} where the model asks for {list(shape)}")
+    if files.dtype(name) is None:
+        raise ModelError(f"{name!r} of the adapter in {files.path} has another dtype than {', '.join(DTYPES)}")
+    whole = files.part(name, shape, ()).float()
+    if not whole.isfinite().all():
+        raise ModelError(f"{name!r} of the adapter in {files.path} holds numbers that are not finite")
+    return whole
+
+
+def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
+    """This rank's rows, those of one axis below those of another; padding is zeros."""
+    parts, above = [], 0
+    for axis in axes:
+        part = axis_part(axis, base.config, base.parallel)
+        piece = rows[above + part.start : above + part.stop]
+        parts += [piece, rows.new_zeros((part.size - len(piece), rows.shape[1]))]
+        above += axis_size(axis, base.config)
+    return torch.cat(parts)
+
+
+def _blocks(target: Target, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], base: Base) -> tuple[ThinBlock, ...]:
+    """One block for each of the target's modules that the adapter changes, beside the columns of its outputs."""
+    blocks, first = [], 0
+    for name in target.names:
+        if name in pairs:
+            blocks.append(thin_block(*pairs[name], first))
+        first += sum(axis_part(axis, base.config, base.parallel).size for axis in layout_of(name, base.layouts).out)
+    return tuple(blocks)

@@ -1,0 +1,82 @@
+"""Served adapters: the LoRA adapters that requests may name as their model.
+
+Owns their names, the folders from which they may come, and how many calls use each. Files are read for their digest only; an
+adapter gets into the engine with the first request that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vnext.lora_request import LoRARequest, adapter_files, module_of
+from vnext.runtime.messages import AdapterFiles
+from vnext.sampling_params import InvalidRequest
+from vnext.server.context.errors import ModelUnknown
+from vnext.server.settings import ServerSettings
+
+
+class ServedAdapters:
+    """The adapters by name. `taken`: the names of the model itself."""
+
+    def __init__(self, settings: ServerSettings, taken: Sequence[str], is_enabled: bool) -> None:
+        """Raises InvalidRequest for a module of the settings that is none."""
+        self._taken, self._is_enabled, self._rank_max = tuple(taken), is_enabled, settings.max_lora_rank
+        self._root = Path(settings.lora_root).expanduser().resolve() if settings.lora_root else None
+        modules = [module_of(module) for module in settings.lora_modules]
+        self._allowed = {folder_of(module.lora_path) for module in modules}
+        self._files: dict[str, AdapterFiles] = {}
+        self._live: Counter[str] = Counter()
+        self._changing = asyncio.Lock()
+        for module in modules:
+            self._check_name(module.lora_name)
+            self._files[module.lora_name] = adapter_files(module, self._rank_max)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    def files(self, name: str) -> AdapterFiles | None:
+        """The adapter of this name; None for the model itself."""
+        return self._files.get(name)
+
+    @contextmanager
+    def used(self, name: str) -> Iterator[None]:
+        """A call that computes with the adapter of this name, if it is one's."""
+        self._live[name] += 1
+        try:
+            yield
+        finally:
+            self._live[name] -= 1
+
+    async def load(self, name: str, path: str) -> None:
+        """Serve the adapter in the folder `path` under `name`. Raises InvalidRequest."""
+        if not self._is_enabled:
+            raise InvalidRequest("This server serves no adapters: start it with --enable-lora.", "lora_name")
+        folder = folder_of(path)
+        if folder not in self._allowed and (self._root is None or not folder.is_relative_to(self._root)):
+            raise InvalidRequest("lora_path is outside of the folder that --lora-root allows: put the adapter there.", "lora_path")
+        async with self._changing:
+            self._check_name(name)
+            self._files[name] = await asyncio.to_thread(adapter_files, LoRARequest(name, 1, str(folder)), self._rank_max)
+
+    async def unload(self, name: str) -> None:
+        """Forget a name. Raises ModelUnknown, and InvalidRequest while calls use it."""
+        async with self._changing:
+            if name not in self._files:
+                raise ModelUnknown(f"The adapter {name!r} is not served here: ask /v1/models for the names.")
+            if count := self._live[name]:
+                raise InvalidRequest(f"The adapter {name!r} is in use by {count} calls: wait for their end.", "lora_name")
+            del self._files[name], self._live[name]
+
+    def _check_name(self, name: str) -> None:
+        if not name or name in self._taken or name in self._files:
+            raise InvalidRequest(f"The name {name!r} is taken or empty: choose another, or unload it first.", "lora_name")
+
+
+def folder_of(path: str) -> Path:
+    """The folder, with links resolved: what is allowed is decided by where it really is."""
+    return Path(path).expanduser().resolve()
