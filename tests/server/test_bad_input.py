@@ -22,7 +22,7 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"model": "\\ud800"}', "JSON"),
     (b'{"prompt": "a", "temperature": NaN}', "JSON"),
     (b'{"prompt": "a", "user": ' + DEEP + b"}", "nested too deeply"),
-    (b'{"prompt": "a", "suffix": ' + DEEP + b"}", "nested too deeply"),
+    (b'{"prompt": "a", "typical_p": ' + DEEP + b"}", "nested too deeply"),
     (DEEP, "expected `object`"),
     (b"[]", "expected `object`"),
     (b"null", "expected `object`"),
@@ -156,7 +156,7 @@ def test_the_field_is_named(server: EdgeServer, path: str, body: dict[str, Any],
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_no_body_at_all(server: EdgeServer, path: str, body: bytes, word: str) -> None:
     if b"prompt" in body and "chat" in path:
-        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"suffix", b"audio")
+        body = body.replace(b'"prompt": "a"', b'"messages": []').replace(b"typical_p", b"audio")
     status, answer, _ = server.post(path, body)
     assert status == 400 and word in answer["error"]["message"], answer
     assert_works(server)

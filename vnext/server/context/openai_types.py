@@ -71,9 +71,10 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. `prompt` is one text, one token list, or a list of either."""
+    """POST /v1/completions. `prompt` is one text, one token list, or a list of either. `suffix` is what follows the answer."""
 
     prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None

@@ -22,6 +22,20 @@ def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -
     return [given] if kinds == {int} else given
 
 
+async def with_suffix(
+    context: ServerContext, prompts: list[Prompt], suffix: str, add_special_tokens: bool, client: str
+) -> list[list[int]]:
+    """The tokens of each prompt with the suffix behind its answer, as the model's own tokens for a gap say. Raises InvalidRequest
+    where it has none, and as `tokens_of` does."""
+    infill = context.infill
+    if infill is None:
+        message = "suffix needs a model with tokens for a gap, such as <|fim_prefix|>, and this one has none: leave it out."
+        raise InvalidRequest(message, "suffix")
+    begin = context.tokenizer.encode("") if add_special_tokens else []
+    (behind,) = await context.encode([suffix], False, client, ["suffix"], "suffix", 0)
+    return [infill.joined(begin, before, behind) for before in await tokens_of(context, prompts, False, client)]
+
+
 async def tokens_of(
     context: ServerContext,
     prompts: list[Prompt],

@@ -29,6 +29,7 @@ from vnext.server.context.text_work import TextWork
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
+from vnext.text.infill import infill_of
 from vnext.text.template import ChatTemplate, TemplateSlow, TemplateUnreadable, read_template
 from vnext.text.tokenizer import Tokenizer, TooManyTokens
 
@@ -41,7 +42,7 @@ TOKENS_LISTED_MIN = 2**16
 class ServerContext:
     """See the module. `template` is the result of `template_of`, read before a client waits for an engine; `dialect`: how
     the model writes tool calls, None where it writes none; `marks` and `mark_tokens`: the marks around its reasoning, and their
-    tokens."""
+    tokens; `infill`: its tokens for a gap between a prompt and a suffix, None where it has none."""
 
     def __init__(
         self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
@@ -54,6 +55,7 @@ class ServerContext:
         self.dialect = None if template is None else template.dialect
         self.marks = None if template is None else template.marks
         self.mark_tokens = self.marks and tuple(tokenizer.encode(mark, False) for mark in (self.marks.open, self.marks.close))
+        self.infill = infill_of(tokenizer.added_tokens.get)
         self.limiter = RequestLimiter(settings.live_requests_max, settings.request_answers_max, settings.client_answers_max)
         size = settings.body_bytes_max
         self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")

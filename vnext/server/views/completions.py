@@ -25,7 +25,7 @@ from vnext.server.context.openai_types import (
     refuse_scored_stream,
     sampling_params,
 )
-from vnext.server.context.prompts import Prompt, prompts_of, tokens_of
+from vnext.server.context.prompts import Prompt, prompts_of, tokens_of, with_suffix
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
@@ -47,11 +47,15 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     include_usage(body)
     prompts = prompts_of(body.prompt)
     client = client_of(request)
+    _check_suffix(body)
     sampled = _sampled(body, params)
     with context.limiter.enter(len(prompts) * max(sampled.n, 1), client):
         constraint = await context.constraint(body, client)
         count_max = context.prompt_tokens_max if body.truncate_prompt_tokens is None else context.listed_tokens_max
-        tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
+        if body.suffix:
+            tokens = await with_suffix(context, prompts, body.suffix, body.add_special_tokens is not False, client)
+        else:
+            tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
         generation = generation_of(
             context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, constraint=constraint
         )
@@ -64,6 +68,13 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         if body.stream:
             return await respond(request, partial(_stream, generation, renderers, body))
         return web.json_response(body=msgspec.json.encode(await _complete(generation, renderers, params.n)))
+
+
+def _check_suffix(body: CompletionBody) -> None:
+    """Refuse what cannot go with a suffix: fields that read the prompt as one text."""
+    given = {"echo": body.echo, "truncate_prompt_tokens": body.truncate_prompt_tokens, "prompt_logprobs": body.prompt_logprobs}
+    if body.suffix and (wrong := [name for name, value in given.items() if value is not None and value is not False]):
+        raise InvalidRequest(f"{wrong[0]} does not go with suffix: leave one of the two out.", wrong[0])
 
 
 class _ChoiceRenderer:
