@@ -32,7 +32,7 @@ ARROWS = {
     "state/store": {"compiled"},
     "log": {"state", "compiled"},
     "sched": {"state"},
-    "sched/sim": {"sched/sim/checks", "sched/*", "log", "state"},
+    "sched/sim": {"sched/sim/checks", "sched/*", "log", "state", "sampling/constraint"},  # the product's own fold
     "sched/sim/checks": {"sched/*", "log", "state"},
     "kernels": {"kernels/cpu", "kernels/cuda"},  # its table chooses among them
     "kernels/cpu": {"kernels/*", "compiled"},

@@ -235,7 +235,7 @@ def test_a_story_that_is_right_gives_a_test_that_passes(tmp_path, capsys):
 
 def test_a_story_with_constraints_is_a_file_that_runs() -> None:
     """The file imports what its arrivals consist of, and no more."""
-    for seed, constrained in ((0, True), (1, False)):
+    for seed, constrained in ((2, True), (0, False)):
         text, found = file_text(simulate(scenario(seed, 5)).events)
         assert found is None and ("import Constraint, Sampling" in text) == ("constraint=Constraint(" in text) == constrained
         module: dict = {}

@@ -97,7 +97,7 @@ COMMITS = [
         "where alone",
     ),
     bug(
-        "columns.h", "the model's end token ignored", "sampled[n] == eos[k]", "sampled[n] == eos[k] + 99", "where alone"
+        "columns.h", "the model's end token ignored", "sampled[n] == eos[k]", "sampled[n] == eos[k] + 99", "where alone", "G2"
     ),
     bug("columns.h", "ignore_eos ignored", "!(flags[r] & IGNORE_EOS)", "1", "where alone"),
     bug("columns.h", "own stop tokens ignored", "(flags[r] & OWN_STOPS) != 0", "0", "where alone"),

@@ -406,7 +406,7 @@ COMMITS = [
         "where alone"),
     bug("min_tokens ignored for own stop tokens", "state.fold_commit", "stops[place] = late and ", "stops[place] = ", "where alone"),
     bug("own stop tokens ignored", "state.fold_commit", "stops[place] = late and int(tokens[place]) in", "stops[place] = late and -1 in", "where alone"),
-    bug("the model's end token ignored", "state.store.columns_numpy", "(sampled[:, None] == eos)", "(sampled[:, None] == eos + 99)", "where alone"),
+    bug("the model's end token ignored", "state.store.columns_numpy", "(sampled[:, None] == eos)", "(sampled[:, None] == eos + 99)", "where alone", "G2"),
     bug("ignore_eos ignored", "state.store.columns_numpy", "& ((flags & fields.IGNORE_EOS) == 0)", "", "where alone"),
     bug("a leak on abort", "state.fold_commit", "        pool = release_row(state, pool, row)",
         "        pool = release_row(state, pool, row) if ending == 'finished' else pool", "M2"),

@@ -13,6 +13,7 @@ import pytest
 
 from planted_adapter_bugs import ADAPTER_BUGS
 from planted_compiled_bugs import COMPILED_BUGS
+from planted_constraint_bugs import CONSTRAINT_BUGS
 from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_sched_bugs import SCHED_BUGS
@@ -20,7 +21,7 @@ from planted_state_bugs import STATE_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
 from seen_before import SeenBefore
-from vnext.sched.sim.scenario_draw import scenario, speculates
+from vnext.sched.sim.scenario_draw import constrains, scenario, speculates
 from vnext.sched.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
@@ -28,7 +29,7 @@ CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30
 """What stands where an arena was never written: neither a token nor a block."""
-BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *DRAFT_BUGS, *ADAPTER_BUGS]
+BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *DRAFT_BUGS, *ADAPTER_BUGS, *CONSTRAINT_BUGS]
 
 
 class Find(msgspec.Struct, frozen=True):
@@ -68,7 +69,8 @@ def seen(pytestconfig: pytest.Config) -> SeenBefore:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, seen: SeenBefore) -> None:
     seeds = seen.seeds("found", bug.name)
-    found = hunt(bug, (seed for seed in seeds if speculates(seed)) if bug in DRAFT_BUGS else seeds)
+    shows = speculates if bug in DRAFT_BUGS else constrains if bug in CONSTRAINT_BUGS else None
+    found = hunt(bug, filter(shows, seeds) if shows else seeds)
     if found is not None:
         seen.keep("found", bug.name, found.seed, found.events)
     assert found is not None, f"{EVENTS_MAX} events and nobody noticed: a law or a fault is missing"

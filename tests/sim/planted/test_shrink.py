@@ -27,7 +27,7 @@ from vnext.state.reduce import reduce, start
 
 
 def voice_of(events: Sequence[AnyEvent]) -> Voice:
-    return toy_voice(events[0].config.vocab_size)
+    return toy_voice(events[0].config)
 
 
 def failing_simulation() -> tuple[Simulation, Exception]:

@@ -151,7 +151,7 @@ def own_ends(events: Sequence[AnyEvent]) -> set[int]:
 def voice_of(events: Sequence[AnyEvent], toy: bool) -> Voice:
     """The model of a log: the simulator's toy, or what was recorded."""
     config = events[0].config
-    return toy_voice(config.vocab_size) if toy else recorded_voice(config, answers_of(events), own_ends(events))
+    return toy_voice(config) if toy else recorded_voice(config, answers_of(events), own_ends(events))
 
 
 def redecided(events: Sequence[AnyEvent], voice: Voice, strange: Collection[int] = ()) -> list[AnyEvent]:
@@ -175,7 +175,7 @@ def finding(
     replaces the laws.
     """
     config = events[0].config
-    voice = toy_voice(config.vocab_size) if answers is None else recorded_voice(config, answers, own_ends(events))
+    voice = toy_voice(config) if answers is None else recorded_voice(config, answers, own_ends(events))
     story = redecided(events, voice, strange)
     if predicate is None:
         return check_events(story, toy=answers is None)

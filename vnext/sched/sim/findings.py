@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.core import Core
-from vnext.sched.sim.laws import decision_laws
+from vnext.sched.sim.laws import constraint_laws, decision_laws
 from vnext.sched.sim.rank import Rank
 from vnext.sched.sim.scenario import Faults, Scenario
 from vnext.sched.sim.shrink import Failure, Voice, reduced
 from vnext.sched.sim.simulator import Simulation
-from vnext.sched.sim.toy import answer, next_token
+from vnext.sched.sim.toy import answer, constrained, next_token
+from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import (
     AnyEvent,
@@ -105,9 +106,14 @@ def failed(scenario: Scenario, same: Callable[[Exception], bool]) -> Simulation 
     return None
 
 
-def toy_voice(vocab_size: int) -> Voice:
+def toy_voice(config: SchedulerConfig) -> Voice:
     """The toy model as the voice of `shrink`."""
-    return lambda arrival, history: next_token(history, arrival.sampling.seed, vocab_size)
+
+    def voice(arrival: RequestArrived, history: Sequence[int]) -> int:
+        wanted = next_token(history, arrival.sampling.seed, config.vocab_size)
+        return constrained(config, arrival.sampling, history[len(arrival.prompt) // 4 :], wanted)
+
+    return voice
 
 
 class _Checker:
@@ -143,6 +149,7 @@ class _ToyChecker(_Checker):
 
     def heard(self, event: AnyEvent, news: tuple[Output, ...]) -> None:
         self.rank.fold(event, self.core.seen)
+        constraint_laws(self.core.state.config, self.core.accounting.entries, news)
         for reported in news:
             self._compare_answer(reported.id)
 

@@ -35,6 +35,7 @@ class Fleet:
         self.folded = [1] * started.world_size
         self.core, self._faults, self._rng = core, faults, rng
         self._digests: dict[int, int] = {}
+        self._masks: dict[int, int] = {}
         self._tapes = (Tape(started, CODE_VERSION), RedactedTape(started)) if faults.logged else None
         self._written = 1
         self._loaded: State | None = None
@@ -65,7 +66,11 @@ class Fleet:
         for event in self.core.events[self.folded[rank] :]:
             # The first rank sees every event at once, and shares the engine core's state.
             result = self.ranks[rank].fold(event, None if rank else self.core.seen)
-            if result is not None and rank and result.digest != self._digests[result.step]:
+            if result is None:
+                continue
+            if self._masks.setdefault(result.step, result.masks) != result.masks:
+                raise Divergence(f"G3: rank {rank} has other masks in step {result.step}")
+            if rank and result.digest != self._digests[result.step]:
                 raise Divergence(f"Y1: rank {rank} has another state in step {result.step}")
         self.folded[rank] = len(self.core.events)
         return result

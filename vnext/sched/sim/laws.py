@@ -7,16 +7,21 @@ that an error in a policy is found too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from vnext.sched.sim.checks.accounting import Entry
 from vnext.sched.sim.checks.fitting import first_chunk, given_back, needs_slot, needs_whole_prompt, surely_hit
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.drafts import with_drafts
 from vnext.sched.sim.order import policy_keys
+from vnext.sched.sim.toy_grammar import allowed, is_finished
+from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import AdapterEvicted, AnyEvent, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.outputs import Output
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
 
@@ -34,6 +39,21 @@ def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainStat
     budget_is_used(before, plan, after, share)
     nobody_is_passed_over(before, plan, after)
     hits_are_the_longest(before, plan, after)
+
+
+def constraint_laws(config: SchedulerConfig, entries: Mapping[int, Entry], news: tuple[Output, ...]) -> None:
+    """G1: each committed token is one that the answer before it allows. G2: after a finished grammar it is an end token.
+    Raises LawBroken."""
+    for id_, count in Counter(output.id for output in news if output.token >= 0).items():
+        entry = entries[id_]
+        if (constraint := entry.arrival.sampling.constraint) is None:
+            continue
+        for place in range(len(entry.tokens) - count, len(entry.tokens)):
+            before, token = entry.tokens[:place], entry.tokens[place]
+            if is_finished(constraint, before, config.eos_token_ids) and token not in config.eos_token_ids:
+                raise LawBroken("G2", f"request {id_} goes on with {token} after its grammar's end")
+            if token not in allowed(constraint, before, config.vocab_size, config.eos_token_ids):
+                raise LawBroken("G1", f"request {id_} goes on with {token}, which its constraint forbids")
 
 
 def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:

@@ -12,11 +12,15 @@ from collections import deque
 from struct import Struct, unpack
 
 import msgspec
+import numpy as np
 import xxhash
 
+from vnext.sampling.constraint import Matcher
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.plain_state import PlainState, in_sight
 from vnext.sched.sim.drafts import drafts_behind
+from vnext.sched.sim.toy import constrained
+from vnext.sched.sim.toy_grammar import ToyVocabulary, nearest
 from vnext.state.digest import digest
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
 from vnext.state.reduce import reduce, start
@@ -32,11 +36,12 @@ token_word = Struct("<i")
 class StepResult(msgspec.Struct, frozen=True):
     """A rank's result of a step: its commit, and the rank's digest of the state in which it ran.
 
-    The digest is 0 if none was requested of the rank.
+    The digest is 0 if none was requested of the rank. `masks` is the digest of what the step's constraints allowed.
     """
 
     event: StepCommitted
     digest: int
+    masks: int
 
     @property
     def step(self) -> int:
@@ -127,6 +132,9 @@ class Rank:
         self._stories: dict[int, Story] = {}
         self._chain_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self._vocabulary = ToyVocabulary(config.vocab_size, config.eos_token_ids)
+        self._matchers: dict[tuple[int, int], Matcher] = {}
+        self._masks = 0
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
         self._runs: deque[tuple[bytes, bytes]] = deque()
 
@@ -145,10 +153,10 @@ class Rank:
         if not isinstance(event, StepPlanned):
             return None
         commit = self._run(event.step, shared or PlainState(self.state))
-        return StepResult(commit, digest(self.state) if digests and shared is None else 0)
+        return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks)
 
     def _run(self, step: int, seen: PlainState) -> StepCommitted:
-        works = self._works(seen)
+        works, self._masks = self._works(seen), 0
         for work in works:
             self._write(work)
         for work in works:
@@ -250,23 +258,46 @@ class Rank:
 
         Behind each draft that is the token before it, one more.
         """
-        seed, vocab_size = self.state.requests[work.id].sampling.seed, self.state.config.vocab_size
+        seed, matcher = self.state.requests[work.id].sampling.seed, self._matcher(work)
         weight = work.story.weights[work.end]
-        tokens = [(seed + weight) % vocab_size]
+        tokens = [self._choose(matcher, seed + weight)]
         for place, draft in enumerate(work.drafts, start=work.end + 1):
             if draft != tokens[-1]:
                 break
             weight += place * draft
-            tokens.append((seed + weight) % vocab_size)
+            tokens.append(self._choose(matcher, seed + weight))
         return b"".join(map(token_word.pack, tokens))
+
+    def _choose(self, matcher: Matcher | None, total: int) -> int:
+        wanted = total % self.state.config.vocab_size
+        if matcher is None:
+            return wanted
+        mask = matcher.allowed()
+        self._masks = xxhash.xxh3_64_intdigest(mask.tobytes(), seed=self._masks)
+        token = nearest(wanted, np.flatnonzero(mask))
+        matcher.take(token)
+        return token
+
+    def _matcher(self, work: Work) -> Matcher | None:
+        """The fold of a request's constraint, None if it has none; a request that comes back is folded anew."""
+        request, key = self.state.requests[work.id], (work.id, work.preemption_count)
+        if (constraint := request.sampling.constraint) is None:
+            return None
+        if key not in self._matchers:
+            answer = _ids(work.story.data[4 * request.prompt_length : 4 * work.end])
+            self._matchers[key] = Matcher(constraint, self._vocabulary, answer)
+        return self._matchers[key]
 
     def _drafts(self, id_: int, story: Story, end: int, most: int) -> list[int]:
         """What the drafter makes of a request's tokens."""
-        seed, vocab_size = self.state.requests[id_].sampling.seed + id_, self.state.config.vocab_size
+        request, config = self.state.requests[id_], self.state.config
+        answer = _ids(story.data[4 * request.prompt_length : 4 * end]) if most else ()
         weight, drafts = story.weights[end] if most else 0, list[int]()
-        for place, is_right in enumerate(drafts_behind(self.state.config, seed, end, most), start=end + 1):
-            right = (self.state.requests[id_].sampling.seed + weight) % vocab_size
-            drafts.append(right if is_right else (right + 1) % vocab_size)
+        guesses = drafts_behind(config, request.sampling.seed + id_, end, most)
+        for place, is_right in enumerate(guesses, start=end + 1):
+            wanted = (request.sampling.seed + weight) % config.vocab_size
+            right = constrained(config, request.sampling, (*answer, *drafts), wanted)
+            drafts.append(right if is_right else (right + 1) % config.vocab_size)
             weight += place * drafts[-1]
         return drafts
 
@@ -274,6 +305,7 @@ class Rank:
         requests = self.state.requests
         if len(self._stories) > 2 * len(requests) + STORIES_SPARE:
             self._stories = {id_: story for id_, story in self._stories.items() if id_ in requests}
+            self._matchers = {key: each for key, each in self._matchers.items() if key[0] in requests}
             self._salts = {id_: salt for id_, salt in self._salts.items() if id_ in requests}
 
 

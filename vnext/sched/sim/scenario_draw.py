@@ -13,7 +13,7 @@ from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
 from vnext.state.config import SchedulerConfig, Speculation
-from vnext.state.params import LAST, MEAN, NO_LOGPROBS, NO_POOLING, Sampling
+from vnext.state.params import LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling
 
 LARGE_MAX_NUM_SEQS = 20
 CROWD = 4
@@ -31,6 +31,8 @@ DRAFTING_SEEDS = 8
 ADAPTED_SEEDS = 16
 """In one of so many scenarios requests have adapters, which share one to three slots; nothing is drawn for it."""
 ADAPTERS = ("", "a", "b", "a", "c", "d")
+CONSTRAINED_SEEDS = 3
+"""In one of so many scenarios, if answers can end, two of three requests have constraints, drawn from a seed of their own."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -50,6 +52,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         clients = scored(clients)
     if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
         config, clients = replace(config, max_loras=1 + seed // ADAPTED_SEEDS % 3), adapted(clients)
+    if constrains(seed) and config.eos_token_ids:
+        clients = constrained(Rng(~seed % 2**64), config, clients)
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
     return Scenario(
@@ -61,6 +65,11 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         faults=draw_faults(rng.fork(), config),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
     )
+
+
+def constrains(seed: int) -> bool:
+    """Whether requests of this seed's scenario have constraints, if its answers can end."""
+    return seed % CONSTRAINED_SEEDS == 2
 
 
 def speculates(seed: int) -> bool:
@@ -203,6 +212,34 @@ def adapted(clients: tuple[Client, ...]) -> tuple[Client, ...]:
     return tuple(
         replace(client, sampling=replace(client.sampling, adapter=ADAPTERS[(place + place // 7) % len(ADAPTERS)]))
         for place, client in enumerate(clients)
+    )
+
+
+def constrained(rng: Rng, config: SchedulerConfig, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, most of which constrain their answers. Those end where their constraints end them."""
+    tokens = [token for token in range(VOCAB_SIZE) if token not in config.eos_token_ids]
+    free = {"min_tokens": 0, "ignore_eos": False}
+    return tuple(
+        replace(client, sampling=replace(client.sampling, constraint=draw_constraint(rng, tokens), **free))
+        if rng.happens(67)
+        else client
+        for client in clients
+    )
+
+
+def draw_constraint(rng: Rng, tokens: list[int]) -> Constraint:
+    """Over these tokens; lists and grammar may leave no token."""
+
+    def some(most: int, kinds: int = VOCAB_SIZE) -> tuple[int, ...]:
+        return tuple(rng.choose(tokens[:kinds]) for _ in range(rng.between(1, most)))
+
+    sets = [",".join(map(str, some(3))) + ("*" if rng.happens(30) else "") for _ in range(rng.between(1, 12))]
+    return Constraint(
+        grammar=" ".join(sets) if rng.happens(75) else "",
+        reasoning_end=some(3) if rng.happens(40) else (),
+        reasoning_max=rng.choose((-1, 0, 1, 2, 5)),
+        allowed=some(6) if rng.happens(15) else (),
+        banned=tuple(some(3, 2) for _ in range(rng.between(1, 2))) if rng.happens(25) else (),
     )
 
 

@@ -79,7 +79,7 @@ def explained(failed: SeedFailed) -> Explanation:
     with Form(failed.seed):
         finding = check_events(simulation.events)
         if finding is not None:
-            voice = toy_voice(simulation.scenario.config.vocab_size)
+            voice = toy_voice(simulation.scenario.config)
             small = shrink(simulation.events, failing_like(finding.kind), voice)
         else:
             kind = kind_of(failed.error)

@@ -18,6 +18,7 @@ from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.core import Core
 from vnext.sched.sim.fleet import Fleet
 from vnext.sched.sim.illegal_events import illegal_event, strange_plan
+from vnext.sched.sim.laws import constraint_laws
 from vnext.sched.sim.rank import StepResult
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Client, Scenario, servable
@@ -199,7 +200,7 @@ class Simulation:
 
     def _fold(self, event: AnyEvent) -> None:
         """Fold one event of the engine: check it, record it, and send it to clients and to every rank."""
-        self.core.fold(event)
+        constraint_laws(self.scenario.config, self.core.accounting.entries, self.core.fold(event))
         self._tell_ranks()
 
     def _tell_ranks(self) -> None:

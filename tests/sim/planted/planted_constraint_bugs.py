@@ -1,0 +1,43 @@
+"""Faults of constraints: what an answer may go on with is computed from other tokens, forgotten, or another on one rank."""
+
+from __future__ import annotations
+
+from planting import Bug, Edit
+
+
+def bug(name: str, module: str, old: str, new: str, *found_by: str) -> Bug:
+    return Bug(name=name, edits=(Edit(module, old, new),), found_by=found_by)
+
+
+FOLD = "sampling.constraint"
+BUDGET = "if 0 <= limit <= self._reasoned:"
+
+CONSTRAINT_BUGS = [
+    bug("a matcher forgets the answer before a preemption", FOLD, "for token in tokens:", "for token in ():", "G1", "G2", "history changed"),
+    bug("a grammar takes no token", FOLD, "elif self._grammar is not None and", "elif False and", "G1", "was answered"),
+    bug(
+        "a finished grammar goes on",
+        FOLD,
+        "        self.complete(mask)\n",
+        "        self.complete(mask)\n        if not self.error and (mask == self._vocabulary.mask_of(self._vocabulary.end_tokens)).all():\n            mask[:] = self._vocabulary.everything\n",
+        "G2",
+    ),
+    bug("a grammar begins within the reasoning", FOLD, "self.is_reasoning = bool(constraint.reasoning_end)", "self.is_reasoning = False", "G1"),
+    bug("a grammar never begins", FOLD, "if self._tail == end:", "if False:", "G1", "G2", "was answered"),
+    bug("reasoning goes on a token too long", FOLD, BUDGET, "if 0 <= limit < self._reasoned:", "G1"),
+    bug("reasoning has no budget", FOLD, BUDGET, "if False:", "G1"),
+    bug("a budget begins the end anew", FOLD, "mask_of(end[begun : begun + 1])", "mask_of(end[:1])", "G1", "P2", "was answered"),
+    bug("reasoning may end the answer", FOLD, "if not self._constraint.grammar:\n            return vocabulary", "if True:\n            return vocabulary", "G1"),
+    bug("a list holds after the reasoning only", FOLD, "if self._has_lists and not self.error:", "if self._has_lists and not self.error and not self.is_reasoning:", "G1"),
+    bug("other tokens than the listed", FOLD, "        mask &= self._listed\n", "", "G1"),
+    bug("a banned sequence of several tokens", FOLD, "if self._ends_with(sequence[:-1]):", "if len(sequence) == 1:", "G1"),
+    bug("a banned sequence counts from its second token", FOLD, "[-self._recent_max :]", "[-1:]", "G1"),
+    bug("what cannot go on goes anywhere", FOLD, "mask[:] = self._vocabulary.mask_of(self._vocabulary.end_tokens)", "mask[:] = self._vocabulary.everything", "G1", "G2"),
+    Bug(name="one rank forgets what is banned", one_rank=(Edit(FOLD, "if self._ends_with(sequence[:-1]):", "if False:"),), found_by=("G3",)),
+    Bug(name="one rank reasons longer", one_rank=(Edit(FOLD, BUDGET, "if 0 <= limit < self._reasoned:"),), found_by=("G3",)),
+    Bug(
+        name="one rank forgets the answer before a preemption",
+        one_rank=(Edit(FOLD, "for token in tokens:", "for token in ():"),),
+        found_by=("G3",),
+    ),
+]  # fmt: skip
