@@ -46,6 +46,13 @@ RECORDING = [f"tests/runtime/record/test_{name}.py" for name in ("recorder", "pa
 LOG = ["tests/log/test_log.py", "tests/log/test_log_forms.py", "tests/replay/reading/test_log_strides.py", *RECORDING]
 SHAPE = [f"tests/log/test_{name}.py" for name in ("shape", "log_tails", "snapshot")] + ["tests/state/test_tenants_wall.py"]
 LAWS = ["tests/state/test_laws_break.py", "tests/sim/test_snapshots.py"]
+CONSTRAINTS = [
+    "tests/sampling/test_constraint.py",
+    "tests/sampling/test_token_lists.py",
+    "tests/runtime/batch/test_constraints.py",
+    "tests/replay/rerun/test_grammars.py",
+]
+STRUCTURED = [f"tests/text/structured/test_{name}.py" for name in ("grammar", "json_schema", "hostile_grammars")]
 KILLERS: tuple[tuple[str, bool, list[str]], ...] = (
     ("vnext/runtime/ring", False, [f"tests/runtime/ring/test_ring{name}.py" for name in ("", "_framing", "_twins")]),
     ("vnext/log/timestamps", False, ["tests/runtime/record/test_stamps.py"]),
@@ -62,6 +69,9 @@ KILLERS: tuple[tuple[str, bool, list[str]], ...] = (
     ("vnext/state/laws", True, LAWS),
     ("vnext/state", True, [*STATE, *SCHED]),
     ("vnext/sched", True, [*SCHED, *STATE]),
+    ("vnext/sampling/constraint", True, CONSTRAINTS),
+    ("vnext/runtime/batch/masks", False, CONSTRAINTS),
+    ("vnext/text/structured", False, STRUCTURED),
 )
 """(path prefix, whether the simulator runs, the tests); the first matching row applies."""
 

@@ -91,6 +91,11 @@ def test_a_budget_forces_the_end_of_the_reasoning(grammar: str, thought: list[in
     assert not matcher.is_reasoning and bool(grammar) != matcher.allowed().all()
 
 
+@pytest.mark.parametrize("token", [0, 31, 32, 65, 1057, SIZE - 1])
+def test_a_banned_token_is_the_only_one_that_is_forbidden(token: int) -> None:
+    assert allowed(Matcher(Constraint(banned=((token,),)), VOCABULARY)) == set(range(SIZE)) - {token}
+
+
 def test_without_a_grammar_nothing_is_forbidden_within_the_budget() -> None:
     matcher = Matcher(Constraint(reasoning_end=THINK_END, reasoning_max=2), VOCABULARY, (20,))
     assert matcher.allowed().all()
