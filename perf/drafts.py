@@ -1,0 +1,114 @@
+"""What drafts gain and cost: answers with and without them, by turns, in engines side by side.
+
+    python -m perf.drafts --json FILE [--model FOLDER]
+
+Three tasks: an edit (the prompt ends in the beginning of a text that it holds), ordinary text, and JSON by a schema. Each round
+asks every engine for the same answers; a ratio is the time without drafts over the time with them in one round. All tokens are
+compared. The random model's answers repeat themselves more than a real one's, so its acceptance is reported beside its ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext import LLM, SamplingParams
+from vnext.machine import machine
+from vnext.sampling_params import StructuredOutputsParams
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGINES = {"plain": "", "drafts 4": {"num_speculative_tokens": 4}, "drafts 8": {"num_speculative_tokens": 8}}
+TOKENS, LENGTH_MAX = 80, 1024
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 8}, "age_in_years": {"type": "integer", "minimum": 0, "maximum": 99},
+        "favourite_colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2, "maxItems": 2},
+        "is_a_member": {"type": "boolean"},
+    },
+    "required": ["first_name", "age_in_years", "favourite_colours", "is_a_member"], "additionalProperties": False,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure and write the record."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--json", type=Path, help="file for the record")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--batches", default="1,8,32")
+    options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
+    chosen = options.parse_args()
+    record: dict[str, Any] = {
+        "command": "python -m perf.drafts", "model": Path(chosen.model).name or "demo", "machine": msgspec.to_builtins(machine()),
+        "tokens_each": TOKENS, "results": [],
+    }  # fmt: skip
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(LLM(chosen.model, threads=1, log="off", max_model_len=LENGTH_MAX, speculative_config=config))
+            for name, config in ENGINES.items()
+        }
+        for task in TASKS:
+            for batch in map(int, chosen.batches.split(",")):
+                for temperature in (0.0, 0.8):
+                    record["results"].append(found := measured(engines, task, batch, temperature, chosen.rounds))
+                    print(found, flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measured(engines: dict[str, LLM], task: str, batch: int, temperature: float, rounds: int) -> dict[str, Any]:
+    """The ratios of one task; the first round warms up and compares the tokens."""
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    prompts, params = TASKS[task](batch, temperature)
+    for round_ in range(rounds + 1):
+        answers = {}
+        for name, llm in engines.items():
+            began_s = time.perf_counter()
+            found = llm.generate(prompts, params, use_tqdm=False)
+            if round_:
+                seconds[name].append(time.perf_counter() - began_s)
+            answers[name] = [answer.outputs[0].token_ids for answer in found]
+        assert all(each == answers["plain"] for each in answers.values()), "drafts have changed an answer"
+    plain, count = seconds.pop("plain"), sum(map(len, answers["plain"]))
+    ratios = {name: [one / other for one, other in zip(plain, drafted)] for name, drafted in seconds.items()}
+    return {
+        "task": task, "batch": batch, "temperature": temperature, "plain_tokens_per_s": round(count / statistics.median(plain), 1),
+        "ratio_median": {name: round(statistics.median(each), 3) for name, each in ratios.items()},
+        "ratios": {name: [round(ratio, 3) for ratio in each] for name, each in ratios.items()},
+    }  # fmt: skip
+
+
+def edit(batch: int, temperature: float) -> tuple[list[str], list[SamplingParams]]:
+    """A text, and its beginning once more."""
+    text = (ROOT / "vnext" / "state" / "windows.py").read_text()[600:1500]
+    prompts = [f"{text}\n# once more, number {at}:\n{text[: 60 + 7 * (at % 8)]}" for at in range(batch)]
+    return prompts, _params(batch, temperature)
+
+
+def ordinary(batch: int, temperature: float) -> tuple[list[str], list[SamplingParams]]:
+    text = (ROOT / "README.md").read_text()
+    return [text[97 * at : 97 * at + 200] for at in range(batch)], _params(batch, temperature)
+
+
+def schema(batch: int, temperature: float) -> tuple[list[str], list[SamplingParams]]:
+    asked = StructuredOutputsParams(json=SCHEMA)
+    return [f"Person number {at}:" for at in range(batch)], [
+        SamplingParams(temperature=temperature, seed=at, max_tokens=TOKENS, structured_outputs=asked) for at in range(batch)
+    ]
+
+
+def _params(batch: int, temperature: float) -> list[SamplingParams]:
+    return [SamplingParams(temperature=temperature, seed=at, max_tokens=TOKENS, ignore_eos=True) for at in range(batch)]
+
+
+TASKS = {"edit": edit, "ordinary": ordinary, "schema": schema}
+
+if __name__ == "__main__":
+    main()
