@@ -27,7 +27,7 @@ SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True,
 TINY = {"num_blocks_override": 17, "max_model_len": 64, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 3, "block_size": 4}
 CHOICES = {
     "usual": {}, "one slot": {"max_loras": 1}, "tiny": TINY, "no cache": {"enable_prefix_caching": False},
-    "sync": {"async_scheduling": False}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"quantization": "int8"},
+    "sync": {"async_scheduling": False}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"quantization": "int8", "dtype": "bfloat16"},
 }  # fmt: skip
 
 

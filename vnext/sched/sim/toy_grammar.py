@@ -59,7 +59,7 @@ def next_tokens(grammar: str, answer: Sequence[int], end_tokens: Sequence[int]) 
     sets = [({*map(int, each.rstrip("*").split(","))}, each.endswith("*")) for each in grammar.split()]
     places = _reached(sets, {0})
     for token in answer:
-        taken = {place for place in places if place < len(sets) and token in sets[place][0]}
+        taken = (place for place, (tokens, _) in enumerate(sets) if place in places and token in tokens)
         places = _reached(sets, {place if sets[place][1] else place + 1 for place in taken})
     found = set().union(*(sets[place][0] for place in places if place < len(sets)))
     return found | set(end_tokens) if len(sets) in places or not found else found
