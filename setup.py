@@ -42,7 +42,7 @@ CUDA_TEST = [
     "nvidia-cuda-crt==13.0.88",
 ]
 DEV = [
-    "anthropic>=0.80",
+    "anthropic>=2.12",
     "hypothesis>=6.100",
     "jsonschema>=4.23",
     "mypy>=2.4",

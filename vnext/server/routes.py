@@ -26,7 +26,7 @@ from vnext.server.views.operations import (
     get_version,
     list_models,
 )
-from vnext.server.views.responses import create_response, delete_response, get_response, list_input_items
+from vnext.server.views.responses import count_input_tokens, create_response, delete_response, get_response, list_input_items
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_welcome
 
@@ -48,6 +48,7 @@ ROUTES = (
         "POST", "/v1/responses", create_response, "continues a conversation, in OpenAI's Responses API", ResponsesBody,
         (JSON, EVENTS),
     ),
+    Route("POST", "/v1/responses/input_tokens", count_input_tokens, "the size of such a conversation", ResponsesBody),
     Route("GET", "/v1/responses/{response_id}", get_response, "a stored response"),
     Route("DELETE", "/v1/responses/{response_id}", delete_response),
     Route("GET", "/v1/responses/{response_id}/input_items", list_input_items),

@@ -17,7 +17,12 @@ from vnext.sampling_params import InvalidRequest
 
 RETRY_AFTER_S = 1
 MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1_000, 200
-PATHS = "this server has /v1/chat/completions, /v1/completions, /v1/models, /health, /version and /metrics"
+MESSAGE_BATCHES = (
+    "Batches in Anthropic's API are not supported: upload the requests to /v1/files and start them by /v1/batches, in OpenAI's "
+    "format."
+)
+NO_THREADS = "thread_unsupported_request"
+"""The code that makes Anthropic's package send the whole conversation again, without a thread."""
 
 
 class ModelUnknown(Exception):
@@ -103,7 +108,8 @@ class Failure(msgspec.Struct, frozen=True):
     def anthropic_body(self) -> dict[str, Any]:
         """The error object of Anthropic's API, with `param` and `code` besides."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": self.body()["error"] | {"type": kind}}
+        details = {"details": {"error_code": NO_THREADS, "unsupported": [self.param]}} if self.code == NO_THREADS else {}
+        return {"type": "error", "error": self.body()["error"] | {"type": kind} | details}
 
     def response(self, is_anthropic: bool = False) -> web.Response:
         headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
@@ -146,6 +152,13 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(500, "The server failed on this request; its log says how.", "server_error")
 
 
+def absent(path: str) -> Failure:
+    """There is nothing at this path."""
+    is_batch = f"{path}/".startswith("/v1/messages/batches/")
+    sentence = MESSAGE_BATCHES if is_batch else f"There is nothing at {path}: GET / lists the paths of this server."
+    return Failure(404, sentence, code="not_found")
+
+
 def invalid_body(error: Exception) -> InvalidRequest:
     """The client's view of an error of the JSON decoder, with the field's path."""
     if not isinstance(error, msgspec.ValidationError):
@@ -164,8 +177,6 @@ def invalid_body(error: Exception) -> InvalidRequest:
 
 def _of_http(error: web.HTTPException) -> Failure:
     match error.status:
-        case 404:
-            return Failure(404, f"There is nothing at this path: {PATHS}.", code="not_found")
         case 405:
             allowed = tuple(sorted(getattr(error, "allowed_methods", ())))
             return Failure(405, "This path does not take this method.", code="method_not_allowed", allowed=allowed)

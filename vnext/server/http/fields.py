@@ -30,7 +30,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         "best_of prompt_embeds "
         "repetition_detection vllm_xargs "
-        "mcp_servers suffix echo top_logprobs add_special_tokens "
+        "mcp_servers container compaction suffix echo top_logprobs add_special_tokens "
         "audio web_search_options documents num_beams typical_p mirostat dry_multiplier xtc_probability "
         "no_repeat_ngram_size".split(),
         _LEAVE,

@@ -16,7 +16,7 @@ import time
 
 from aiohttp import web
 
-from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, failure_of
+from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, absent, failure_of
 from vnext.server.context.identity import REQUEST_ID, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import Connections
@@ -59,7 +59,8 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except DOMAIN_ERRORS as error:
-        return failure_of(error).response(_is_anthropic(request))
+        failure = absent(_path(request)) if isinstance(error, web.HTTPNotFound) else failure_of(error)
+        return failure.response(_is_anthropic(request))
     except (ClientGone, ConnectionError) as error:  # a view's only connection is its client's
         log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
@@ -70,7 +71,11 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
 
 def _is_anthropic(request: web.Request) -> bool:
     """Whether the path belongs to Anthropic's API, whose clients look for its error object."""
-    return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path).startswith("/v1/messages")
+    return _path(request).startswith("/v1/messages")
+
+
+def _path(request: web.Request) -> str:
+    return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path)
 
 
 @web.middleware

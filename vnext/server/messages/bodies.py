@@ -69,6 +69,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    thread: dict[str, Any] | None = None
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True, forbid_unknown_fields=True):

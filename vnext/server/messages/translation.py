@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.errors import NO_THREADS
 from vnext.server.context.openai_types import ChatBody
 from vnext.server.messages.bodies import Block, CountTokensBody, Message, MessagesBody, Tool
 
@@ -24,6 +25,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def chat_body(body: CountTokensBody, reasons: bool) -> ChatBody:
     """The chat that `body` asks for; `reasons`: the model does. Raises InvalidRequest."""
+    if body.thread:
+        raise InvalidRequest("thread is not supported: send all messages in each request.", "thread", code=NO_THREADS)
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
     fields |= _tools(body) | _thinking(body, reasons) | _format(body)
     if isinstance(body, MessagesBody):

@@ -11,13 +11,14 @@ import msgspec
 from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
-from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.answers.chat_request import ChatRequest, prompt_of
 from vnext.server.answers.generation import Generation
 from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure, FileUnknown
 from vnext.server.context.identity import answer_id, identify
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
+from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond
 from vnext.server.responses.bodies import Item, ResponsesBody
@@ -54,6 +55,17 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             return await respond(request, send, b"", answer.fault_frame)
         await send(None)
         return web.json_response(body=msgspec.json.encode(answer.response))
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    """POST /v1/responses/input_tokens: the size of the prompt that such a body would become."""
+    context = request.app[SERVER_CONTEXT]
+    body = await read_body(request, _DECODER, ResponsesBody)
+    chat = chat_body(body, _earlier(request.app[RESPONSES], body.previous_response_id))
+    tools = tool_choice_of(chat, context.dialect is not None).shown
+    prompt = await prompt_of(context, chat, tools, client_of(request))
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt.tokens)}
+    return web.json_response(body=msgspec.json.encode(counted))
 
 
 async def get_response(request: web.Request) -> web.Response:
