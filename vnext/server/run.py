@@ -22,8 +22,8 @@ from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
-from vnext.server.batches.store import StoreUnusable
 from vnext.server.console import write_line
+from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings

@@ -17,7 +17,8 @@ from vnext.runtime.messages import SubmitRequest
 from vnext.server.batches import store as store_module
 from vnext.server.batches.lines import LINES_MAX, PRIORITY, answered, requests_of
 from vnext.server.batches.service import Batches
-from vnext.server.batches.store import Store, StoreUnusable
+from vnext.server.batches.store import Store
+from vnext.server.context.errors import StoreUnusable
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -6,12 +6,15 @@ and that a process that ends at any moment leaves each entry whole or absent. On
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +22,7 @@ import msgspec
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.lines import Fault
-from vnext.server.context.errors import FileUnknown
+from vnext.server.context.errors import FileUnknown, StoreUnusable
 
 FILE_BYTES_MAX = 200 * 2**20
 STORE_BYTES_MAX = 10 * 2**30
@@ -30,10 +33,6 @@ _ID = re.compile(r"(file|batch)-[0-9a-f]{24}")
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 log = logging.getLogger("vnext.server")
 LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
-
-
-class StoreUnusable(Exception):
-    """The folder cannot be used: one sentence with the remedy."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +88,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store:
-    """See the module. Mutable. Raises FileUnknown for an id of nothing."""
+    """See the module. Mutable. Raises FileUnknown for an id of nothing, StoreUnusable where it cannot write: then nothing has
+    changed."""
 
     def __init__(self, folder: Path) -> None:
         """Make or read the folder. Raises StoreUnusable."""
@@ -99,13 +99,13 @@ class Store:
                 path.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("ab")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.files = {each.id: each for each in _read(self._files_at, File)}
+            self.batches = {each.id: each for each in _read(self._batches_at, Batch)}
         except BlockingIOError as error:
             raise StoreUnusable(f"the folder {folder} serves another server's batches: choose another with --batch-dir") from error
         except OSError as error:
             sentence = f"the folder {folder} for batches cannot be written ({error}): choose another with --batch-dir"
             raise StoreUnusable(sentence) from error
-        self.files = {each.id: each for each in _read(self._files_at, File)}
-        self.batches = {each.id: each for each in _read(self._batches_at, Batch)}
 
     def close(self) -> None:
         """Leave the folder to another process."""
@@ -133,8 +133,9 @@ class Store:
         """A draft's bytes become a file, of the given id or of a new one. Repeating it with an id does no harm."""
         id_ = id_ or new_id("file")
         path = self._files_at / id_
-        if draft.is_file():
-            os.rename(draft, path)
+        with writing():
+            if draft.is_file():
+                os.rename(draft, path)
         found = File(id=id_, bytes=path.stat().st_size, created_at=int(time.time()), filename=name, purpose=purpose)
         _write(self._files_at, found)
         self.files[found.id] = found
@@ -145,8 +146,9 @@ class Store:
         self.file(id_)
         if user := next((each.id for each in self.batches.values() if each.input_file_id == id_ and each.status in LIVE), None):
             raise InvalidRequest(f"The file {id_} is read by {user}: cancel that first.", "file_id")
-        (self._files_at / f"{id_}.json").unlink(missing_ok=True)
-        (self._files_at / id_).unlink(missing_ok=True)
+        with writing():
+            (self._files_at / f"{id_}.json").unlink(missing_ok=True)
+            (self._files_at / id_).unlink(missing_ok=True)
         del self.files[id_]
 
     def add_batch(self, endpoint: str, input_file_id: str, window: str, metadata: dict[str, str] | None) -> Batch:
@@ -177,6 +179,33 @@ class Store:
         return self._batches_at / f"{id_}.answers", self._batches_at / f"{id_}.errors"
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raises StoreUnusable where the disk is full, or the folder cannot be written for another reason."""
+    try:
+        yield
+    except ConnectionError:
+        raise  # of the client whose file is being written
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise StoreUnusable(
+            f"The server's folder for files and batches cannot be written ({why}): make room, then send the request again."
+        ) from error
+
+
+def append(path: Path, line: bytes) -> None:
+    """Add a whole line to a file, or nothing. Raises StoreUnusable."""
+    with writing(), path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
+
+
 def new_id(kind: str) -> str:
     """An id that no other file or batch has."""
     return f"{kind}-{secrets.token_hex(12)}"
@@ -189,10 +218,11 @@ def _found(entries: dict[str, Any], id_: str, kind: str) -> Any:
 
 
 def _write(folder: Path, entry: File | Batch) -> None:
-    """Replace an entry in one step."""
+    """Replace an entry in one step. Raises StoreUnusable."""
     draft = folder / f"{entry.id}.draft"
-    draft.write_bytes(msgspec.json.encode(entry))
-    os.replace(draft, folder / f"{entry.id}.json")
+    with writing():
+        draft.write_bytes(msgspec.json.encode(entry))
+        os.replace(draft, folder / f"{entry.id}.json")
 
 
 def _read(folder: Path, kind: type[Any]) -> list[Any]:

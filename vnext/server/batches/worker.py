@@ -10,15 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack
 
 import msgspec
 
 from vnext.server.batches.lines import Answer, Request, answered, body_of, faults_of, requests_of, result_line
-from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, new_id
+from vnext.server.batches.store import LIVE, Batch, Counts, Faults, Store, append, new_id, writing
+from vnext.server.context.errors import StoreUnusable
 
 PAUSE_S = 0.05
-RETRY_S = 1.0
+RETRY_S, WRITE_PAUSE_S = 1.0, 10.0
 RETRIED = (408, 429, 503)
 """Statuses that say to try again later."""
 
@@ -85,7 +85,11 @@ class Worker:
             finally:
                 task.cancel()
                 self._current = None
-            self._after(batch.id, task)
+            try:
+                self._after(batch.id, task)
+            except StoreUnusable as error:
+                log.warning("the batch %s waits until its folder can be written (%s)", batch.id, error.__cause__)
+                await asyncio.sleep(WRITE_PAUSE_S)
 
     def cancel(self, id_: str) -> Batch:
         """Begin to cancel a batch; one that has ended stays as it is."""
@@ -99,10 +103,13 @@ class Worker:
         return batch
 
     def _after(self, id_: str, task: asyncio.Task[None]) -> None:
-        """What became of a batch whose task has ended."""
+        """What became of a batch whose task has ended. Raises StoreUnusable; it may be run again then."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StoreUnusable):
+            raise error
         if self._store.batches[id_].status == "cancelling":
             self._finish(id_, "cancelled")
-        elif not task.cancelled() and (error := task.exception()) is not None:
+        elif error is not None:
             log.error("the batch %s failed", id_, exc_info=error)
             self._store.turn(id_, "failed", errors=Faults(data=[]))
 
@@ -118,20 +125,17 @@ class Worker:
             self._store.turn(batch.id, "failed", errors=Faults(data=faults))
             return
         good, bad = self._store.results(batch.id)
-        done_good, done_bad = await asyncio.to_thread(lambda: (answered(good), answered(bad)))
+        with writing():  # a torn line is cut off
+            done_good, done_bad = await asyncio.to_thread(lambda: (answered(good), answered(bad)))
         counts = Counts(total=count, completed=len(done_good), failed=len(done_bad))
         self._store.turn(batch.id, "in_progress", request_counts=counts)
         left = (each for each in requests_of(path) if isinstance(each, Request) and each.custom_id not in done_good | done_bad)
-        with ExitStack() as stack:
-            files = stack.enter_context(good.open("ab")), stack.enter_context(bad.open("ab"))
 
-            def keep(request: Request, answer: Answer) -> None:
-                file = files[0 if answer.is_good else 1]
-                file.write(result_line(request.custom_id, answer))
-                file.flush()
-                self._count(batch.id, answer.is_good)
+        def keep(request: Request, answer: Answer) -> None:
+            append(good if answer.is_good else bad, result_line(request.custom_id, answer))
+            self._count(batch.id, answer.is_good)
 
-            await run_requests(_until(left, batch.expires_at), self._ask, keep, self._width, self._is_free)
+        await run_requests(_until(left, batch.expires_at), self._ask, keep, self._width, self._is_free)
         counts = self._store.batches[batch.id].request_counts
         is_whole = counts.completed + counts.failed == counts.total
         self._store.turn(batch.id, "finalizing")

@@ -58,6 +58,10 @@ class FileUnknown(Exception):
     """There is no file or batch of this id."""
 
 
+class StoreUnusable(Exception):
+    """The folder of files and batches cannot be used: one sentence with the remedy."""
+
+
 class BatchesOff(Exception):
     """This server keeps no files."""
 
@@ -131,6 +135,7 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     BodyTooSlow: lambda error: Failure(408, str(error), code="body_too_slow"),
     Overloaded: lambda error: Failure(429, str(error), "rate_limit_error", code="overloaded"),
     FileUnknown: lambda error: Failure(404, str(error), code="not_found"),
+    StoreUnusable: lambda error: Failure(507, str(error), "server_error", code="storage_failed"),
     BatchesOff: lambda error: Failure(403, str(error), code="batches_off"),
     LogHidden: lambda error: Failure(403, str(error), code="log_hidden"),
     LogGone: lambda error: Failure(410, str(error), code="log_gone"),

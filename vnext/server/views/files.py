@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
-from vnext.server.batches.store import FILE_BYTES_MAX
+from vnext.server.batches.store import FILE_BYTES_MAX, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused
 from vnext.server.http.bodies import PAUSE_S
 
@@ -33,7 +33,8 @@ async def create_file(request: web.Request) -> web.Response:
     draft = store.draft()
     try:
         async with asyncio.timeout(PAUSE_S + FILE_BYTES_MAX / 1e6):
-            name, purpose = await _parts(request, draft)
+            with writing():
+                name, purpose = await _parts(request, draft)
         if purpose not in PURPOSES:
             raise InvalidRequest(f"purpose is {purpose!r}: it must be 'batch'.", "purpose")
         if not draft.is_file():
@@ -46,7 +47,8 @@ async def create_file(request: web.Request) -> web.Response:
     except ValueError as error:  # aiohttp's own word on a body that is no multipart
         raise InvalidRequest(f"The body is no valid multipart/form-data: {error}.") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with writing():
+            draft.unlink(missing_ok=True)
 
 
 async def list_files(request: web.Request) -> web.Response:
