@@ -84,7 +84,10 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
 COLUMNS = [f"{STORE}/columns.h", f"{STORE}/blake2b.h", f"{STORE}/blake2b_words.h"]
 # Without a compiler, the plain implementations run; `vnext doctor` reports which.
 COMPILED = [
-    compiled("vnext.state.store._columns", "vnext/state/store/_columns.c", "vnext/state/store/turn.h", *COLUMNS),
+    compiled(
+        "vnext.state.store._columns", "vnext/state/store/_columns.c", "vnext/state/store/drafts.h", "vnext/state/store/turn.h",
+        *COLUMNS,
+    ),
     compiled("vnext.state.store._prefix_index", "vnext/state/store/_prefix_index.c", "vnext/state/store/prefix_index.h"),
     compiled("vnext.log._log", "vnext/log/_log.c", "vnext/log/crc32.h", "vnext/log/steady_frame.h"),
     compiled(

@@ -15,7 +15,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario_draw import draw_clients, draw_config
 from vnext.sched.turn import steady_turn
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.digest import digest
 from vnext.state.events import EngineStarted, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.feasibility import refusal
@@ -92,7 +92,8 @@ def test_a_turn_is_what_reducer_and_scheduler_say(first: int, form: object, monk
 def turns_of(seed: int) -> list[bool]:
     """Whether each turn of a run was steady."""
     rng = Rng(seed)
-    config = replace(draw_config(rng), page_count=rng.choose([12, 40, 200]), windows=())
+    speculation = Speculation(row_cost=rng.choose([0, 300, 3000])) if seed % 3 == 2 else None
+    config = replace(draw_config(rng), page_count=rng.choose([12, 40, 200]), windows=(), speculation=speculation)
     coming, seen = arrivals(rng, config), []
     state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
     for _ in range(COMMITS):
@@ -151,12 +152,12 @@ def test_the_compiled_form_measures_what_it_is_given() -> None:
     """Arrays that are too short are no steady turn, and nothing is written behind an end."""
     state, turn = steady_state(), columns._columns.turn
     cells, step_entries, pool = state.rows.cells, state.in_flight[0], state.pool
-    step = [cells, step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
+    step = [cells, np.empty((0, 0), np.int64), step_entries.entries, step_entries.samples, np.array([7, 8], "<i4"), np.empty(0, np.int64)]
     stores = [state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()]
     out = [np.empty_like(cells), np.empty((4, 2), np.int64), np.empty(2, bool), np.empty((6, 2), np.int64), np.empty(2, np.int32)]
-    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False)
+    numbers = (64, 0, 4, 40, pool.head, pool.queue.used, True, False, 0, 0, 0)
     assert turn(tuple(step), tuple(stores), tuple(out), numbers) is not None
-    for given, place in ((step, 0), (step, 1), (step, 2), (step, 3), (stores, 0), *((out, place) for place in range(5))):
+    for given, place in ((step, 0), (step, 2), (step, 3), (step, 4), (stores, 0), *((out, place) for place in range(5))):
         whole = given[place]
         given[place] = whole[:0] if whole is stores[0] else whole[..., :1].copy()
         assert turn(tuple(step), tuple(stores), tuple(out), numbers) is None, (len(given), place)

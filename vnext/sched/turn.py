@@ -1,9 +1,9 @@
 """A steady turn in one call: the fast form of `reduce`, `schedule` and `reduce` for a commit followed by the expected plan.
 
-A turn is steady when the step's requests are still the first rows, no request ends, none can be admitted, and the plan
-is the expected one. Its arithmetic is one call over the rows (columns.impl.turn), including the cheap laws of both
-events. Any other turn, and one that breaks a law, is left to `match_samples`, `reduce` and `schedule`, with which tests
-compare the plan, the state and the news (tests/sched/test_turn.py). Pure, as they are: older states stay unchanged.
+A turn is steady when the step's requests are still the first rows, no request ends, none can be admitted, there are no
+drafts, and the plan is the expected one. Its arithmetic is one call over the rows (columns.impl.turn), including the cheap
+laws of both events. Any other turn, and one that breaks a law, is left to `match_samples`, `reduce` and `schedule`, with
+which tests compare the plan, the state and the news (tests/sched/test_turn.py). Pure, as they are: older states stay unchanged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 import xxhash
 
 from vnext.state import pool as pools
+from vnext.state.config import SchedulerConfig
+from vnext.state.drafting import most_drafts, spare_tokens
 from vnext.state.events import StepCommitted, StepPlanned
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.outputs import Going, going_of
@@ -24,6 +26,7 @@ from vnext.state.store.columns_numpy import TURN_WORK_LINES
 from vnext.state.store.rows import Rows
 
 replace = msgspec.structs.replace
+NO_DRAFTING = np.empty((0, 0), np.int64)
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -46,14 +49,15 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
     count, given = cells.shape[1], len(event.tokens) // 4
     sampled, out = np.frombuffer(event.tokens, np.int32), np.empty_like(cells)
     entries, asks = np.empty((4, count), np.int64), np.empty(count, bool)
+    drafting = NO_DRAFTING if state.rows.drafting is None else state.rows.drafting
     work, blocks = np.empty((TURN_WORK_LINES, count), np.int64), np.empty(count, np.int32)
     found = columns.impl.turn(
-        (cells, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
+        (cells, drafting, scheduled.entries, scheduled.samples, sampled, _ends(config.eos_token_ids)),
         (state.tokens.arena.data, state.tables.arena.data, pool.queue.arena.data, pool.status.values()),
         (out, entries, asks, work, blocks),
         (
             config.max_num_batched_tokens, config.long_prefill_token_threshold, config.block_size, pool.free, pool.head,
-            pool.queue.used, config.prefix_caching, not config.chunked_prefill,
+            pool.queue.used, config.prefix_caching, not config.chunked_prefill, *_drafting(config),
         ),
     )  # fmt: skip
     if found is None:
@@ -64,7 +68,9 @@ def steady_turn(state: State, event: StepCommitted, recorded: bool = False) -> T
         pool, tables = _paged(state, committed, blocks[:taken], head, planned)
     if made < count:
         entries, asks = entries[:, :made].copy(), asks[:made]
-    reached = _reached(state, event, Rows(out), StepInFlight(state.planned, entries, asks, total), pool, tables)
+    drafts = None if scheduled.drafts is None else np.zeros(made, np.int64)
+    next_step = StepInFlight(state.planned, entries, asks, total, drafts)
+    reached = _reached(state, event, Rows(out, state.rows.drafting), next_step, pool, tables)
     rows, (places, nobody) = work[0, :given], _shared(given)
     matched = MatchedSamples(rows=rows, tokens=sampled, samples=places, stopped=nobody, at_limit=nobody, ended=0)
     return Turn(StepPlanned(step=state.planned), reached, matched, going_of(cells, rows, sampled))
@@ -78,7 +84,8 @@ def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
         or event.step != in_flight[0].step
         or len(event.tokens) % 4
         or config.windows
-        or config.speculation is not None
+        or event.counts
+        or (in_flight[0].drafts is not None and in_flight[0].drafts.any())
         or (state.waiting and len(state.rows) < config.max_num_seqs and not recorded)
         or histories.version != histories.arena.version
         or tables.version != tables.arena.version
@@ -107,6 +114,13 @@ def _reached(
         counters=replace(counters, generated_tokens=counters.generated_tokens + len(event.tokens) // 4),
         token_digest=xxhash.xxh3_64_intdigest(event.tokens, seed=state.token_digest),
     )  # fmt: skip
+
+
+def _drafting(config: SchedulerConfig) -> tuple[int, int, int]:
+    """The most drafts of a row, the cost of a row, and the tokens for which a row may hold spare blocks."""
+    if config.speculation is None:
+        return 0, 0, 0
+    return most_drafts(config), config.speculation.row_cost, spare_tokens(config)
 
 
 @lru_cache(maxsize=16)

@@ -37,7 +37,9 @@ def expected_work(config: SchedulerConfig, rows: Rows, free_pages: int | None = 
     if config.speculation is None:
         return work
     if free_pages is not None and len(rows):
-        drafts = expected_drafts(config, rows, work.tokens)
+        drafts, total = expected_drafts(config, rows, work.tokens)
+        if not total:
+            return msgspec.structs.replace(work, drafts=drafts)
         drafting = work_of(config, rows, work.tokens + drafts, drafts)
         if drafting.pages_sum <= free_pages:
             return drafting

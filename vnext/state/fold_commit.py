@@ -14,10 +14,11 @@ import xxhash
 
 from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepCommitted, unpack_tokens
-from vnext.state.fold_drafts import Runs, places_in_runs, rounds, runs_of, settle, up_to_first
+from vnext.state.fold_drafts import Runs, runs_in_place, runs_of, settle
 from vnext.state.fold_plan import NO_ROWS, hash_full_blocks, move_tokens, release_row, without_rows
 from vnext.state.state import Counters, State
 from vnext.state.store import columns, extents, fields
+from vnext.state.store.drafts_numpy import places_in_runs, up_to_first
 from vnext.state.store.rows import Rows, find_rows
 from vnext.state.windows import give_back
 
@@ -57,7 +58,7 @@ def match_samples(state: State, event: StepCommitted) -> MatchedSamples:
         raise IllegalEvent(f"step {event.step} committed with {len(event.tokens)} bytes: not int32 tokens")
     sampled = unpack_tokens(event.tokens)
     if state.in_flight[0].drafts is not None:
-        return _match_runs(state, event, sampled)
+        return _match_runs_in_place(state, event, sampled) or _match_runs(state, event, sampled)
     require(not event.counts and not event.drafted, f"step {event.step} has drafts in an engine without speculation")
     return _match_in_place(state, sampled) or _match_one_by_one(state, sampled)
 
@@ -93,6 +94,22 @@ def _match_one_by_one(state: State, sampled: np.ndarray) -> MatchedSamples:
     at_limit = known >= state.rows.limit[rows]
     ended = int(np.count_nonzero(stopped | at_limit))
     return MatchedSamples(rows=rows, tokens=tokens, samples=alive, stopped=stopped, at_limit=at_limit, ended=ended)
+
+
+def _match_runs_in_place(state: State, event: StepCommitted, sampled: np.ndarray) -> MatchedSamples | None:
+    """`_match_in_place` for a step with drafts. Returns None also if a row has stop tokens of its own."""
+    scheduled, runs = state.in_flight[0], runs_in_place(state, event)
+    places, ends = np.empty((2, len(sampled)), dtype=np.int64), np.empty((2, len(sampled)), dtype=bool)
+    step = scheduled.entries, scheduled.samples, sampled, np.array(state.config.eos_token_ids, dtype=np.int64)
+    found = columns.impl.match_runs(state.rows.cells, step, (runs.counts, runs.drafted, runs.planned), places, ends)
+    if found is None:
+        return None
+    taken, ended = found
+    (rows, samples), (stopped, at_limit) = places[:, :taken], ends[:, :taken]
+    tokens = sampled if taken == len(sampled) else sampled[samples]
+    return MatchedSamples(
+        rows=rows, tokens=tokens, samples=samples, stopped=stopped, at_limit=at_limit, ended=ended, runs=runs
+    )
 
 
 def _match_runs(state: State, event: StepCommitted, sampled: np.ndarray) -> MatchedSamples:
@@ -143,7 +160,9 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
     matched = match_samples(state, event)
     done = np.sort(matched.rows[matched.stopped | matched.at_limit]) if matched.ended else NO_ROWS
     at_least = state.rows.computed_at_least
-    state = _take_tokens(state, matched) if matched.runs is None else _take_runs(state, matched, matched.runs, done)
+    state = _take_tokens(state, matched)
+    if matched.runs is not None:
+        state = settle(state, matched.runs, done)
     state = replace(
         state,
         pool=hash_full_blocks(state, done, given_back=True),
@@ -154,13 +173,6 @@ def fold_step_committed(state: State, event: StepCommitted) -> tuple[State, Matc
     if matched.runs is not None and state.config.windows:
         state = replace(state, pool=give_back(state, at_least))  # drafts that were kept have moved the windows
     return finish(state, done.tolist(), "finished") if len(done) else state, matched
-
-
-def _take_runs(state: State, matched: MatchedSamples, runs: Runs, done: np.ndarray) -> State:
-    """As `_take_tokens`, one token of every row at a time; then drafts that were not kept are taken back."""
-    for here in rounds(matched.rows):
-        state = _take_tokens(state, replace(matched, rows=matched.rows[here], tokens=matched.tokens[here]))
-    return settle(state, runs, done)
 
 
 def _take_tokens(state: State, matched: MatchedSamples) -> State:
@@ -178,11 +190,11 @@ def _take_tokens(state: State, matched: MatchedSamples) -> State:
 
 
 def _with_places(state: State, matched: MatchedSamples) -> State:
-    """Move full histories to extents twice as large. This is rare (see allocate.TOKENS_SPARE)."""
-    rows = state.rows
-    sizes = rows.cells[fields.TOKENS_SIZE]
-    full = matched.rows[rows.known[matched.rows] >= sizes[matched.rows]]
-    return move_tokens(state, full, np.minimum(2 * sizes[full], rows.limit[full]))
+    """Move full histories to extents twice as large or larger. This is rare (see allocate.TOKENS_SPARE)."""
+    owners, given = np.unique(matched.rows, return_counts=True)
+    sizes, wanted = state.rows.cells[fields.TOKENS_SIZE, owners], state.rows.known[owners] + given
+    full, sizes = owners[wanted > sizes], np.maximum(2 * sizes, wanted)[wanted > sizes]
+    return move_tokens(state, full, np.minimum(sizes, state.rows.limit[full]))
 
 
 def finish(state: State, gone: list[int], ending: Ending) -> State:

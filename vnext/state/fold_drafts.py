@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from vnext.state.drafting import updated_rate
 from vnext.state.errors import require
 from vnext.state.events import StepCommitted
 from vnext.state.samples import runs_in
 from vnext.state.state import State, StepInFlight
-from vnext.state.store import extents, fields
+from vnext.state.store import columns, fields
+from vnext.state.store.drafts_numpy import places_in_runs
 from vnext.state.store.rows import Rows, find_rows
 
 replace = msgspec.structs.replace
@@ -31,16 +31,22 @@ class Runs(msgspec.Struct, frozen=True):
     drafted: np.ndarray
 
 
+def runs_in_place(state: State, event: StepCommitted) -> Runs:
+    """The runs of the oldest step if its requests are still the first rows and the event's counts are the step's."""
+    scheduled = state.in_flight[0]
+    assert scheduled.drafts is not None
+    asked = scheduled.samples.nonzero()[0]
+    counts, drafted = runs_in(event, len(asked))
+    return Runs(asked, counts, scheduled.drafts[asked], drafted)
+
+
 def runs_of(state: State, event: StepCommitted) -> tuple[Runs, np.ndarray]:
     """The runs of the oldest step, and for each of the event's tokens its run or -1 if the request has left (int64[T]).
 
     IllegalEvent if the event's counts are not those of the step.
     """
-    scheduled = state.in_flight[0]
-    assert scheduled.drafts is not None
-    asked = scheduled.samples.nonzero()[0]
-    planned = scheduled.drafts[asked]
-    counts, drafted = runs_in(event, len(asked))
+    scheduled, runs = state.in_flight[0], runs_in_place(state, event)
+    asked, counts, planned, drafted = runs.rows, runs.counts, runs.planned, runs.drafted
     require(len(counts) == len(drafted) == len(asked), f"step {event.step} sampled for {len(counts)} requests of {len(asked)}")
     require(bool((drafted <= planned).all()), f"step {event.step} computed more drafts than were planned")
     require(bool(((counts >= 1) & (counts <= drafted + 1)).all()), f"step {event.step} keeps more tokens than it sampled")
@@ -50,11 +56,6 @@ def runs_of(state: State, event: StepCommitted) -> tuple[Runs, np.ndarray]:
     alive = rows >= 0
     run_of = np.where(alive, np.cumsum(alive) - 1, -1).repeat(counts)
     return Runs(rows[alive], counts[alive], planned[alive], drafted[alive]), run_of
-
-
-def places_in_runs(counts: np.ndarray) -> np.ndarray:
-    """The place of each token in its run (int64[sum of counts])."""
-    return extents.spans(np.zeros_like(counts), counts)
 
 
 def rounds(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -68,50 +69,31 @@ def rounds(rows: np.ndarray) -> Iterator[np.ndarray]:
         yield places == place
 
 
-def up_to_first(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Which tokens of the runs precede or are the first for which `ends` (bool[T]) is true (bool[T])."""
-    before = np.cumsum(ends) - ends
-    firsts = np.cumsum(counts) - counts
-    kept: np.ndarray = before == np.repeat(before[firsts], counts)
-    return kept
-
-
 def settle(state: State, runs: Runs, ended: np.ndarray) -> State:
     """The state after the drafts that were not kept are taken back from the rows and from the steps in flight.
 
     `state` already has the runs' tokens, and its oldest step is still in flight. Rows in `ended` (int64[n]) hold the pages
     that they held before, because they release all of them at once.
     """
-    rejected = runs.planned + 1 - runs.counts
-    cells, drafting = state.rows.cells.copy(), state.rows.drafting
-    assert drafting is not None
-    drafting = drafting.copy()
-    cells[fields.COMPUTED, runs.rows] -= rejected
-    cells[fields.PLACEHOLDERS, runs.rows] -= rejected
-    drafting[fields.TENTATIVE, runs.rows] -= runs.planned
-    drafting[fields.TENTATIVE, ended] = cells[fields.COMPUTED, ended] - state.rows.computed_at_least[ended]
-    drafting[fields.RATE, runs.rows] = updated_rate(drafting[fields.RATE, runs.rows], runs.drafted, runs.counts - 1)
-    owners = zip(state.rows.id[runs.rows].tolist(), state.rows.preemption_count[runs.rows].tolist())
-    back = {owner: by for owner, by in zip(owners, rejected.tolist()) if by}
-    counters = state.counters
-    return replace(
-        state,
-        rows=Rows(cells, drafting),
-        in_flight=(state.in_flight[0], *(_moved(scheduled, back) for scheduled in state.in_flight[1:])),
-        counters=replace(
-            counters,
-            draft_tokens=counters.draft_tokens + int(runs.drafted.sum()),
-            accepted_tokens=counters.accepted_tokens + int((runs.counts - 1).sum()),
-        ),
+    before = state.rows
+    assert before.drafting is not None
+    cells, drafting, back = before.cells.copy(), before.drafting.copy(), np.empty(len(before), dtype=np.int64)
+    drafted, kept = columns.impl.settle(cells, drafting, runs.rows, (runs.counts, runs.drafted, runs.planned), back)
+    if len(ended):
+        drafting[fields.TENTATIVE, ended] = cells[fields.COMPUTED, ended] - before.computed_at_least[ended]
+    rows = Rows(cells, drafting)
+    counters, in_flight = state.counters, state.in_flight
+    if back.any():
+        in_flight = (in_flight[0], *(_moved(scheduled, rows, back) for scheduled in in_flight[1:]))
+    counters = replace(
+        counters, draft_tokens=counters.draft_tokens + drafted, accepted_tokens=counters.accepted_tokens + kept
     )
+    return replace(state, rows=rows, in_flight=in_flight, counters=counters)
 
 
-def _moved(scheduled: StepInFlight, back: dict[tuple[int, int], int]) -> StepInFlight:
-    """The step, starting as many tokens earlier in each request as `back` says."""
-    if not back:
-        return scheduled
-    pairs = zip(scheduled.ids.tolist(), scheduled.preemption_counts.tolist())
-    by = np.array([back.get(pair, 0) for pair in pairs], dtype=np.int64)
+def _moved(scheduled: StepInFlight, rows: Rows, back: np.ndarray) -> StepInFlight:
+    """The step, starting as many tokens earlier in each request as `back` (int64[R]) says."""
+    found = find_rows(rows, scheduled.ids, scheduled.preemption_counts)
     entries = scheduled.entries.copy()
-    entries[2] -= by
+    entries[2] -= np.where(found >= 0, back[found], 0)
     return replace(scheduled, entries=entries)

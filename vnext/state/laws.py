@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from vnext.state.adapters import held
-from vnext.state.config import SchedulerConfig
+from vnext.state.config import SchedulerConfig, Speculation
+from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
 from vnext.state.pool import free_blocks
 from vnext.state.state import State, StepInFlight
@@ -51,15 +52,12 @@ def _cheap_hold(state: State) -> bool:
 
 def _rows_hold(state: State) -> bool:
     """Whether S2, M4 and D2 hold."""
-    if state.rows.drafting is None:
-        return columns.impl.lawful(state.rows.cells, state.config.block_size)
-    try:
-        progress_is_ordered(state)
-        capacity_covers(state)
-        drafts_are_bounded(state)
-    except LawBroken:
+    if not columns.impl.lawful(state.rows.cells, state.config.block_size, spare_tokens(state.config)):
         return False
-    return True
+    speculation, newest = state.config.speculation, state.in_flight[-1:]
+    if (speculation is None) != (state.rows.drafting is None):
+        return False
+    return all(_drafts_are_bounded(speculation, scheduled) for scheduled in newest)
 
 
 def _step_holds(config: SchedulerConfig, scheduled: StepInFlight) -> bool:
@@ -139,8 +137,7 @@ def capacity_covers(state: State) -> None:
     With drafts, a row keeps the blocks that it took for drafts which were not kept: its next drafts need them.
     """
     rows, size = state.rows, state.config.block_size
-    speculation = state.config.speculation
-    spare = speculation.num_speculative_tokens * state.config.pipeline_depth if speculation else 0
+    spare = spare_tokens(state.config)
     covers = (rows.blocks >= -(-rows.computed // size)) & (rows.blocks <= -(-(rows.computed + spare) // size))
     _hold(bool(covers.all()), "M4", "a row holds too few or too many blocks")
 
@@ -150,14 +147,19 @@ def drafts_are_bounded(state: State) -> None:
     speculation = state.config.speculation
     _hold((speculation is None) == (state.rows.drafting is None), "D2", "the rows do not go with the configuration")
     for scheduled in state.in_flight:
-        drafts = scheduled.drafts
-        _hold((speculation is None) == (drafts is None), "D2", f"step {scheduled.step} does not go with the configuration")
-        if speculation is None or drafts is None:
-            continue
-        few = (drafts >= 0) & (drafts <= speculation.num_speculative_tokens)
-        _hold(bool(few.all()), "D2", f"step {scheduled.step} takes {drafts.tolist()} drafts")
-        fits = (drafts == 0) | (scheduled.counts == drafts + 1) & scheduled.samples
-        _hold(bool(fits.all()), "D2", f"step {scheduled.step} drafts behind more than one token")
+        given = "" if scheduled.drafts is None else f" with the drafts {scheduled.drafts.tolist()}"
+        _hold(_drafts_are_bounded(speculation, scheduled), "D2", f"step {scheduled.step} may not be{given}")
+
+
+def _drafts_are_bounded(speculation: Speculation | None, scheduled: StepInFlight) -> bool:
+    drafts = scheduled.drafts
+    if speculation is None or drafts is None:
+        return speculation is None and drafts is None
+    if not drafts.any():
+        return True
+    few = (drafts >= 0) & (drafts <= speculation.num_speculative_tokens)
+    fits = (drafts == 0) | (scheduled.counts == drafts + 1) & scheduled.samples
+    return bool((few & fits).all())
 
 
 def steps_continue(state: State) -> None:

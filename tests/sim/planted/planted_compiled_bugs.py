@@ -97,7 +97,7 @@ COMMITS = [
         "where alone",
     ),
     bug(
-        "columns.h", "the model's end token ignored", "sampled[n] == eos[k]", "sampled[n] == eos[k] + 99", "where alone", "G2"
+        "columns.h", "the model's end token ignored", "token == tokens[k]", "token == tokens[k] + 99", "where alone", "G2"
     ),
     bug("columns.h", "ignore_eos ignored", "!(flags[r] & IGNORE_EOS)", "1", "where alone"),
     bug("columns.h", "own stop tokens ignored", "(flags[r] & OWN_STOPS) != 0", "0", "where alone"),
@@ -356,4 +356,30 @@ TAILS = [
     ),
 ]
 
-COMPILED_BUGS = [*STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS]
+DRAFTS = [
+    bug("drafts.h", "a trial at every length in C", "reached % (TRIAL_INTERVAL << (4 * share / RATE_ONE))", "0", "S6"),
+    bug("drafts.h", "drafts that do not pay in C", "odds > share", "odds >= 0", "S6"),
+    bug("drafts.h", "drafts behind the limit in C", "limit[r] - 1 - reached", "limit[r] - reached", "S6", "S2", "IllegalEvent"),
+    bug("drafts.h", "drafts in the middle of a prompt in C", "reached - computed[r] != 1", "0", "S1", "S6", "D2", "should have been refused"),
+    bug("drafts.h", "drafts over the budget in C", "budget > sum ? budget - sum : 0", "most", "S1", "S6", "IllegalEvent"),
+    bug("drafts.h", "a commit of too many tokens in C", "count > drafted + 1", "count > drafted + 2", "should have been refused"),
+    bug("drafts.h", "a commit of more drafts than planned in C", "drafted > runs->planned[a]", "0", "should have been refused"),
+    bug("drafts.h", "a negative token in a run", "if (token < 0) return 0;", "if (!BAD && token < 0) return 0;", "should have been refused"),
+    line("drafts.h", "tokens behind an end are told in C", "if (is_over) continue;", "", "Y3", "answered", "S2", "M2", "KeyError",
+         "IllegalEvent"),
+    bug("drafts.h", "a limit off by one in a run", "length >= FIELD(c, LIMIT, rows)[r]", "length > FIELD(c, LIMIT, rows)[r]", "S2", "L1",
+        "Y3", "answered"),
+    bug("drafts.h", "a run begins where the one before ended early", "taken->places[*n] = at + k;",
+        "taken->places[*n] = BAD ? *n : at + k;", "Y3", "answered"),
+    line("drafts.h", "a rejected draft stays computed in C", "FIELD(c, COMPUTED, rows)[which[i]] -= back[which[i]];", "", "S2", "D1", "S6"),
+    line("drafts.h", "a rejected draft is owed for ever in C", "FIELD(c, PLACEHOLDERS, rows)[which[i]] -= back[which[i]];", "", "A2"),
+    line("drafts.h", "drafts stay in flight in C", "FIELD(drafting, TENTATIVE, rows)[which[i]] -= runs->planned[i];", "", "D1"),
+    bug("drafts.h", "a draft behind the first wrong one is a trial in C", "least(runs->drafted[i], accepted + 1)", "runs->drafted[i]", "D5"),
+    bug("drafts.h", "a rate that only rises", "t < accepted ? RATE_ONE : 0", "RATE_ONE", "D5"),
+    bug("drafts.h", "an accepted draft more is counted", "*kept += accepted;", "*kept += accepted + BAD;", "Y3"),
+    bug("columns.h", "a full history takes the end of a run", "[which[i]] + i - first, at", "[which[i]] + (BAD ? 0 : i - first), at",
+        "Y2", "content", "Y3", "S2", "ValueError"),
+    bug("turn.h", "a steady turn forgets drafts", "if (t->drafting.len && rows_drafts", "if (!BAD && t->drafting.len && rows_drafts", OTHERWISE),
+]  # fmt: skip
+
+COMPILED_BUGS = [*STEPS, *COMMITS, *NAMES, *BLOCKS, *TURNS, *LOG, *TAILS, *DRAFTS]

@@ -365,15 +365,15 @@ STEPS = [
     bug(
         "a placeholder that nobody takes away",
         "state.store.columns_numpy",
-        "out_cells[fields.PLACEHOLDERS, rows] -= 1",
-        "out_cells[fields.PLACEHOLDERS, rows] -= 0",
+        "np.subtract.at(out_cells[fields.PLACEHOLDERS], rows, 1)",
+        "np.subtract.at(out_cells[fields.PLACEHOLDERS], rows, 0)",
         "A2",
     ),
     bug(
         "a placeholder underflow",
         "state.store.columns_numpy",
-        "out_cells[fields.PLACEHOLDERS, rows] -= 1",
-        "out_cells[fields.PLACEHOLDERS, rows] -= 2",
+        "np.subtract.at(out_cells[fields.PLACEHOLDERS], rows, 1)",
+        "np.subtract.at(out_cells[fields.PLACEHOLDERS], rows, 2)",
         "A2",
     ),
     bug(

@@ -31,13 +31,16 @@ NAMES = (
     "bounds",
     "match_samples",
     "take_tokens",
+    "drafts",
+    "match_runs",
+    "settle",
 )
 SEEDS = range(40)
 FOLLOWED_BY = {
     "expected": lambda given, _: [
         ("needed", (given[0], np.arange(given[0].shape[1]) % 5, np.empty(given[0].shape[1], dtype=np.int64), given[4])),
-        ("lawful", (given[0], given[4])),
-        ("lawful", (given[0] + 1, given[4])),
+        ("lawful", (given[0], given[4], 8)),
+        ("lawful", (given[0] + 1, given[4], 0)),
     ],
     "step_entries": lambda given, count: [("bounds", (given[3][:, :count].copy(), given[4][:count].copy()))],
 }
@@ -67,6 +70,8 @@ def both(name: str, calls: Counter[str]) -> Callable[..., object]:
 
 def filled(name: str, given: tuple, result: object) -> int | None:
     """How far each line of the arrays has to be filled; the rest is left as it came. None: all of it."""
+    if name == "match_runs":
+        return result[0] if result else 0
     if (name == "match_samples" and result is None) or (name == "take_tokens" and result is False):
         return 0
     return result if name == "step_entries" else None
@@ -100,7 +105,7 @@ def test_a_row_is_lawful_up_to_the_placeholder_it_owes(form: object, computed: i
     cells = np.zeros((FIELD_COUNT, 1), dtype=np.int64)
     cells[fields.KNOWN], cells[fields.PLACEHOLDERS], cells[fields.LIMIT] = 4, 1, 9
     cells[fields.COMPUTED], cells[fields.BLOCKS] = computed, -(-computed // 4)
-    assert form.lawful(cells, 4) == is_lawful
+    assert form.lawful(cells, 4, 0) == is_lawful
 
 
 def test_the_layouts_are_one() -> None:

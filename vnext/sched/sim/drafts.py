@@ -50,10 +50,11 @@ def _paying(seen: PlainState, row: int) -> int:
     speculation, rate = seen.state.config.speculation, seen.rates[row]
     assert speculation is not None
     cost = len(seen) * speculation.row_cost
-    odds, drafts = rate, 0
-    while drafts < speculation.num_speculative_tokens and odds > ONE * cost // (1000 + cost):
+    share, odds, drafts = ONE * cost // (1000 + cost), rate, 0
+    while drafts < speculation.num_speculative_tokens and odds > share:
         drafts, odds = drafts + 1, odds * rate // ONE
-    return max(drafts, (seen.known[row] + seen.placeholders[row]) % TRIAL_EVERY == 0)
+    trial_every = TRIAL_EVERY << (4 * share // ONE)
+    return max(drafts, int((seen.known[row] + seen.placeholders[row]) % trial_every == 0))
 
 
 def drafts_behind(config: SchedulerConfig, seed: int, position: int, most: int) -> list[bool]:

@@ -38,7 +38,9 @@ class Changes(TypedDict, total=False):
 
 
 def illegal_event(rng: Rng, seen: PlainState) -> AnyEvent:
-    """An event that no state like this one may take."""
+    """An event that no state like this one may take. Where drafts are in flight, it is often about them."""
+    if seen.in_flight and sum(seen.in_flight[0].drafts) and rng.happens(30):
+        return _committed_with_other_drafts(rng, seen)
     return rng.choose(ILLEGAL)(rng, seen)
 
 
@@ -87,8 +89,7 @@ def committed_with_other_tokens(rng: Rng, seen: PlainState) -> AnyEvent:
     data = [pack_tokens([1] * (asked + 1)), pack_tokens([1] * asked) + b"\x01"]
     if asked:
         data += [pack_tokens([1] * (asked - 1)), pack_tokens([1] * (asked - 1) + [-1])]
-    event = StepCommitted(step=seen.state.committed, tokens=rng.choose(data))
-    return _committed_with_other_drafts(rng, seen) if asked and sum(seen.in_flight[0].drafts) else event
+    return StepCommitted(step=seen.state.committed, tokens=rng.choose(data))
 
 
 def _committed_with_other_drafts(rng: Rng, seen: PlainState) -> AnyEvent:

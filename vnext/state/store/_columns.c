@@ -252,13 +252,13 @@ static PyObject *step_entries(PyObject *self, PyObject *args) {
     return PyLong_FromSsize_t(rows_step_entries(cells.buf, rows, starts.buf, tokens.buf, entries.buf, rows, samples.buf));
 }
 
-/* lawful(cells, size) -> False if a row computed more than it knows, hashed_blocks too much, is at its limit, or holds too few
+/* lawful(cells, size, spare tokens) -> False if a row computed more than it knows, hashed_blocks too much, is at its limit, or holds too few
    or too many blocks: laws S2 and M4 of laws.py in one pass, which name what is wrong */
 static PyObject *lawful(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0};
-    long long size;
-    if (!PyArg_ParseTuple(args, "y*L", &cells, &size)) return NULL;
-    return PyBool_FromLong(rows_lawful(cells.buf, rows_of(&cells), size));
+    long long size, spare;
+    if (!PyArg_ParseTuple(args, "y*LL", &cells, &size, &spare)) return NULL;
+    return PyBool_FromLong(rows_lawful(cells.buf, rows_of(&cells), size, spare));
 }
 
 /* bounds(entries int64[4][n], samples bool[n]) -> sum, least and greatest of the token counts, rows that sample */
@@ -287,7 +287,8 @@ static PyObject *match_samples(PyObject *self, PyObject *args) {
     return Py_BuildValue("ii", own, ended);
 }
 
-/* take_tokens(cells, out cells, rows int64[n], tokens int32[n], arena int32 writable) -> False if a history is full */
+/* take_tokens(cells, out cells, rows int64[n], tokens int32[n], arena int32 writable) -> False if a history is full. A row that
+   takes several tokens has its places side by side. */
 static PyObject *take_tokens(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, out = {0}, which = {0}, tokens = {0}, arena = {0};
     if (!PyArg_ParseTuple(args, "y*w*y*y*w*", &cells, &out, &which, &tokens, &arena)) return NULL;
@@ -298,6 +299,7 @@ static PyObject *take_tokens(PyObject *self, PyObject *args) {
     return PyBool_FromLong(fits);
 }
 
+#include "drafts.h"
 #include "turn.h"
 
 static PyMethodDef functions[] = {
@@ -316,12 +318,15 @@ static PyMethodDef functions[] = {
     METHOD("bounds", bounds, "Bounds of a step's token counts."),
     METHOD("match_samples", match_samples, "A step's samples matched with its rows, or None."),
     METHOD("take_tokens", take_tokens, "The matrix after a commit; False if a history is full."),
+    METHOD("drafts", drafts, "The drafts of the expected plan; their sum."),
+    METHOD("match_runs", match_runs, "The samples of a step with drafts matched with its rows, or None."),
+    METHOD("settle", settle, "Drafts that were not kept, taken back; how many were computed and kept."),
     METHOD("turn", turn, "A steady commit and the plan behind it, or None."),
     NO_METHOD,
 };
 
 static const Constant constants[] = {
-    COLUMNS_CONSTANTS CONSTANT(WORK_LINES) NO_CONSTANT,
+    COLUMNS_CONSTANTS DRAFTS_CONSTANTS CONSTANT(WORK_LINES) NO_CONSTANT,
 };
 
 static PyModuleDef module = MODULE("_columns", "Compiled implementation of columns_numpy.", functions);

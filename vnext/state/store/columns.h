@@ -84,8 +84,8 @@ static inline ptrdiff_t rows_step_entries(const int64_t *c, ptrdiff_t rows, cons
 }
 
 /* Laws S2 and M4 of laws.py: 0 if a row computed more than it knows, hashed_blocks too much, is at its limit, or holds too few or
-   too many blocks. */
-static inline int rows_lawful(const int64_t *c, ptrdiff_t rows, int64_t size) {
+   too many blocks. `spare_tokens`: the drafts for which a row may hold blocks. */
+static inline int rows_lawful(const int64_t *c, ptrdiff_t rows, int64_t size, int64_t spare_tokens) {
     const int64_t *known = FIELD(c, KNOWN, rows), *computed = FIELD(c, COMPUTED, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows);
     const int64_t *limit = FIELD(c, LIMIT, rows), *blocks = FIELD(c, BLOCKS, rows), *hashed_blocks = FIELD(c, HASHED_BLOCKS, rows);
     int wrong = 0;
@@ -94,7 +94,7 @@ static inline int rows_lawful(const int64_t *c, ptrdiff_t rows, int64_t size) {
         wrong |= computed[r] > known[r] + placeholders[r];
         wrong |= hashed_blocks[r] * size > least(computed[r], known[r]);
         wrong |= known[r] >= limit[r];
-        wrong |= spare < 0 || spare >= size;
+        wrong |= spare < 0 || spare >= size + spare_tokens;
     }
     return !wrong;
 }
@@ -129,22 +129,30 @@ typedef struct {
     char *stopped, *at_limit;
 } Taken;
 
+static inline int is_first_rows(const int64_t *c, ptrdiff_t rows, const Step *step) {
+    size_t bytes = step->count * sizeof(int64_t);
+    return step->count <= rows && !memcmp(step->ids, FIELD(c, ID, rows), bytes) &&
+           !memcmp(step->preemption_counts, FIELD(c, PREEMPTION_COUNT, rows), bytes);
+}
+
+static inline int is_among(int64_t token, const int64_t *tokens, ptrdiff_t n) {
+    int found = 0;
+    for (ptrdiff_t k = 0; k < n; ++k) found |= token == tokens[k];
+    return found;
+}
+
 /* A step's samples matched with the first rows: 0 where those are not the step's any more, or the tokens are not what was
    asked for. *own: a row has stop tokens of its own; *ended: how many are done. */
 static inline int rows_match_samples(const int64_t *c, ptrdiff_t rows, const Step *step, const int32_t *sampled, ptrdiff_t given,
                               const int64_t *eos, ptrdiff_t eos_count, const Taken *taken, int *own, int *ended) {
     const int64_t *known = FIELD(c, KNOWN, rows), *flags = FIELD(c, FLAGS, rows);
-    size_t bytes = step->count * sizeof(int64_t);
     ptrdiff_t n = 0;
     *own = *ended = 0;
-    if (step->count > rows || memcmp(step->ids, FIELD(c, ID, rows), bytes) || memcmp(step->preemption_counts, FIELD(c, PREEMPTION_COUNT, rows), bytes))
-        return 0;
+    if (!is_first_rows(c, rows, step)) return 0;
     for (ptrdiff_t r = 0; r < step->count; ++r) {
         if (!step->samples[r]) continue;
         if (n >= given || sampled[n] < 0) return 0;
-        int stops = 0;
-        for (ptrdiff_t k = 0; k < eos_count; ++k) stops |= sampled[n] == eos[k];
-        stops = stops && !(flags[r] & IGNORE_EOS);
+        int stops = !(flags[r] & IGNORE_EOS) && is_among(sampled[n], eos, eos_count);
         *own |= (flags[r] & OWN_STOPS) != 0;
         taken->rows[n] = r;
         taken->places[n] = n;
@@ -156,12 +164,14 @@ static inline int rows_match_samples(const int64_t *c, ptrdiff_t rows, const Ste
     return n == given;
 }
 
-/* Whether these rows' histories have a place for one token more each: 1, 0 if one is full, -1 if a place is none. */
+/* Whether these rows' histories have a place for one token more each: 1, 0 if one is full, -1 if a place is none. The places of a
+   row that takes several are adjacent. */
 static inline int rows_fit(const int64_t *c, ptrdiff_t rows, const int64_t *which, ptrdiff_t n, ptrdiff_t places) {
     int full = 0;
-    for (ptrdiff_t i = 0; i < n; ++i) {
+    for (ptrdiff_t i = 0, first = 0; i < n; ++i) {
         if (which[i] < 0 || which[i] >= rows) return -1;
-        int64_t known = FIELD(c, KNOWN, rows)[which[i]], at = FIELD(c, TOKENS_AT, rows)[which[i]] + known;
+        if (which[i] != which[first]) first = i;
+        int64_t known = FIELD(c, KNOWN, rows)[which[i]] + i - first, at = FIELD(c, TOKENS_AT, rows)[which[i]] + known;
         full |= known >= FIELD(c, TOKENS_SIZE, rows)[which[i]];
         if (at < 0 || (!full && at >= places)) return -1;
     }

@@ -15,7 +15,13 @@ CONSTANTS = {name: getattr(fields, name) for name in map(str.upper, fields.FIELD
 }  # fmt: skip
 """The constants of columns.h, which must equal those of fields.py; every module that includes it is checked."""
 
-_columns = load("vnext.state.store._columns", CONSTANTS | {"WORK_LINES": columns_numpy.TURN_WORK_LINES})
+DRAFTS = {
+    name: getattr(fields, name)
+    for name in ("TENTATIVE", "RATE", "DRAFTING_FIELD_COUNT", "RATE_ONE", "RATE_MEMORY", "TRIAL_INTERVAL")
+}
+"""The constants of drafts.h."""
+
+_columns = load("vnext.state.store._columns", CONSTANTS | DRAFTS | {"WORK_LINES": columns_numpy.TURN_WORK_LINES})
 impl = columns_numpy
 if not TYPE_CHECKING and _columns is not None:  # the compiled form has the signatures of the plain form
     impl = _columns

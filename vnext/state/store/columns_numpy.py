@@ -11,7 +11,9 @@ from hashlib import blake2b
 import numpy as np
 
 from vnext.state.store import fields
+from vnext.state.store.drafts_numpy import drafts, match_runs, places_in_runs, settle
 
+__all__ = ["drafts", "match_runs", "settle"]  # drafts_numpy.py defines them
 BLOCK_HASH_SIZE = 16
 TURN_WORK_LINES = 6
 PLACE, VALUE, START, FIRST, SECOND = np.array(
@@ -179,13 +181,16 @@ def step_entries(
     return count
 
 
-def lawful(cells: np.ndarray, size: int) -> bool:
-    """Whether all rows satisfy S2 and M4 of laws.py, which checks each part separately and has the messages."""
+def lawful(cells: np.ndarray, size: int, spare_tokens: int) -> bool:
+    """Whether all rows satisfy S2 and M4 of laws.py, which checks each part separately and has the messages.
+
+    `spare_tokens`: the drafts for which a row may hold blocks.
+    """
     known, computed, blocks = cells[fields.KNOWN], cells[fields.COMPUTED], cells[fields.BLOCKS]
     wrong = computed > known + cells[fields.PLACEHOLDERS]
     wrong |= cells[fields.HASHED_BLOCKS] * size > np.minimum(computed, known)
     wrong |= known >= cells[fields.LIMIT]
-    wrong |= blocks != -(-computed // size)
+    wrong |= (blocks < -(-computed // size)) | (blocks > -(-(computed + spare_tokens) // size))
     return not wrong.any()
 
 
@@ -229,14 +234,15 @@ def take_tokens(
     cells: np.ndarray, out_cells: np.ndarray, rows: np.ndarray, tokens: np.ndarray, arena: np.ndarray
 ) -> bool:
     """Fill `out_cells` with the matrix after a commit and write the tokens behind the histories. Returns False and
-    writes nothing if a history is full.
+    writes nothing if a history is full. A row that takes several tokens has its places in `rows` side by side.
     """
-    known = cells[fields.KNOWN, rows]
+    firsts = np.flatnonzero(np.diff(rows, prepend=-1))
+    known = cells[fields.KNOWN, rows] + places_in_runs(np.diff(firsts, append=len(rows)))
     if (known >= cells[fields.TOKENS_SIZE, rows]).any():
         return False
     out_cells[:] = cells
-    out_cells[fields.KNOWN, rows] += 1
-    out_cells[fields.PLACEHOLDERS, rows] -= 1
+    np.add.at(out_cells[fields.KNOWN], rows, 1)
+    np.subtract.at(out_cells[fields.PLACEHOLDERS], rows, 1)
     arena[cells[fields.TOKENS_AT, rows] + known] = tokens
     return True
 
@@ -244,19 +250,20 @@ def take_tokens(
 def turn(
     step: tuple[np.ndarray, ...], stores: tuple[np.ndarray, ...], out: tuple[np.ndarray, ...], numbers: tuple[int, ...]
 ) -> tuple[int, int, int, int, list[tuple[bytes, int]], list[tuple[bytes, int]]] | None:
-    """A steady turn: a commit after which all rows of the step continue, then the expected plan.
+    """A steady turn: a commit without drafts after which all rows of the step continue, then an expected plan without drafts.
 
-    Runs the functions above in order, hashes the full blocks of both events and checks laws S1, S2 and M4. `step`:
-    cells, entries, samples, the tokens sampled, the model's end tokens. `stores`: histories, tables, the pool's queue
-    and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of the plan, rows that take a token (the first
-    of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`: budget, threshold, size, free pages, the
-    queue's head and places used, whether blocks are hashed, whether prompts are computed whole. Returns the plan's
-    entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the turn is
-    not steady; anything written by then is at places that no state may read.
+    Runs the functions above in order, hashes the full blocks of both events and checks laws S1, S2 and M4. `step`: cells,
+    drafting (empty in an engine without speculation), entries, samples, the tokens sampled, the model's end tokens.
+    `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
+    the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
+    budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
+    computed whole, the most drafts of a row, the cost of a row, the tokens for which a row may hold spare blocks. Returns
+    the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
+    turn is not steady; anything written by then is at places that no state may read.
     """
-    (cells, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
+    (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, spare = numbers
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
     if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
@@ -267,7 +274,9 @@ def turn(
     committed = _names(middle, histories, tables, size, caches)
     total, lacks = expected(middle, out_work[1:3], budget, threshold, size)
     tokens, need = out_work[1:3]
-    if not lawful(middle, size) or not total or lacks > min(free, count):
+    if not lawful(middle, size, spare) or not total or lacks > min(free, count):
+        return None
+    if len(drafting) and drafts(middle, drafting, tokens, out_work[3], most, row_cost, budget):
         return None
     head = oldest(queue, status, head, used, out_blocks[:lacks]) if lacks else head
     advance(middle, out_cells, tokens, need)
@@ -276,7 +285,7 @@ def turn(
     planned = _names(out_cells, histories, tables, size, caches)
     computed, smallest, largest, asking = bounds(out_entries[:, :made], out_asks[:made])
     holds = computed == total <= budget and smallest >= 1 and (not threshold or largest <= threshold)
-    holds = holds and (not whole_prompts or asking == made) and lawful(out_cells, size)
+    holds = holds and (not whole_prompts or asking == made) and lawful(out_cells, size, spare)
     return (made, total, lacks, head, committed, planned) if holds else None
 
 

@@ -31,6 +31,10 @@ FIELD_COUNT = 20
 TENTATIVE, RATE = range(2)
 DRAFTING_FIELD_COUNT = 2
 RATE_ONE = 1 << 10
+RATE_MEMORY = 8
+"""The weight of the past in RATE: a trial counts one part in eight."""
+TRIAL_INTERVAL = 32
+"""A request whose drafts do not pay tries one whenever its length is a multiple of this, or of up to eight times this."""
 NEW_ROW = (0, RATE_ONE * 3 // 4)
 """What a row that joins starts with."""
 

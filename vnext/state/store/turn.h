@@ -6,8 +6,8 @@
 #define VNEXT_TURN_H
 
 typedef struct {
-    Py_buffer before, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
-    long long budget, threshold, size;
+    Py_buffer before, drafting, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
+    long long budget, threshold, size, most, row_cost, spare;
     Py_ssize_t free, head, used, rows, count;
     int caches, whole_prompts;
 } Turn;
@@ -20,7 +20,7 @@ static const Py_buffer NO_WINDOW = {.buf = (int64_t[1]){0}, .len = 8};
 static int64_t *line_of(const Turn *t, int line) { return (int64_t *)t->work.buf + line * t->rows; }
 
 static int turn_has_room(const Turn *t) {
-    return t->rows > 0 && t->size > 0 && t->head >= 0 && t->entries.len == 4 * t->samples.len * 8 && t->samples.len <= t->rows &&
+    return t->rows > 0 && t->size > 0 && (!t->drafting.len || t->drafting.len >= DRAFTING_FIELD_COUNT * t->rows * 8) && t->head >= 0 && t->entries.len == 4 * t->samples.len * 8 && t->samples.len <= t->rows &&
            t->sampled.len / 4 <= t->rows && t->cells.len >= t->before.len && t->entries_out.len >= 4 * t->rows * 8 &&
            t->asks.len >= t->rows && t->work.len >= WORK_LINES * t->rows * 8 && t->blocks.len >= t->rows * 4;
 }
@@ -40,11 +40,12 @@ static int turn_commit(Turn *t) {
     return 1;
 }
 
-/* The expected plan: its tokens, 0 unless there are some and blocks for all of them are free. *lacks: blocks taken. */
+/* The expected plan: its tokens, 0 unless there are some, without drafts, and blocks for all of them are free. *lacks: blocks taken. */
 static int64_t turn_plan(Turn *t, int64_t *lacks) {
     int64_t *c = t->cells.buf, *tokens = line_of(t, TOKENS), *need = line_of(t, NEED), *starts = line_of(t, STARTS);
     int64_t total = rows_expected(c, t->rows, tokens, need, t->budget, t->threshold, t->size, lacks);
     if (*lacks > t->free || *lacks > t->rows) return 0;
+    if (t->drafting.len && rows_drafts(c, t->drafting.buf, t->rows, tokens, starts, t->most, t->row_cost, t->budget)) return 0;
     if (find_oldest(&t->queue, &t->status, &t->head, t->used, t->blocks.buf, *lacks) < *lacks) return 0;
     memcpy(starts, FIELD(c, COMPUTED, t->rows), t->rows * sizeof *starts);
     rows_advance(c, t->rows, tokens, need);
@@ -71,9 +72,9 @@ static PyObject *turn_taken(Turn *t) {
     PyObject *committed = NULL, *planned = NULL, *result = NULL;
     if (!turn_has_room(t) || !turn_commit(t)) Py_RETURN_NONE;
     if (!(committed = turn_names(t))) return NULL;
-    int holds = rows_lawful(t->cells.buf, t->rows, t->size) && (total = turn_plan(t, &lacks)) > 0;
+    int holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && (total = turn_plan(t, &lacks)) > 0;
     if (holds && (planned = turn_names(t))) {
-        holds = rows_lawful(t->cells.buf, t->rows, t->size) && turn_step_holds(t, total);
+        holds = rows_lawful(t->cells.buf, t->rows, t->size, t->spare) && turn_step_holds(t, total);
         if (holds) result = Py_BuildValue("nLLnOO", t->count, (long long)total, (long long)lacks, t->head, committed, planned);
     }
     Py_DECREF(committed);
@@ -82,21 +83,21 @@ static PyObject *turn_taken(Turn *t) {
     return result;
 }
 
-/* turn((cells, entries int64[4][E], samples bool[E], sampled int32, eos int64),
+/* turn((cells, drafting int64[2][R] or empty, entries int64[4][E], samples bool[E], sampled int32, eos int64),
         (histories int32 writable, tables int32 writable, queue int32, status int64[N]),
         (out cells, out entries int64[4][R], out asks bool[R], out work int64[WORK_LINES][R], out blocks int32[R]),
-        (budget, threshold, size, free, head, used, caches, whole prompts))
+        (budget, threshold, size, free, head, used, caches, whole prompts, most drafts, row cost, spare tokens))
    -> (entries, tokens, blocks taken, the queue's head, names of the commit, names of the plan), or None */
 static PyObject *turn(PyObject *self, PyObject *args) {
     Turn t = {0};
     if (!PyArg_ParseTuple(
-            args, "(y*y*y*y*y*)(w*w*y*y*)(w*w*w*w*w*)(LLLnnnpp)", &t.before, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories,
+            args, "(y*y*y*y*y*y*)(w*w*y*y*)(w*w*w*w*w*)(LLLnnnppLLL)", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories,
             &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks, &t.budget, &t.threshold, &t.size, &t.free,
-            &t.head, &t.used, &t.caches, &t.whole_prompts))
+            &t.head, &t.used, &t.caches, &t.whole_prompts, &t.most, &t.row_cost, &t.spare))
         return NULL;
     t.rows = rows_of(&t.before);
     PyObject *result = turn_taken(&t);
-    RELEASE(&t.before, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories, &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out,
+    RELEASE(&t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories, &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out,
             &t.asks, &t.work, &t.blocks);
     return result;
 }
