@@ -369,8 +369,6 @@ DRAFTS = [
          "IllegalEvent"),
     bug("drafts.h", "a limit off by one in a run", "length >= FIELD(c, LIMIT, rows)[r]", "length > FIELD(c, LIMIT, rows)[r]", "S2", "L1",
         "Y3", "answered"),
-    bug("drafts.h", "a run begins where the one before ended early", "taken->places[*n] = at + k;",
-        "taken->places[*n] = BAD ? *n : at + k;", "Y3", "answered"),
     line("drafts.h", "a rejected draft stays computed in C", "FIELD(c, COMPUTED, rows)[which[i]] -= back[which[i]];", "", "S2", "D1", "S6"),
     line("drafts.h", "a rejected draft is owed for ever in C", "FIELD(c, PLACEHOLDERS, rows)[which[i]] -= back[which[i]];", "", "A2"),
     line("drafts.h", "drafts stay in flight in C", "FIELD(drafting, TENTATIVE, rows)[which[i]] -= runs->planned[i];", "", "D1"),
