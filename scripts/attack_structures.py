@@ -74,6 +74,10 @@ def doubled_rules(count: int) -> str:
     return "start: r0\n" + "".join(f"r{at}: r{at + 1} r{at + 1}\n" for at in range(count)) + f'r{count}: "a"'
 
 
+def ambiguous(count: int) -> str:
+    return "start: item\nitem: " + " | ".join(['item item "b"?'] * count) + ' | "a"'
+
+
 def tools(count: int, text: str = "", **more: Any) -> Body:
     arguments = {"type": "object", "properties": {"path": {"type": "string", "description": text}}, "required": ["path"]}
     listed = [{"type": "function", "function": {"name": f"f{at}", "parameters": arguments}} for at in range(count)]
@@ -99,6 +103,8 @@ BODIES: dict[str, Callable[[], Body]] = {
     "a regex of 10^9 repetitions": lambda: structured(regex="(([a-z]{1,1000}){1,1000}){1,1000}"),
     "patterns that intersect": lambda: schema({"allOf": [{"pattern": f"(a|b)*a(a|b){{{at}}}"} for at in range(9, 19)]}),
     "a left-recursive grammar": lambda: structured(grammar='start: start start | start "a" | "a" |'),
+    "a grammar of 500 ambiguous alternatives": lambda: structured(grammar=ambiguous(500)),
+    "a grammar of 149 ambiguous alternatives": lambda: structured(grammar=ambiguous(149)),
     "a grammar of 900 rules": lambda: structured(grammar=doubled_rules(900)),
     "2,000 functions": lambda: tools(2_000),
     "1,000 functions, a forced call": lambda: tools(1_000, tool_choice="required"),

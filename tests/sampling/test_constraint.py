@@ -17,7 +17,7 @@ from vnext.sampling.constraint import COMPILED_MAX, Matcher, Vocabulary
 from vnext.sampling.draw import draw_by_inversion
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
-from vnext.state.params import Constraint
+from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 SIZE = TOKENIZER.get_vocab_size()
@@ -126,6 +126,16 @@ def test_a_grammar_that_grows_too_complex_fails_at_one_token() -> None:
             count += not matcher.allowed().all()
         failed.add((count, matcher.error))
     assert len(failed) == 1 and "items" in next(iter(failed))[1]
+
+
+@pytest.mark.parametrize(("names", "is_kept"), [(270, True), (300, False)])
+def test_the_items_of_a_position_are_bounded(names: int, is_kept: bool) -> None:
+    """Their number decides what a step costs; a schema with too many fails once the object begins."""
+    schema = {"type": "object", "properties": {f"p{at}": {} for at in range(names)}, "additionalProperties": False}
+    matcher = Matcher(Constraint(grammar=LLMatcher.grammar_from_json_schema(schema)), VOCABULARY)
+    matcher.take(TOKENIZER.token_to_id("{"))
+    matcher.allowed()
+    assert ("" if is_kept else f"max is {GRAMMAR_ROW_MAX};") in matcher.error and bool(matcher.error) is not is_kept
 
 
 def test_a_model_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vnext.state.params import Constraint
+from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -52,7 +52,8 @@ class Vocabulary:
         if (found := self._compiled.pop(grammar, None)) is None:
             from llguidance import LLMatcher, LLParserLimits  # imported with the tokenizer
 
-            limits = LLParserLimits(verbose_errors=False)  # an error must not show the client's grammar
+            # an error must not show the client's grammar
+            limits = LLParserLimits(max_items_in_row=GRAMMAR_ROW_MAX, verbose_errors=False)
             found = LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
         self._compiled[grammar] = found
         if len(self._compiled) > COMPILED_MAX:

@@ -62,6 +62,11 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """From llama.cpp: drops tokens whose logit is more than this many standard deviations below the largest logit."""
 
 
+GRAMMAR_ROW_MAX = 1_100
+"""Items that a grammar may have at one position: llguidance's work for a position grows with more than their square, and each
+rank does it. A request that needs more ends with an error. 1,024 tools and objects of 270 optional properties need fewer."""
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What an answer may consist of. Every rank folds it over the request's tokens; the scheduler never reads it.
 

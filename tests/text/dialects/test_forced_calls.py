@@ -14,9 +14,13 @@ from cutting import parts_of, shown
 from tokenizers import Tokenizer
 
 import vnext
+from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
 from vnext.text.dialects.table import NAMES
+from vnext.text.structured.grammar import Asked, grammar_of
+from vnext.text.tokenizer import Tokenizer as ModelTokenizer
 
 FILE = Path(vnext.__file__).parent / "demo_model" / "tokenizer.json"
+MODEL = ModelTokenizer.load(FILE.parent)
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -103,3 +107,14 @@ def test_a_name_may_hold_any_character() -> None:
     text = sample(NAMES["hermes"].call_grammar(tools, False), random.Random(1))
     [(name, arguments)] = shown(parts_of(NAMES["hermes"], [text or ""], tools))
     assert name == 'a"b\\c' and json.loads(arguments) == {}
+
+
+@pytest.mark.parametrize(("name", "count"), [("hermes", 800), ("glm45", 500), ("pythonic", 400)])
+def test_many_tools_are_one_grammar(name: str, count: int) -> None:
+    """The bounds on what a client may write do not count its tools."""
+    tools = [{"type": "function", "function": {"name": f"function_{at}", "parameters": CITY}} for at in range(count)]
+    lark = NAMES[name].call_grammar(tools, True)
+    asked = Asked(kind="calls", value=lark, path="tools", options=StructuredOutputsParams(whitespace_pattern=" ?"))
+    assert sample(grammar_of(asked, MODEL), random.Random(1))
+    with pytest.raises(InvalidRequest, match="more than"):
+        grammar_of(Asked(kind="grammar", value=lark, path="grammar"), MODEL)

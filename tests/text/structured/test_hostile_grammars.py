@@ -51,6 +51,8 @@ def rules(count: int, body: str, last: str = '"a"', start: str = "r0") -> str:
 
 
 LEVELS, RULES = "its references lead through more than", "it has more than 1000 rules and groups"
+ROW = "a position of it has more than 1100 items"
+BRANCHES = "more than 150 alternatives of its rules name a rule"
 ALTERNATIVES = "its rules have more than 500 alternatives"
 HOSTILE: dict[str, tuple[dict, str]] = {
     "10,000 deep": ({"json": deep({"items": {}}, 10_000)}, "it is nested too deeply, make it flatter"),
@@ -65,7 +67,10 @@ HOSTILE: dict[str, tuple[dict, str]] = {
     "many objects": (
         {"json": {"prefixItems": [{"required": [str(at) for at in range(900)]}] * 20}}, "at most 1000 properties in an object and 5000 in",
     ),
-    "1,000 names": ({"json": {"properties": {str(at): {"type": "string"} for at in range(1_000)}}}, "a grammar"),
+    "1,000 required names": ({"json": {"properties": {str(at): {"type": "string"} for at in range(1_000)},
+                                       "required": [str(at) for at in range(1_000)]}}, "a grammar"),
+    "270 names": ({"json": {"properties": {str(at): {"type": "string"} for at in range(270)}}}, "a grammar"),
+    "300 names": ({"json": {"properties": {str(at): {"type": "string"} for at in range(300)}}}, ROW),
     "long chain": ({"json": chain(1_500, 0)}, LEVELS),
     "long line": ({"json": chain(1_500, "end")}, LEVELS),
     "the longest chain": ({"json": chain(140, 0)}, "a grammar"),
@@ -92,9 +97,9 @@ HOSTILE: dict[str, tuple[dict, str]] = {
     "the longest chain of rules": ({"grammar": rules(990, "r{}: r{}")}, "a grammar"),
     "chain of terminals": ({"grammar": rules(9_000, "R{}: R{}", start="R0")}, RULES),
     "deep rules": ({"grammar": rules(250, "r{}: " + '("b"? ' * 20 + "r{}" + ")" * 20)}, RULES),
-    "deep rules, as many as there may be": ({"grammar": rules(45, "r{}: " + '("b"? ' * 20 + "r{}" + ")" * 20)}, "a grammar"),
+    "deep rules, as many as there may be": ({"grammar": rules(45, "r{}: " + '("b"? ' * 20 + "r{}" + ")" * 20)}, ROW),
     "deep terminals, as many as there may be": (
-        {"grammar": rules(45, "R{}: " + '("b"? ' * 20 + "R{}" + ")" * 20, start="R0")}, "a grammar",
+        {"grammar": rules(45, "R{}: " + '("b"? ' * 20 + "R{}" + ")" * 20, start="R0")}, "too many expressions",
     ),
     "rules in what looks like a comment": ({"grammar": rules(9_000, 'r{}: "//" r{}')}, RULES),
     "doubling terminals": ({"grammar": rules(40, "R{0}: R{1} R{1}", start="R0")}, "too big"),
@@ -119,6 +124,11 @@ HOSTILE: dict[str, tuple[dict, str]] = {
         {"grammar": "start: WORD+\nWORD: " + "\n    | ".join(f'"alternative {at}"' for at in range(9_000))}, "a grammar",
     ),
     "as many alternatives as there may be": ({"grammar": "start: item*\nitem: " + " | ".join(f'"a{at}" X' for at in range(500)) + "\nX: /[0-9]+/"}, "a grammar"),
+    "steps of seconds": ({"grammar": "start: item\nitem: " + "| ".join(["item item "] * 500) + '| "a"'}, BRANCHES),
+    "steps of seconds in GBNF": ({"grammar": 'root ::= item\nitem ::= "a" | ' + "| ".join(['item item "b"? '] * 151)}, BRANCHES),
+    "rules with a terminal's name": ({"grammar": 'root ::= ITEM\nITEM ::= "a" | ' + "| ".join(["ITEM ITEM "] * 151)}, BRANCHES),
+    "as many branches as there may be": ({"grammar": 'start: item+\nx: "b" "c"\nitem: "a" | ' + "| ".join(["x x "] * 149)}, "a grammar"),
+    "a position of too many items": ({"grammar": "start: " + " ".join(["x?"] * 900) + '\nx: "a" | "b" "c"'}, ROW),
     "many choices": ({"choice": [f"choice number {at}" for at in range(9_000)]}, "a grammar"),
 }  # fmt: skip
 

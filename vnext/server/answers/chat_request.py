@@ -129,7 +129,7 @@ class ChatRequest:
         context, choice = self._context, self._choice
         assert context.dialect is not None
         lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
-        return Asked(kind="grammar", value=lark, path="tools", options=CALL_OPTIONS)
+        return Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS)
 
     async def _constraint(self, prompt: str, client: str) -> Constraint | None:
         """What the answers must look like, after their reasoning if the prompt makes them begin with it."""

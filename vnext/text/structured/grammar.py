@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from vnext.sampling_params import InvalidRequest, StructuredOutputsParams
-from vnext.state.params import Constraint
+from vnext.state.params import GRAMMAR_ROW_MAX, Constraint
 from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
 from vnext.text.tokenizer import Tokenizer
 
@@ -27,22 +27,34 @@ BYTES_MAX = 2**18
 LARK_LEVELS_MAX = 1_000
 """Of rules and groups: llguidance reads them by recursion and overflows 8 MiB of stack beyond 2,000."""
 LARK_ALTERNATIVES_MAX = 500
-"""Of all rules: reading costs their square, and a position may have 2,000 of them. A terminal's alternatives are cheap."""
-LIMITS = LLParserLimits(initial_lexer_fuel=400_000, precompute_large_lexemes=False, verbose_errors=False)
+"""Of all rules: reading costs their square. A terminal's alternatives are cheap."""
+LARK_BRANCHES_MAX = 150
+"""Alternatives that name a rule: where they name themselves, a step of the engine costs their cube, 0.4 s for so many."""
+LIMITS = LLParserLimits(
+    max_items_in_row=GRAMMAR_ROW_MAX, initial_lexer_fuel=400_000, precompute_large_lexemes=False, verbose_errors=False
+)
+STEPS_TRIED = 4
 PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
 REASON_CHARACTERS_MAX = 300
 COMPILING_S_MAX = 0.5
 SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, simplify it"
 
+CROWDED = (
+    f"a position of it has more than {GRAMMAR_ROW_MAX} items (some 270 optional properties, or rules that can be read in many "
+    "ways), simplify it"
+)
+
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # bounded: a model that has begun to indent must come to an end
 _WHITESPACE_ONLY = re.compile(r"(?:[ \t\n\r\[\]()|*+?]|\\[ntrs]|\{\d*,?\d*\})*")
 _LARK_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/')
 _LARK_TERMINAL = re.compile(r"^[ \t]*[A-Z][A-Z0-9_]*(?:\.-?\d+)?[ \t]*:(?:.|\n[ \t]*\|)*", re.MULTILINE)
+_LARK_HEAD = re.compile(r"^[^:|\n]*:", re.MULTILINE)
+_LARK_NAME = re.compile(r"(?<![A-Z0-9_])[a-z_]")
 _JSON_IN_LARK = re.compile(r"%json\s*")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for: one of KINDS and its value, how JSON is written, and the path of the field, for errors."""
+    """What a request asks for: one of KINDS, or "calls" (a dialect's grammar), and its value, how JSON is written, and the path of the field, for errors."""
 
     kind: str
     value: Any
@@ -125,19 +137,37 @@ def _of_choice(value: list[str], params: StructuredOutputsParams, refuse: Refuse
 
 def _of_grammar(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
     pieces = _schemas_apart(value, params, refuse)
-    bare = _LARK_TEXTS.sub("", "".join(pieces[::2]).replace("::=", ":"))
+    _check_lark("".join(pieces[::2]), refuse)
+    lark = _as_lark("".join(pieces), refuse)
+    if len(pieces) == 1:
+        _check_lark(lark, refuse)  # of GBNF: its rules may have a terminal's name
+    return _checked(lark, refuse, tokenizer)
+
+
+def _of_calls(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
+    """A dialect's own grammar: flat, and as long as the list of tools."""
+    return _checked("".join(_schemas_apart(value, params, refuse)), refuse, tokenizer)
+
+
+def _check_lark(text: str, refuse: Refuse) -> None:
+    """Bound a grammar without its schemas: how deep it may be, and how many ways it may offer at one position."""
+    bare = _LARK_TEXTS.sub("", text.replace("::=", ":"))
     if sum(map(bare.count, ":([{")) > LARK_LEVELS_MAX:
         raise refuse("", f"it has more than {LARK_LEVELS_MAX} rules and groups, simplify it")
-    if _LARK_TERMINAL.sub("", bare).count("|") > LARK_ALTERNATIVES_MAX:
-        raise refuse(
-            "",
-            f"its rules have more than {LARK_ALTERNATIVES_MAX} alternatives, make terminals (in capitals) of them, or a 'choice'",
-        )
+    alternatives = _LARK_HEAD.sub("", _LARK_TERMINAL.sub("", bare)).split("|")
+    remedy = "make terminals (in capitals) of them, or a 'choice'"
+    if len(alternatives) > LARK_ALTERNATIVES_MAX + 1:
+        raise refuse("", f"its rules have more than {LARK_ALTERNATIVES_MAX} alternatives, {remedy}")
+    if len(alternatives) > LARK_BRANCHES_MAX and sum(map(bool, map(_LARK_NAME.search, alternatives))) > LARK_BRANCHES_MAX:
+        raise refuse("", f"more than {LARK_BRANCHES_MAX} alternatives of its rules name a rule, {remedy}")
+
+
+def _as_lark(text: str, refuse: Refuse) -> str:
     try:
-        lark = any_to_lark("".join(pieces))
+        lark: str = any_to_lark(text)
     except Exception as error:  # the library raises bare Exceptions, and IndexErrors for texts that are cut off
         raise refuse("", f"it is neither Lark with a rule 'start' nor GBNF with a rule 'root' ({error})") from error
-    return _checked(lark, refuse, tokenizer)
+    return lark
 
 
 def _of_structural_tag(value: Any, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
@@ -228,17 +258,28 @@ def _checked(grammar: str, refuse: Refuse, tokenizer: Tokenizer | None = None) -
 
 
 def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
-    """Why a grammar is refused, "" where it is not. Tries its first step, where fuel may run out. Every rank compiles it again
-    while the streams beside it wait, so it must be soon done."""
+    """Why a grammar is refused, "" where it is not. Tries its first steps, where a limit may be exceeded. Every rank compiles it
+    again while the streams beside it wait, so it must be soon done."""
     began_s = time.thread_time()
     matcher = LLMatcher(tokens or vocabulary(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.is_error():
-        return _reason(matcher.get_error())
+    if error := matcher.get_error() or _walked(matcher.deep_copy(), tokens or vocabulary()):
+        return _reason(error)
     if time.thread_time() - began_s > COMPILING_S_MAX:
         return SLOW
     return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else _EMPTY)
+
+
+def _walked(matcher: LLMatcher, tokens: LLTokenizer) -> str:
+    """The error of the first steps along the last allowed token of each, which opens an object where one may come."""
+    for _ in range(STEPS_TRIED):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << tokens.eos_token)
+        if matcher.is_stopped() or not allowed:
+            break
+        matcher.consume_token(allowed.bit_length() - 1)
+    error: str = matcher.get_error()
+    return error
 
 
 _EMPTY = "no answer satisfies it"
@@ -248,6 +289,8 @@ def _reason(error: str) -> str:
     """The cause within llguidance's message, which quotes the grammar over several lines."""
     if "NoExtension" in error:
         return _EMPTY
+    if "Current row has" in error:
+        return CROWDED
     cause = re.search(r"error: (.*)", error)
     line = cause[1] if cause else re.sub(r"^(at )?\d+\(\d+\): ", "", error.partition("\n")[0])
     return line or "it is not valid"
@@ -277,5 +320,5 @@ Refuse = Callable[[str, str], InvalidRequest]
 _Maker = Callable[[Any, StructuredOutputsParams, Refuse, Tokenizer], str]
 _MAKERS: Mapping[str, _Maker] = {
     "json": _of_json, "json_object": _of_json_object, "regex": _of_regex, "choice": _of_choice, "grammar": _of_grammar,
-    "structural_tag": _of_structural_tag,
+    "structural_tag": _of_structural_tag, "calls": _of_calls,
 }  # fmt: skip
