@@ -54,7 +54,8 @@ _JSON_IN_LARK = re.compile(r"%json\s*")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for: one of KINDS, or "calls" (a dialect's grammar), and its value, how JSON is written, and the path of the field, for errors."""
+    """What a request asks for: one of KINDS, or "calls" (a dialect's grammar), and its value, how JSON is written, and the path
+    of the field, for errors."""
 
     kind: str
     value: Any
