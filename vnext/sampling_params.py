@@ -12,7 +12,18 @@ from typing import Any
 
 import msgspec
 
-from vnext.state.params import LOGPROBS_MAX, NO_LOGPROBS, PARAMETERS, SEED_MAX, TOKEN_ID_MAX, Constraint, Drawn, Sampling
+from vnext.state.params import (
+    ENGINE_DRAFTS,
+    LOGPROBS_MAX,
+    NO_LOGPROBS,
+    PARAMETERS,
+    SEED_MAX,
+    SPECULATIVE_TOKENS_MAX,
+    TOKEN_ID_MAX,
+    Constraint,
+    Drawn,
+    Sampling,
+)
 
 CHOICES_MAX = 128
 LOGIT_BIAS_MAX, LOGIT_BIAS_COUNT_MAX = 100.0, 1024
@@ -71,7 +82,8 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     `allowed_token_ids` are the only tokens of an answer (None for all; without an end token among them it has
     the full length). `bad_words` are texts that an answer never completes, as the tokenizer writes them at its beginning and
     after a space (vnext/text/bad_words.py). `structured_outputs` holds the answer to a schema or
-    grammar.
+    grammar. `num_speculative_tokens` bounds the request's drafts in a step and 0 forbids them; None is the engine's own number.
+    Drafts change no answer (docs/drafts.md).
     """
 
     n: int = 1
@@ -89,6 +101,7 @@ class SamplingParams(Drawn, frozen=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = []
     structured_outputs: StructuredOutputsParams | None = None
+    num_speculative_tokens: int | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -135,6 +148,8 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         _check_range(name, getattr(params, name), each.low, each.high, each.rule)
     if params.seed is not None:
         _check_range("seed", params.seed, SEED_MIN, SEED_MAX)
+    if params.num_speculative_tokens is not None:
+        _check_range("num_speculative_tokens", params.num_speculative_tokens, 0, SPECULATIVE_TOKENS_MAX)
     _check_lengths(params)
     _check_tokens(params, vocab_size)
     _check_stops(params)
@@ -173,6 +188,7 @@ def to_sampling(
         ignore_eos=params.ignore_eos,
         constraint=constraint,
         prompt_logprobs=NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs,
+        num_speculative_tokens=ENGINE_DRAFTS if params.num_speculative_tokens is None else params.num_speculative_tokens,
     )
 
 

@@ -74,6 +74,18 @@ def test_drafts_change_no_answer(undrafted: list[tuple[object, ...]], settings: 
     assert main(["verify", str(log), "--laws"]) == 0
 
 
+def test_a_request_may_forbid_its_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for bound in (0, None):
+        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, num_speculative_tokens=bound)
+        with LLM(threads=1, speculative_config=SPECULATION, log="full", log_dir=str(tmp_path / str(bound))) as llm:
+            tokens = llm.generate(PHRASES[3] * 6, params, use_tqdm=False)[0].outputs[0].token_ids
+        (log,) = (tmp_path / str(bound)).iterdir()
+        assert main(["show", str(log), "--json"]) == 0
+        found.append((tokens, json.loads(capsys.readouterr().out)["state"]["counters"]["draft_tokens"]))
+    assert found[0][0] == found[1][0] and found[0][1] == 0 < found[1][1]
+
+
 def test_a_grammar_s_forced_tokens_save_steps(undrafted: list[tuple[object, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answers(speculative_config={"method": "grammar", "num_speculative_tokens": 8}, log="full", log_dir=str(tmp_path)) == undrafted
     (log,) = tmp_path.iterdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from core_drive import Engine
 
@@ -12,6 +13,7 @@ from vnext.state.errors import IllegalEvent
 from vnext.state.events import StepCommitted, pack_tokens
 from vnext.state.outputs import Output
 from vnext.state.store import fields
+from vnext.state.store.drafts_numpy import paying
 
 THREE = Speculation(num_speculative_tokens=3)
 
@@ -143,6 +145,28 @@ def test_drafts_that_are_never_kept_end_but_for_a_trial() -> None:
         drafted = {"counts": bytes([1]), "drafted": bytes([drafts])} if drafts else {}
         engine.fold(StepCommitted(step=engine.state.committed, tokens=pack_tokens([7]), **drafted))
     assert taken[1] == 3 and set(taken[20:]) == {0, 1} and sum(taken[20:]) == sum(n % 32 == 0 for n in range(21, 301))
+
+
+def test_trials_are_rarer_where_a_row_costs_much() -> None:
+    cells, drafting = np.zeros((fields.FIELD_COUNT, 1), dtype=np.int64), np.zeros((2, 1), dtype=np.int64)
+    for row_cost, every in ((0, 32), (500, 64), (1000, 128), (4000, 256), (10**6, 256)):
+        lengths = np.arange(1, 1025)
+        due = [int(paying(with_length(cells, length), drafting[fields.RATE], 3, row_cost)[0]) for length in lengths]
+        assert due == (lengths % every == 0).tolist()
+
+
+def with_length(cells: np.ndarray, length: int) -> np.ndarray:
+    cells[fields.KNOWN] = length
+    return cells
+
+
+def test_a_request_bounds_its_own_drafts() -> None:
+    engine = Engine(speculation=THREE, max_num_batched_tokens=40)
+    ids = [engine.arrive([1, 2, 3], max_tokens=20, num_speculative_tokens=bound) for bound in (-1, 0, 1, 64)]
+    engine.plan()
+    engine.commit(*[7] * 4)
+    taken = engine.plan()
+    assert [taken[id_] - 1 for id_ in ids] == [3, 0, 1, 3]
 
 
 def test_drafts_never_preempt_and_are_never_admitted_over_the_budget() -> None:

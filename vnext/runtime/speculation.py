@@ -9,9 +9,8 @@ import msgspec
 
 from vnext.runtime.settings import SettingsError
 from vnext.state.config import DRAFTERS, MEASURED, Speculation
+from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
-DRAFTS_MAX = 64
-"""Drafts of one request in one step: a commit counts them in a byte, and more never pay."""
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 
@@ -36,7 +35,7 @@ def speculation_of(text: str) -> Speculation | None:
 
 
 def _check_numbers(found: Speculation) -> None:
-    bounds = {"num_speculative_tokens": (1, DRAFTS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
+    bounds = {"num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
               "row_cost": (0, 1000)}  # fmt: skip
     for name, (low, high) in bounds.items():
         if name == "row_cost" and found.row_cost == MEASURED:

@@ -99,6 +99,7 @@ def new_row(
     row[fields.HASHED_BLOCKS], row[fields.PROMPT] = allocation.hashed_blocks, request.prompt_length
     row[fields.PREEMPTION_COUNT], row[fields.PRIORITY] = waiting.preemption_count, request.priority
     row[fields.FLAGS] = fields.IGNORE_EOS * sampling.ignore_eos + fields.OWN_STOPS * bool(sampling.stop_token_ids)
+    row[fields.FLAGS] += (sampling.num_speculative_tokens + 1) << fields.DRAFTS_SHIFT
     row[fields.MIN_KNOWN] = request.prompt_length + sampling.min_tokens
     row[fields.TABLE_HASH] = table_hash(np.concatenate((allocation.hits, allocation.new_pages)))
     row[fields.CACHED] = allocation.hit_tokens if waiting.cached < 0 else waiting.cached

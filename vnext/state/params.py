@@ -18,6 +18,9 @@ TOKEN_ID_MAX = 2**31 - 1
 SEED_MAX = 2**64 - 1
 LOGPROBS_MAX = 20
 NO_LOGPROBS = -1
+ENGINE_DRAFTS = -1
+SPECULATIVE_TOKENS_MAX = 64
+"""The most drafts of a request in a step: a commit counts them in a byte, and more never pay."""
 POOLINGS = ("", "last", "mean", "cls")
 """How the last hidden states of a prompt become an embedding: not at all, that of the last token, their mean, that of the
 first token."""
@@ -90,7 +93,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     event. Fields of `Drawn` have its types and defaults. `logprobs` is the number of alternatives reported beside each
     sampled token, `prompt_logprobs` that beside each prompt token, `NO_LOGPROBS` for none. `logit_bias` is sorted by
     token. `pooling` is an index of `POOLINGS`: which hidden states of the prompt become its embedding. `adapter` is the digest
-    of the files of the LoRA adapter that the request is computed with, "" for none.
+    of the files of the LoRA adapter that the request is computed with, "" for none. `num_speculative_tokens` bounds the drafts of
+    a step, -1 leaves that to the engine.
     """
 
     seed: int
@@ -112,6 +116,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_logprobs: int = NO_LOGPROBS
     pooling: int = NO_POOLING
     adapter: str = ""
+    num_speculative_tokens: int = ENGINE_DRAFTS
 
 
 FIRST_LOGGED_COUNT = 14

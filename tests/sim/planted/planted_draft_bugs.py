@@ -34,6 +34,7 @@ DRAFT_BUGS = [
         "IllegalEvent"),
     bug("drafts in the middle of a prompt", COLUMNS, "room[reached - cells[fields.COMPUTED] != 1] = 0", "pass", "S1", "S6", "D2",
         "should have been refused"),
+    bug("a request's own bound of drafts is forgotten", COLUMNS, "where=own > 0", "where=own < 0", "S6"),
     bug("drafts over the budget", COLUMNS, "np.clip(left - (np.cumsum(wanted) - wanted), 0, wanted)", "wanted", "S1", "S6",
         "IllegalEvent"),
     bug("drafts take pages that are not there", "state.expected", "if drafting.pages_sum <= free_pages:", "if True:", "S4", "S6",

@@ -24,10 +24,10 @@ def draft_room(seen: PlainState) -> list[int]:
         return [0] * len(seen)
     most = min(config.speculation.num_speculative_tokens, (config.long_prefill_token_threshold or ONE) - 1)
     room = []
-    for known, placeholders, limit, computed in zip(seen.known, seen.placeholders, seen.limit, seen.computed):
-        left = limit - 1 - (known + placeholders)
+    for id_, known, placeholders, limit, computed in zip(seen.id, seen.known, seen.placeholders, seen.limit, seen.computed):
+        left, own = limit - 1 - (known + placeholders), seen.state.requests[id_].sampling.num_speculative_tokens
         single = computed == known + placeholders - 1 and left >= 0
-        room.append(min(left, most) if single else 0)
+        room.append(min(left, most, own if own >= 0 else most) if single else 0)
     return room
 
 

@@ -39,7 +39,7 @@ class Changes(TypedDict, total=False):
 
 def illegal_event(rng: Rng, seen: PlainState) -> AnyEvent:
     """An event that no state like this one may take. Where drafts are in flight, it is often about them."""
-    if seen.in_flight and sum(seen.in_flight[0].drafts) and rng.happens(30):
+    if seen.in_flight and sum(seen.in_flight[0].drafts) and rng.happens(60):
         return _committed_with_other_drafts(rng, seen)
     return rng.choose(ILLEGAL)(rng, seen)
 
@@ -98,6 +98,7 @@ def _committed_with_other_drafts(rng: Rng, seen: PlainState) -> AnyEvent:
     drafts = [count for count, samples in zip(step.drafts, step.samples) if samples]
     counts, drafted = rng.choose(
         (
+            ([1] * len(drafts), [count + 1 for count in drafts]),
             ([1] * len(drafts), [count + 1 for count in drafts]),
             ([count + 2 for count in drafts], drafts),
             ([0] * len(drafts), drafts),

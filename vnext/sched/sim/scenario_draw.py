@@ -13,7 +13,7 @@ from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
 from vnext.state.config import SchedulerConfig, Speculation
-from vnext.state.params import LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling
+from vnext.state.params import ENGINE_DRAFTS, LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling
 
 LARGE_MAX_NUM_SEQS = 20
 CROWD = 4
@@ -48,6 +48,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
     if speculates(seed):
         config = replace(config, speculation=speculation_of(seed // DRAFTING_SEEDS))
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
+    if speculates(seed):
+        clients = with_own_bounds(clients)
     if seed % SCORED_SEEDS == SCORED_SEEDS - 1:
         clients = scored(clients)
     if seed % ADAPTED_SEEDS == ADAPTED_SEEDS - 4:
@@ -204,6 +206,15 @@ def scored(clients: tuple[Client, ...]) -> tuple[Client, ...]:
         replace(client, sampling=replace(client.sampling, prompt_logprobs=prompt_logprobs, pooling=pooling))
         for place, client in enumerate(clients)
         for prompt_logprobs, pooling in (wishes[place % len(wishes)],)
+    )
+
+
+def with_own_bounds(clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, two of five of which bound their drafts."""
+    bounds = (ENGINE_DRAFTS, 0, ENGINE_DRAFTS, ENGINE_DRAFTS, 2)
+    return tuple(
+        replace(client, sampling=replace(client.sampling, num_speculative_tokens=bounds[place % len(bounds)]))
+        for place, client in enumerate(clients)
     )
 
 

@@ -11,8 +11,8 @@ from vnext.compiled import load
 from vnext.state.store import columns_numpy, fields
 
 CONSTANTS = {name: getattr(fields, name) for name in map(str.upper, fields.FIELD_NAMES)} | {
-    "FIELD_COUNT": fields.FIELD_COUNT, "IGNORE_EOS": fields.IGNORE_EOS, "OWN_STOPS": fields.OWN_STOPS,
-}  # fmt: skip
+    name: getattr(fields, name) for name in ("FIELD_COUNT", "IGNORE_EOS", "OWN_STOPS", "DRAFTS_SHIFT")
+}
 """The constants of columns.h, which must equal those of fields.py; every module that includes it is checked."""
 
 DRAFTS = {

@@ -21,11 +21,12 @@ static int64_t row_paying(int64_t rate, int64_t reached, int64_t most, int64_t s
 static int64_t rows_drafts(const int64_t *c, const int64_t *drafting, ptrdiff_t rows, const int64_t *tokens, int64_t *out, int64_t most,
                            int64_t row_cost, int64_t budget) {
     const int64_t *known = FIELD(c, KNOWN, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows), *limit = FIELD(c, LIMIT, rows);
-    const int64_t *computed = FIELD(c, COMPUTED, rows), *rate = FIELD(drafting, RATE, rows);
+    const int64_t *computed = FIELD(c, COMPUTED, rows), *rate = FIELD(drafting, RATE, rows), *flags = FIELD(c, FLAGS, rows);
     int64_t cost = rows * row_cost, share = RATE_ONE * cost / (1000 + cost), sum = 0;
     for (ptrdiff_t r = 0; r < rows; ++r) budget -= tokens[r];
     for (ptrdiff_t r = 0; r < rows; ++r) {
-        int64_t reached = known[r] + placeholders[r], room = least(limit[r] - 1 - reached, most);
+        int64_t reached = known[r] + placeholders[r], own = flags[r] >> DRAFTS_SHIFT;
+        int64_t room = least(limit[r] - 1 - reached, own ? least(own - 1, most) : most);
         out[r] = reached - computed[r] != 1 || room < 0 ? 0 : least(row_paying(rate[r], reached, most, share), room);
         out[r] = least(out[r], budget > sum ? budget - sum : 0);
         sum += out[r];

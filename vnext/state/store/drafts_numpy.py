@@ -17,6 +17,8 @@ def draft_room(cells: np.ndarray, most: int) -> np.ndarray:
     reached = cells[fields.KNOWN] + cells[fields.PLACEHOLDERS]
     room: np.ndarray = cells[fields.LIMIT] - 1 - reached
     room[reached - cells[fields.COMPUTED] != 1] = 0
+    own = cells[fields.FLAGS] >> fields.DRAFTS_SHIFT
+    np.minimum(room, own - 1, out=room, where=own > 0)
     return np.clip(room, 0, most, out=room)
 
 

@@ -40,6 +40,8 @@ NEW_ROW = (0, RATE_ONE * 3 // 4)
 
 IGNORE_EOS = 1
 OWN_STOPS = 2
+DRAFTS_SHIFT = 8
+"""FLAGS from this bit on: one more than the most drafts that the request wants in a step; 0 leaves that to the engine."""
 
 FIELD_NAMES = (
     "id known computed placeholders limit blocks hashed_blocks prompt preemption_count priority flags min_known cached table_hash "
