@@ -67,6 +67,41 @@ def test_a_template_that_runs_away_is_ended(source: str) -> None:
         ChatTemplate(source, {}).render(MESSAGES, {"vnext_tick": 5}, limit_s=0.05)
 
 
+HUGE = [
+    "{{ 'a' * 10 ** 9 }}", "{{ 10 ** 9 * 'a' }}", "{{ [1] * 10 ** 9 }}", "{{ ' ' * n }}", "{{ 9 ** (9 ** 9) }}",
+    "{% set s = namespace(n=2) %}{% for i in range(99) %}{% set s.n = s.n * s.n %}{% endfor %}",
+    "{% set s = namespace(x=messages[0].content) %}{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
+    "{% set s = namespace(x=messages[0].content) %}{% for i in range(60) %}{% set s.x = s.x + s.x %}{% endfor %}",
+    "{% set s = namespace(x='ab') %}{% for i in range(40) %}{% set s.x = s.x | replace('b', s.x) %}{% endfor %}",
+    "{% set s = namespace(x='ab') %}{% for i in range(40) %}{% set s.x = s.x.replace('b', s.x) %}{% endfor %}",
+    "{% set x = 'a' * 999999 %}{{ x.replace('', x) }}", "{% set x = 'a' * 999999 %}{{ x | replace('', x) }}",
+    "{% set x = 'a' * 999999 %}{{ x.join(range(9999) | map('string') | list) }}", "{% set x = 'a' * 999999 %}{{ range(9999) | join(x) }}",
+    "{% set x = 'a' * 999999 %}{{ x.join(range(9999) | map('string')) }}", "{{ range(10 ** 9) | list }}", "{{ lipsum(n=n) }}",
+    "{{ 'a'.center(n) }}", "{{ 'a'.ljust(n) }}", "{{ 'a'.rjust(n) }}", "{{ 'a'.zfill(n) }}", "{{ 'a' | center(n) }}", "{{ 1 .to_bytes(n) }}",
+    "{{ 'a\nb' | indent(n) }}", "{{ {'a': 1} | tojson(indent=n) }}", "{{ '%999999999d' % 1 }}", "{{ '%*d' % (n, 1) }}",
+    "{{ '{:>999999999}'.format(1) }}", "{{ '{:>{}}'.format(1, n) }}", "{{ '%999999999d' | format(1) }}", "{{ ('\t' * 9999).expandtabs(n) }}",
+    "{% set x = 'a' * 9999999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+    "{% set x = 'a' * 9999999 %}{{ x ~ x ~ x ~ x }}", "{{ [1, 2] | batch(n, 0) | list }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", HUGE)
+def test_no_expression_makes_what_holds_the_thread(source: str) -> None:
+    """A call in C cannot be ended, so it does not begin."""
+    with pytest.raises(InvalidRequest, match="more than 33554432|number beyond|too great a width|Range too big|undefined"):
+        render(source, n=10**9)
+
+
+def test_the_bounds_change_no_text() -> None:
+    source = (
+        "{{ 'a' * 3 ~ 1 + 2 ~ '%5.1f' % 1.5 ~ '{:>4}'.format('b') }}|{{ ['a', 'b'] | join(', ') }}|{{ '-'.join(['a', 'b']) }}|"
+        "{{ 'a b' | replace(' ', '_') | upper }}|{{ (messages | map(attribute='role')) | join('/') }}|{{ ([1] + [2]) | length }}|"
+        "{{ 'x'.ljust(3) ~ 'a\nb' | indent(2) }}|{{ 2 ** 10 % 7 }}|{{ messages | selectattr('role', 'equalto', 'user') | list | length }}|"
+        "{{ '%s-%d' | format('a', 1) }}|{{ ',a,'.strip(',') }}|{{ messages | tojson | length }}|{{ none ~ true ~ 1.5 }}"
+    )
+    assert render(source) == "aaa12  1.5   b|a, b|a-b|A_B|user|2|x  a\n  b|2|1|a-1|a|42|NoneTrue1.5"
+
+
 def test_the_look_at_the_clock_changes_no_text() -> None:
     source = (
         "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{{ loop.previtem }}{% else %}none"

@@ -20,12 +20,12 @@ import msgspec
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vnext.sampling_params import InvalidRequest
 from vnext.text.dialects import generic
 from vnext.text.dialects.table import dialect_of, shows_tools
 from vnext.text.reasoning import Marks, marks_of
+from vnext.text.template_bounds import BoundedEnvironment, bound_concatenations, within
 
 RENDER_LIMIT_S = 0.5
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -100,10 +100,12 @@ class ChatTemplate:
         thread's computing time."""
         given = self._special_tokens | {"tools": None, "documents": None} | dict(variables)
         try:
-            return self._template.render(
-                given, messages=messages, add_generation_prompt=add_generation_prompt, **{_TICK: _ticker(limit_s)}
+            return within(
+                self._template.generate(
+                    given, messages=messages, add_generation_prompt=add_generation_prompt, **{_TICK: _ticker(limit_s)}
+                )
             )
-        except (jinja2.TemplateError, *_DATA_ERRORS) as error:
+        except (jinja2.TemplateError, MemoryError, *_DATA_ERRORS) as error:
             raise InvalidRequest(f"The model's chat template rejects these messages: {error}.", "messages") from error
 
 
@@ -126,7 +128,7 @@ def read_template(path: str) -> str:
 
 
 def _compiled(source: str) -> jinja2.Template:
-    """Compile with a check of the clock in every loop and macro: nothing else in a template can take long."""
+    """Compile with a check of the clock in every loop and macro; `template_bounds` bounds single expressions."""
     environment = _environment()
     tree = environment.parse(source)
     for loop in tree.find_all(nodes.For):
@@ -134,6 +136,7 @@ def _compiled(source: str) -> jinja2.Template:
             loop.test = nodes.And(_tick(), loop.test)
     for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         block.body.insert(0, nodes.ExprStmt(_tick()))
+    bound_concatenations(tree)
     tree.set_environment(environment)
     return environment.template_class.from_code(environment, environment.compile(tree), environment.make_globals(None))
 
@@ -157,13 +160,12 @@ def _ticker(limit_s: float) -> Callable[[], bool]:
     return tick
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
+        {"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    environment.filters["tojson"] = _to_json
     return environment
 
 
