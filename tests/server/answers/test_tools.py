@@ -161,3 +161,25 @@ def test_allowed_tools_are_those_that_the_model_reads(tools_server: EdgeServer) 
     tools = [WEATHER, tool_with({}, "rain")]
     answer = ask(tools_server, "a", tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": listed})
     assert '"rain"' in prompt_of(tools_server, answer.id) and '"weather"' not in prompt_of(tools_server, answer.id)
+
+
+def test_strict_tools_that_the_model_may_call(tools_server: EdgeServer) -> None:
+    """Words are free, calls of strict tools keep to their schemas, and those of others take any object."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    strict = tool_with(city, "rain")
+    strict["function"]["strict"] = True
+    answer = ask(tools_server, f"I look. {calling('rain')}", tools=[strict, tool_with(city, "weather")])
+    assert answer.choices[0].message.tool_calls[0].function.name == "rain"
+    assert '"strict"' not in prompt_of(tools_server, answer.id)
+    constraint = request_of(tools_server, answer.id).sampling.constraint
+    for text in ("It rains.", "", calling("rain"), f"I look. {calling('rain')}{calling('rain')} on", calling("weather", "{}")):
+        assert is_allowed(constraint, text), text
+    for text in (calling("rain", "{}"), f"I look. {calling('snow')}", calling("weather", "1"), '<tool_call>\n{"name": "rain"'):
+        assert not is_allowed(constraint, text), text
+    for more in ({"tool_choice": "none"}, {"tools": [tool_with(city, "rain")]}):
+        answer = ask(tools_server, "a", **({"tools": [strict]} | more))
+        assert request_of(tools_server, answer.id).sampling.constraint is None
+    wrong = tool_with({"type": "object", "properties": {"a": {"not": {}}}})
+    wrong["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="tools cannot be kept.*'not' is not supported"):
+        ask(tools_server, "a", tools=[wrong])

@@ -118,3 +118,37 @@ def test_many_tools_are_one_grammar(name: str, count: int) -> None:
     assert sample(grammar_of(asked, MODEL), random.Random(1))
     with pytest.raises(InvalidRequest, match="more than"):
         grammar_of(Asked(kind="grammar", value=lark, path="grammar"), MODEL)
+
+
+WITH_MARKS = sorted({each.name for each in NAMES.values() if each.chosen_grammar(TOOLS)})
+
+
+def test_which_dialects_tell_a_call_from_words() -> None:
+    rest = {each.name for each in NAMES.values()} - {*WITH_MARKS}
+    assert rest == {"gemma", "json", "llama3_json", "openai", "pythonic"}
+
+
+@pytest.mark.parametrize("name", WITH_MARKS)
+@pytest.mark.parametrize("special", [False, True])
+def test_a_chosen_call_keeps_to_its_schema(name: str, special: bool) -> None:
+    """Words come first and after it. A call of an unknown tool is refused at its first wrong character."""
+    tokenizer, vocabulary = tokenizers()
+    dialect, rng = NAMES[name], random.Random(5)
+    marks = {"<tool_call>": 1} if special else {}
+    if special and "<tool_call>" not in dialect.opens:
+        pytest.skip("its mark is none of the demo model's tokens")
+    grammar = dialect.chosen_grammar(TOOLS, marks)
+    assert grammar and not llguidance.LLMatcher(vocabulary, grammar).is_error()
+    for _ in range(6):
+        call = sample(dialect.call_grammar(TOOLS, False, marks), rng)
+        if call is None:
+            continue
+        fine = llguidance.LLMatcher(vocabulary, grammar)
+        for part in ("It is < 3 [so] {far}. ", call, "", call, " And on."):
+            pieces = [token for token in tokenizer.encode(part, add_special_tokens=False).ids]
+            assert fine.validate_tokens(pieces) == len(pieces), (part, call)
+            assert fine.consume_tokens(pieces)
+        assert fine.is_accepting()
+        name_ = next(each for each in SCHEMAS if each in call)
+        wrong = tokenizer.encode(call.replace(name_, "nothing", 1), add_special_tokens=False).ids
+        assert llguidance.LLMatcher(vocabulary, grammar).validate_tokens(wrong) < len(wrong)

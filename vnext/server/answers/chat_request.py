@@ -131,6 +131,15 @@ class ChatRequest:
         lark = context.dialect.call_grammar(choice.allowed, not choice.one, context.tokenizer.special_ids)
         return Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS)
 
+    async def _chosen_calls(self, client: str) -> Constraint | None:
+        """What the calls that the model chooses keep to, where a tool is strict and the dialect tells calls from words."""
+        context, tools = self._context, self._choice.strict
+        lark = context.dialect.chosen_grammar(tools, context.tokenizer.special_ids) if context.dialect and tools else None
+        if lark is None or self._body.use_beam_search:
+            return None
+        asked = Asked(kind="calls", value=lark, path="tools", options=CALL_OPTIONS)
+        return Constraint(grammar=await context.grammars.made((tools, "chosen"), client, lambda: asked))
+
     async def _constraint(self, prompt: str, client: str) -> Constraint | None:
         """What the answers must look like, after their reasoning if the prompt makes them begin with it."""
         context, choice = self._context, self._choice
@@ -138,7 +147,7 @@ class ChatRequest:
             grammar = await context.grammars.made((choice.allowed, choice.one), client, self._asked_calls)
             constraint: Constraint | None = Constraint(grammar=grammar)
         else:
-            constraint = await context.constraint(self._body, client)
+            constraint = await context.constraint(self._body, client) or await self._chosen_calls(client)
             if constraint and context.marks and context.marks.answer and not self._body.continue_final_message:
                 head = speller(context.tokenizer.special_ids)(context.marks.answer)
                 constraint = Constraint(grammar=behind(head, constraint.grammar))

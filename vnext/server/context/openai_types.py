@@ -100,7 +100,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`parameters` is a JSON schema, to which forced calls are held. `strict` is OpenAI's: it asks for what they get anyway."""
+    """`parameters` is a JSON schema, to which forced calls are held, and with `strict` those that the model
+    chooses."""
 
     name: str
     description: str | None = None

@@ -22,12 +22,14 @@ Force = Literal["none", "auto", "required", "named"]
 
 class ToolChoice(msgspec.Struct, frozen=True):
     """`shown` are the tools for the template, None where the model may call none. `force` is "required" if the answer must
-    call one of `allowed`, "named" if it must call the one tool in it. `one`: it calls at most one."""
+    call one of `allowed`, "named" if it must call the one tool in it. `one`: it calls at most one. `strict`: the tools of which
+    calls that the model chooses keep to a grammar, [] where none asks for that; one that does not ask takes any object."""
 
     force: Force
     shown: list[dict[str, Any]] | None
     allowed: list[dict[str, Any]]
     one: bool
+    strict: list[dict[str, Any]] = []
 
     @property
     def is_forced(self) -> bool:
@@ -54,7 +56,19 @@ def tool_choice_of(body: ChatBody, knows_tools: bool) -> ToolChoice:
         raise InvalidRequest(f"{_FIELD} names {unknown[0]!r}, which is not among tools: send one that is.", _FIELD)
     allowed = tools if names is None else [tool for tool in tools if tool["function"]["name"] in names]
     one = force == "named" or body.parallel_tool_calls is False
-    return ToolChoice(force, allowed if force == "auto" else tools, allowed, one)
+    if force != "auto":
+        return ToolChoice(force, tools, allowed, one)
+    return ToolChoice(force, allowed, allowed, one, _strict(body, {tool["function"]["name"] for tool in allowed}))
+
+
+def _strict(body: ChatBody, names: set[str]) -> list[dict[str, Any]]:
+    functions = [tool.function for tool in body.tools or () if tool.function.name in names]
+    if not any(function.strict for function in functions):
+        return []
+    anything = {"type": "object", "additionalProperties": True}
+    return [
+        {"function": {"name": each.name, "parameters": each.parameters if each.strict else anything}} for each in functions
+    ]
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from vnext.text.dialects.grammar import Functions, Spell, speller
+from vnext.text.dialects.grammar import Functions, Spell, chosen, speller
 from vnext.text.dialects.reader import NoCall, Reader, Reading
 from vnext.text.parts import Part
 
@@ -53,6 +53,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         `special`: the tokenizer's special tokens, text to id: a mark that is one must be that token.
         """
         return self.grammar([tool["function"] for tool in tools], parallel, speller(special or {}))
+
+    def chosen_grammar(self, tools: Tools, special: Mapping[str, int] | None = None) -> str | None:
+        """Lark for an answer in which the model may call the tools, and whose calls keep to their schemas; None where a call
+        has no mark that tells it from words."""
+        spell = speller(special or {})
+        functions = [tool["function"] for tool in tools]
+        return None if self.is_whole else chosen(self.grammar(functions, False, spell), self.opens, spell)
 
 
 class DialectParser:

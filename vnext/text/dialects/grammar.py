@@ -108,3 +108,19 @@ def start(count: int, parallel: bool, spell: Spell, frame: Frame) -> str:
     more = f"({spell(frame.between)} call)*" if parallel else ""
     choice = " | ".join(f"call_{place}" for place in range(count))
     return f"start: {spell(frame.before)} call {more} {spell(frame.after)}\ncall: {choice}"
+
+
+def chosen(lark: str, opens: Sequence[str], spell: Spell) -> str | None:
+    """Lark for free text in which each mark begins a call of `lark`, the grammar of a forced call; None where no mark does. A mark
+    that ends in a line is what prose may hold too (a fenced block)."""
+    for mark in opens:
+        spelled = spell(mark)
+        is_token = spelled.startswith("<[")
+        begin = spelled if is_token else spelled[:-1]
+        before = rf"^(start|call_\d+): {re.escape(begin)}"
+        inner, count = re.subn(before, r"\1: " if is_token else r'\1: "', lark, flags=re.MULTILINE)
+        if count and not mark.endswith("\n"):
+            tag = f"tag: TEXT {spelled} calls" if is_token else f"trigger[lazy]: TEXT {spelled}\ntag: trigger calls"
+            head = ["%llguidance {}", "start: tag* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", tag]
+            return "\n".join([*head, inner.replace("start:", "calls:", 1)])
+    return None
