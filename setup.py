@@ -58,7 +58,8 @@ DEV = [
     "selenium>=4.20",
     "transformers>=5.0",
 ]
-# Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev".
+# Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev":
+# scripts/check_clients.sh talks to a server with them.
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
 CUDA += ["nvidia-nvvm==13.0.*"]  # numba-cuda compiles with it
 COMMANDS = [

@@ -21,6 +21,8 @@ DEPTH_MAX = 50
 LEVELS_MAX = 1_000
 """Levels of JSON on the longest path through a schema and its references. llguidance overflows a stack of 8 MiB beyond 2,000."""
 NAMES_MAX, NAMES_IN_OBJECT_MAX = 5_000, 1_000
+OPTIONAL_MAX = 270
+"""Optional names of an object: each is four items of llguidance at one position (`GRAMMAR_ROW_MAX`)."""
 VALUE_CHARACTERS_MAX = 8_192
 MULTIPLE_MAX = 10_000
 INTEGER_MIN = -(2**62)
@@ -136,6 +138,10 @@ class SchemaReader:
         if len(names) > NAMES_IN_OBJECT_MAX or self._names_count > NAMES_MAX:
             raise self._refuse(
                 path, f"at most {NAMES_IN_OBJECT_MAX} properties in an object and {NAMES_MAX} in all are supported, name fewer"
+            )
+        if len(names) - len(set(required)) > OPTIONAL_MAX:
+            raise self._refuse(
+                path, f"at most {OPTIONAL_MAX} optional properties in an object are supported, require some or name fewer"
             )
         open_ended = kept.get("additionalProperties", True) is not False or "patternProperties" in kept
         least = kept.get("minProperties", 0)
