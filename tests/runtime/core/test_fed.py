@@ -185,9 +185,9 @@ def test_batches_that_have_not_drifted_are_never_named(make_bench, special: dict
 def test_only_steps_whose_digest_is_due_are_hashed(make_bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     hashed: list[StepInputs] = []
 
-    def counting(inputs: StepInputs, config: object) -> tuple[int, ...]:
+    def counting(inputs: StepInputs, config: object, digests: object) -> tuple[int, ...]:
         hashed.append(inputs)
-        return batch_words.fed_words(inputs, config)
+        return batch_words.fed_words(inputs, config, digests)
 
     monkeypatch.setattr(rank_steps, "fed_words", counting)
     bench = make_bench(Ranks(1, {}), digest_interval=5)

@@ -33,7 +33,8 @@ SAMPLING = (
 """Sampling parameters of the sampled rows, by their names in Sampling."""
 parameters_of = attrgetter(*SAMPLING)
 NAMES = (
-    "token ids", "positions", "slots", "block tables", "query lengths", "context lengths", "sampled tokens", "places of samples",
+    "token ids", "positions", "slots", "block tables", "query lengths", "context lengths", "adapters", "sampled tokens",
+    "places of samples",
     *SAMPLING, "logit bias", "banned tokens", "counted tokens", "forbidden tokens",
 )  # fmt: skip
 """The last kind is what constraints forbid. Only ranks match grammars, so its words are compared between ranks."""
@@ -72,12 +73,19 @@ def due(state: State, commits: Commits, drafts: bytes = b"", drafted: bytes = b"
         word(*(extents.gather(state.tables, places) for places in _table_places(state, scheduled, tables))),
         word(scheduled.counts),
         word(ends),
+        adapters_word(_adapters(state, scheduled)),
         word(np.cumsum(scheduled.counts)[points.entries] - 1 - points.back),
         word(sampled_at),
         *_sampling_words([request.sampling for request in asked]),
         _table_word(_banned(config, samples), np.int64, np.int64),
         word(np.array(counts, dtype=np.uint64)),
     )
+
+
+def adapters_word(tokens: Mapping[str, np.ndarray]) -> int:
+    """One word over the step's tokens (int64 each) that are computed with each adapter, by the digest of its files."""
+    parts = ((np.frombuffer(digest.encode(), np.uint8), tokens[digest]) for digest in sorted(tokens))
+    return word(*(part for both in parts for part in both))
 
 
 def weights_of(tokens: np.ndarray) -> np.ndarray:
@@ -124,6 +132,15 @@ def _counted(
     more = np.array(ahead.get((id_, int(scheduled.preemption_counts[entry])), ()), dtype=known.dtype)
     tokens, length = np.concatenate((known, more)), state.requests[id_].prompt_length
     return counted(weights_of(tokens[length:end]), weights_of(np.unique(tokens[:length])))
+
+
+def _adapters(state: State, scheduled: StepInFlight) -> dict[str, np.ndarray]:
+    """By digest, the tokens of the requests that name the adapter; empty in an engine without slots."""
+    if not state.slots:
+        return {}
+    named = [state.requests[id_].sampling.adapter for id_ in scheduled.ids.tolist()]
+    of_tokens = np.repeat(np.array(named), scheduled.counts)
+    return {adapter: np.flatnonzero(of_tokens == adapter) for adapter in set(named) - {""}}
 
 
 def _token_ids(

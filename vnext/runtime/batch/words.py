@@ -5,6 +5,8 @@ Owns no array. Only a step whose digest is due is hashed; others cost nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from vnext.models.layers.batch import ForwardBatch
@@ -19,9 +21,11 @@ NO_WORD = fed.word()
 NOTHING_SAMPLED = (NO_WORD,) * (len(fed.NAMES) - fed.NAMES.index("places of samples"))
 
 
-def fed_words(inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
-    """One word for each of `fed.NAMES`, from tensors on the CPU. Cost: proportional to the step's tokens and blocks."""
+def fed_words(inputs: StepInputs, config: SchedulerConfig, digests: Mapping[int, str] | None = None) -> tuple[int, ...]:
+    """One word for each of `fed.NAMES`, from tensors on the CPU. `digests` are those of the adapters that this rank's slots
+    hold; a batch with adapters needs them. Cost: proportional to the step's tokens and blocks."""
     forward = inputs.forward
+    adapters = {digests[slot]: tokens.numpy().astype(np.int64) for slot, tokens in forward.adapters} if digests else {}
     counts = np.diff(forward.query_starts.numpy()).astype(np.int64)
     contexts = forward.context_lengths.numpy().astype(np.int64)
     return (
@@ -31,6 +35,7 @@ def fed_words(inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
         fed.word(*_seen_blocks(forward, config, contexts - counts, contexts)),
         fed.word(counts),
         fed.word(contexts),
+        fed.adapters_word(adapters),
         fed.word(forward.sample_at.numpy()),
         *(NOTHING_SAMPLED if inputs.sampling is None else _sampling_words(inputs.sampling, inputs.logprobs)),
     )

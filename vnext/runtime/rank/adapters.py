@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
@@ -17,18 +18,33 @@ from vnext.runtime.ring.broadcast import ReadAdapter
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 
+class Resident(NamedTuple):
+    """What a slot holds. The files had this digest when they were read."""
+
+    digest: str
+    adapter: Adapter
+
+
 class AdapterSlots:
     """The slots of a rank; `read`, `done` and `fold` belong to one thread."""
 
     def __init__(self, rank: int, base: Base, rank_max: int) -> None:
         self._rank, self._base, self._rank_max = rank, base, rank_max
-        self._slots: dict[int, Adapter] = {}
+        self._residents: dict[int, Resident] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
-        self._reading: tuple[str, Future[Adapter]] | None = None
+        self._reading: tuple[str, Future[Resident]] | None = None
         self._is_reported = True
 
     def __getitem__(self, slot: int) -> Adapter:
-        return self._slots[slot]
+        return self.resident(slot).adapter
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """What `__getitem__` computes with, by slot: the digest of the adapter's files."""
+        return {slot: self.resident(slot).digest for slot in self._residents}
+
+    def resident(self, slot: int) -> Resident:
+        return self._residents[slot]
 
     @property
     def is_reading(self) -> bool:
@@ -37,7 +53,7 @@ class AdapterSlots:
 
     def read(self, wish: ReadAdapter) -> None:
         """Begin to read an adapter, in the place of the one that was read and not used."""
-        future = self._reader.submit(load_adapter, Path(wish.path), wish.digest, self._base, self._rank_max)
+        future = self._reader.submit(self._load, wish.path, wish.digest)
         self._reading, self._is_reported = (wish.digest, future), False
 
     def done(self) -> list[AdapterRead]:
@@ -54,10 +70,13 @@ class AdapterSlots:
     def fold(self, event: AdapterLoaded | AdapterEvicted) -> None:
         """Change a slot. Raises ModelError for an adapter that cannot be read."""
         if isinstance(event, AdapterEvicted):
-            del self._slots[event.slot]
+            del self._residents[event.slot]
             return
         if self._reading is not None and self._reading[0] == event.digest:
-            self._slots[event.slot] = self._reading[1].result()
+            self._residents[event.slot] = self._reading[1].result()
             self._reading = None
         else:
-            self._slots[event.slot] = load_adapter(Path(event.path), event.digest, self._base, self._rank_max)
+            self._residents[event.slot] = self._load(event.path, event.digest)
+
+    def _load(self, path: str, digest: str) -> Resident:
+        return Resident(digest, load_adapter(Path(path), digest, self._base, self._rank_max))

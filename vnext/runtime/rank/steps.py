@@ -11,11 +11,13 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 
@@ -80,7 +82,7 @@ class HostSteps:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
         inputs = self._batch.step_inputs(state)
         outputs = self._runner.run(inputs)
-        words = fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
+        words = self._fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
         found = self._batch.take_sampled(scheduled, outputs.tokens)
@@ -92,6 +94,9 @@ class HostSteps:
             drafts = pack_tokens(found.drafts) if words else b""
             done = done._replace(logprobs=logprobs, counts=found.counts, drafted=found.drafted, drafts=drafts)
         self._done.append(done)
+
+    def _fed_words(self, inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
+        return fed_words(inputs, config, self.adapters.digests if self.adapters else None)
 
     def is_there(self) -> bool:
         return bool(self._done)
