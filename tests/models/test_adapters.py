@@ -17,7 +17,7 @@ from saved_adapters import save_adapter, write
 from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
-from vnext.models.layers.adapted import Adapter, adapted_forward
+from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import AdapterRows
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
@@ -57,7 +57,7 @@ def logits(model: Model, slots: Sequence[Adapter], chunks: Sequence[Chunk], uses
             places.setdefault(slot, []).extend(range(first, first + len(chunk.tokens)))
         first += len(chunk.tokens)
     batch = batch._replace(adapters=tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places)))
-    forward = adapted_forward(model.family.forward, slots) if batch.adapters else model.family.forward
+    forward = AdaptedForward(model.family.forward, slots) if batch.adapters else model.family.forward
     hidden, _ = forward(model.params, model.kv, batch, model.config, model.parallel)
     return model.family.logits(model.params, hidden, model.config, model.parallel)
 

@@ -170,16 +170,15 @@ def check_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> Non
 
 
 def check_add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> None:
-    """product [T, out] and x [T, in] of one float dtype; blocks within them, on the same device; tokens int64 [n]."""
+    """product [T, out] and x [T, in] of one float dtype; blocks of the same dtype within them."""
     expect("product", product, (None, None), FLOATS)
     expect("x", x, (product.shape[0], None), (product.dtype,))
     expect_together(product, x=x)
-    for block, tokens in parts:
-        expect("tokens", tokens, (None,), INDICES)
-        expect("down", block.down, (x.shape[1], None), (torch.float32,))
-        expect("up", block.up, (block.rank, None), (torch.float32,))
-        if not 0 <= block.first <= block.first + block.width <= product.shape[1]:
-            raise ContractError(f"a block ends at column {block.first + block.width} of a product of {product.shape[1]}")
+    inputs, columns, dtypes = parts.needs
+    if inputs - {x.shape[1]} or dtypes - {x.dtype}:
+        raise ContractError(f"blocks of {sorted(inputs)} inputs in {sorted(map(str, dtypes))} for x {list(x.shape)} in {x.dtype}")
+    if columns > product.shape[1]:
+        raise ContractError(f"a block ends at column {columns} of a product of {product.shape[1]}")
 
 
 def check_logits(hidden: torch.Tensor, weight: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vnext.kernels.thin import ThinBlock, thin_block
+from vnext.kernels.thin import ThinBlocks, thin_block
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
@@ -113,11 +113,11 @@ def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _blocks(target: Target, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], base: Base) -> tuple[ThinBlock, ...]:
+def _blocks(target: Target, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], base: Base) -> ThinBlocks:
     """One block for each of the target's modules that the adapter changes, beside the columns of its outputs."""
     blocks, first = [], 0
     for name in target.names:
         if name in pairs:
-            blocks.append(thin_block(*pairs[name], first))
+            blocks.append(thin_block(*pairs[name], first, target.weight.dtype))
         first += sum(axis_part(axis, base.config, base.parallel).size for axis in layout_of(name, base.layouts).out)
-    return tuple(blocks)
+    return ThinBlocks(blocks)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
-from vnext.models.layers.adapted import adapted_forward
+from vnext.models.layers.adapted import AdaptedForward
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.sharding import Parallel
@@ -63,6 +63,7 @@ class ModelRunner:
         )
         base = Base(self.config, parallel, targets)
         self.adapters = AdapterSlots(parallel.rank, base, max_lora_rank) if max_lora_rank else None
+        self._adapted = AdaptedForward(self._family.forward, self.adapters) if self.adapters else None
         self._kv = None
         self._whole: WholeStep | None = None
         self._sums = PromptSums()
@@ -122,7 +123,7 @@ class ModelRunner:
         return replace(outputs, prompts=self._sums.results(prompts, [tensor.cpu() for tensor in computed]))
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        forward = adapted_forward(self._family.forward, self.adapters) if batch.adapters else self._family.forward
+        forward = self._adapted if batch.adapters else self._family.forward
         hidden, self._kv = forward(self._params, self._kv, batch, self.config, self.parallel)
         return hidden
 

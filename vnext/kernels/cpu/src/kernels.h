@@ -67,9 +67,9 @@ struct GateCall {
    [padded_rank] and `up` [rank][padded_width] are float32, padded with zeros to whole lanes. Python writes the fields as
    64-bit numbers, in this order. */
 struct ThinPart {
-    const float *down, *up;
+    const void *down, *up;
     const int64_t *tokens;
-    int64_t count, rank, padded_rank, first, width, padded_width;
+    int64_t count, rank, padded_rank, first, width;
 };
 
 struct ThinCall {

@@ -16,28 +16,37 @@ constexpr int TOKENS_AT_ONCE = 4;
 constexpr int TOKENS_AT_ONCE = 1;
 #endif
 
-inline float wide(float x) { return x; }
-inline float wide(bf16 x) { return to_float(x); }
+constexpr int64_t AHEAD = 512;  // elements of a matrix that are asked for before they are needed
+
+inline void widen_row(const float *x, int64_t n, float *wide) { memcpy(wide, x, size_t(n) * 4); }
+inline void widen_row(const bf16 *x, int64_t n, float *wide) {
+    int64_t k = 0;
+    for (; k + 16 <= n; k += 16)
+        store(wide + k, load(x + k));
+    for (; k < n; ++k)
+        wide[k] = to_float(x[k]);
+}
 
 /* sums [R][padded_rank] = down(x) of R tokens. */
 template <typename T, int R>
-inline void narrow_rows(const ThinCall &call, const ThinPart &part, const T *const *x, float *sums) {
+inline void narrow_rows(const ThinCall &call, const ThinPart &part, const float *const *x, float *sums) {
     for (int64_t j = 0; j < part.padded_rank; j += 16) {
         Lanes chains[CHAINS][R];
         for (int c = 0; c < CHAINS; ++c)
             for (int r = 0; r < R; ++r)
                 chains[c][r] = all(0.0f);
-        const float *down = part.down + j;
+        const T *down = static_cast<const T *>(part.down) + j;
         int64_t k = 0;
         for (; k + CHAINS <= call.in; k += CHAINS)
             for (int c = 0; c < CHAINS; ++c) {
+                __builtin_prefetch(down + (k + c) * part.padded_rank + AHEAD * 4);
                 const Lanes weight = load(down + (k + c) * part.padded_rank);
                 for (int r = 0; r < R; ++r)
-                    chains[c][r] = fused(all(wide(x[r][k + c])), weight, chains[c][r]);
+                    chains[c][r] = fused(all(x[r][k + c]), weight, chains[c][r]);
             }
         for (int c = 0; k + c < call.in; ++c)
             for (int r = 0; r < R; ++r)
-                chains[c][r] = fused(all(wide(x[r][k + c])), load(down + (k + c) * part.padded_rank), chains[c][r]);
+                chains[c][r] = fused(all(x[r][k + c]), load(down + (k + c) * part.padded_rank), chains[c][r]);
         for (int r = 0; r < R; ++r)
             store(sums + r * part.padded_rank + j,
                   (chains[0][r] + chains[1][r]) + (chains[2][r] + chains[3][r]));
@@ -46,20 +55,25 @@ inline void narrow_rows(const ThinCall &call, const ThinPart &part, const T *con
 
 template <typename T, int R>
 inline void thin_rows(const ThinCall &call, const ThinPart &part, const int64_t *tokens) {
-    const T *x[R];
+    float *sums = static_cast<float *>(scratch(SLOT_ROWS, size_t(R * (part.padded_rank + call.in)) * 4));
+    const float *x[R];
     T *product[R];
     for (int r = 0; r < R; ++r) {
-        x[r] = static_cast<const T *>(call.x) + tokens[r] * call.x_stride;
+        float *wide = sums + R * part.padded_rank + r * call.in;
+        widen_row(static_cast<const T *>(call.x) + tokens[r] * call.x_stride, call.in, wide);
+        x[r] = wide;
         product[r] = static_cast<T *>(call.product) + tokens[r] * call.product_stride + part.first;
     }
-    float *sums = static_cast<float *>(scratch(SLOT_ROWS, size_t(R * part.padded_rank) * 4));
     narrow_rows<T, R>(call, part, x, sums);
+    const T *up = static_cast<const T *>(part.up); /* [width / 16][rank][16] */
     for (int64_t i = 0; i < part.width; i += 16) {
         Lanes total[R];
         for (int r = 0; r < R; ++r)
             total[r] = all(0.0f);
         for (int64_t j = 0; j < part.rank; ++j) {
-            const Lanes weight = load(part.up + j * part.padded_width + i);
+            __builtin_prefetch(up + AHEAD * 4);
+            const Lanes weight = load(up);
+            up += 16;
             for (int r = 0; r < R; ++r)
                 total[r] = fused(all(sums[r * part.padded_rank + j]), weight, total[r]);
         }
