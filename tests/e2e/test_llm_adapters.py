@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from engine_here import engines_here
+from saved_adapters import DEMO, merge, save_adapter
 
-import vnext
 from vnext.llm import LLM, Generated
 from vnext.lora_request import LoRARequest
 from vnext.replay.cli.main import main as replay
-from vnext.runtime.rank.adapters import AdapterSlots, Resident
 from vnext.sampling_params import InvalidRequest, SamplingParams
-from vnext.state.errors import LawBroken
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))  # saved_adapters is shared with the models' tests
-from saved_adapters import merge, save_adapter
-
-DEMO = Path(vnext.__file__).parent / "demo_model"
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "The module is", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -32,17 +24,6 @@ CHOICES = {
     "usual": {}, "one slot": {"max_loras": 1}, "tiny": TINY, "no cache": {"enable_prefix_caching": False},
     "sync": {"async_scheduling": False}, "bfloat16": {"dtype": "bfloat16"}, "int8": {"quantization": "int8", "dtype": "bfloat16"},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
-    """Small changes of the demo model, so that its answers stay varied."""
-    parent = tmp_path_factory.mktemp("adapters")
-    found = []
-    for seed in range(5):
-        folder = save_adapter(DEMO, parent / str(seed), seed, rank=2 + 3 * seed, lora_alpha=1)
-        found.append(LoRARequest(f"tenant {seed}", seed, str(folder)))
-    return found
 
 
 @pytest.fixture(scope="module", params=CHOICES)
@@ -70,57 +51,6 @@ def test_mixed_batches_have_the_bits_of_each_request_alone(llm: LLM, adapters: l
         alone = llm.generate([prompts[place]], params, False, each[place])
         assert answers(alone) == [together[place]]
     assert answers(llm.generate(prompts[::-1], params, False, each[::-1])) == together[::-1]
-
-
-@pytest.fixture(scope="module")
-def undrafted(adapters: list[LoRARequest]) -> dict[int, list[tuple[list[int], Any]]]:
-    return {ranks: mixed(adapters, tensor_parallel_size=ranks, log="off") for ranks in (1, 2)}
-
-
-def mixed(adapters: list[LoRARequest], **settings: Any) -> list[tuple[list[int], Any]]:
-    """The answers to prompts that repeat themselves, greedy and seeded, each with another adapter or none."""
-    asked = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "dtype": "float32", "threads": 1, **settings}
-    prompts = [f"one two {place} one two {place} one two" for place in range(24)]
-    params = [(GREEDY, SEEDED)[place % 2] for place in range(24)]
-    with LLM(**asked) as llm:
-        return answers(llm.generate(prompts, params, False, ([None, *adapters] * 4)))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "settings"),
-    [(1, {}), (1, TINY), (1, {"async_scheduling": False, "enable_prefix_caching": False}), (2, {}), (2, TINY)],
-    ids=["usual", "preempted", "in step", "two ranks", "two ranks, preempted"],
-)
-def test_drafts_change_no_answer_of_an_adapter(
-    undrafted: dict[int, list], adapters: list[LoRARequest], ranks: int, settings: dict[str, Any], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}, "log": "full", "log_dir": str(tmp_path)}
-    checks = {"check_laws": True, "digest_interval": 1}
-    assert mixed(adapters, tensor_parallel_size=ranks, **drafts, **checks, **settings) == undrafted[ranks]
-    (log,) = tmp_path.iterdir()
-    assert replay(["verify", "--laws", str(log)]) == 0 and capsys.readouterr()
-    assert replay(["show", "--json", str(log)]) == 0
-    counters = json.loads(capsys.readouterr().out)["state"]["counters"]
-    assert counters["accepted_tokens"] > 0 and (counters["preempted"] > 0) == (settings is TINY)
-
-
-def swapped_slots(slots: AdapterSlots, slot: int) -> Resident:
-    return slots._residents.get(1 - slot, slots._residents[slot])
-
-
-def late_eviction(slots: AdapterSlots, slot: int) -> Resident:
-    """The first adapter stays in its slot for ever."""
-    return slots.__dict__.setdefault("first", {}).setdefault(slot, slots._residents[slot])
-
-
-@pytest.mark.parametrize("fault", [swapped_slots, late_eviction])
-def test_a_rank_that_computes_with_another_adapter_is_named(
-    adapters: list[LoRARequest], fault: Callable[..., Resident], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(AdapterSlots, "resident", fault)
-    with engines_here(), pytest.raises(LawBroken, match=r"rank 0 has drifted: its batch digest differs at step \d+ \(adapters\)"):
-        mixed(adapters, executor="inproc", log_dir=str(tmp_path), digest_interval=1)
 
 
 def test_the_merged_model_gives_the_same_tokens(adapters: list[LoRARequest], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ ranks."""
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -13,18 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saved_adapters import DEMO, save_adapter
 from serving import Server, complete_all, eventually, serving
 
-import vnext
 from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
 from vnext.replay.cli.main import main as replay
 from vnext.sampling_params import SamplingParams
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))  # saved_adapters is shared with the models' tests
-from saved_adapters import save_adapter
-
-DEMO = Path(vnext.__file__).parent / "demo_model"
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 

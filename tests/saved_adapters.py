@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+import vnext
+
+DEMO = Path(vnext.__file__).parent / "demo_model"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

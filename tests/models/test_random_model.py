@@ -20,7 +20,7 @@ from vnext.llm import LLM
 from vnext.models.registry import FAMILIES
 from vnext.sampling_params import SamplingParams
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ("llama-tiny", "qwen3-tiny")
 PROMPT_LENGTH, ANSWER_LENGTH = 24, 24
 # Parameters of the models that the shapes are those of.
