@@ -95,6 +95,7 @@ COMPILED = [
         "vnext.log._open_blocks", "vnext/log/_open_blocks.c", "vnext/log/blake2b_keyed.h", "vnext/state/store/blake2b_words.h",
         "vnext/log/steady_frame.h",
     ),
+    compiled("vnext.sampling.drafters._automaton", "vnext/sampling/drafters/_automaton.c"),
     compiled("vnext.runtime.ring._ring", "vnext/runtime/ring/_ring.c", "vnext/runtime/waiting.h"),  # Linux only
     compiled(
         "vnext.runtime.collectives._exchange", "vnext/runtime/collectives/_exchange.c", "vnext/runtime/collectives/rank_sum.h",

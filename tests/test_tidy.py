@@ -43,7 +43,7 @@ ARROWS = {
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
     "models/families": {"models/*", "models/config", "models/layers"},
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
-    "sampling/drafters": {"state/config"},
+    "sampling/drafters": {"state/config", "compiled"},
     "text/structured": {"text/*", "state/params", "sampling_params"},
     "text/dialects": {"text/parts"},
     "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},

@@ -23,6 +23,7 @@ REMEDY = "build it again: `pip install -e .`, or `python setup.py build_ext --in
 MODULES = (
     "vnext.state.store._columns", "vnext.state.store._prefix_index", "vnext.log._log",
     "vnext.log._open_blocks", "vnext.runtime.ring._ring", "vnext.runtime.collectives._exchange", "vnext.kernels.cpu._native",
+    "vnext.sampling.drafters._automaton",
 )  # fmt: skip
 CUDA_LAUNCHES = "vnext.kernels.cuda._native"  # needs torch, which its only importer has loaded (vnext/kernels/cuda/compiled.py)
 

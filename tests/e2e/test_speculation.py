@@ -25,6 +25,7 @@ CONSTRAINTS = (
     StructuredOutputsParams(choice=["the first answer", "the second answer"]),
 )  # fmt: skip
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "suffix_decoding_max_cached_requests": 9}
 
 
 def wishes() -> tuple[list[str], list[SamplingParams]]:
@@ -65,11 +66,12 @@ def undrafted() -> list[tuple[object, ...]]:
         {"num_blocks_override": 40},
         {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
         {"log_max_bytes": 2**20},
+        {"speculative_config": SUFFIX, "num_blocks_override": 40},
     ],
-    ids=["every law", "in step", "preempted", "uncached", "log"],
+    ids=["every law", "in step", "preempted", "uncached", "log", "suffix, preempted"],
 )
 def test_drafts_change_no_answer(undrafted: list[tuple[object, ...]], settings: dict[str, object], tmp_path: Path) -> None:
-    assert answers(speculative_config=SPECULATION, log="full", log_dir=str(tmp_path), **settings) == undrafted
+    assert answers(**{"speculative_config": SPECULATION, "log": "full", "log_dir": str(tmp_path)} | settings) == undrafted
     (log,) = tmp_path.iterdir()
     assert main(["verify", str(log), "--laws"]) == 0
 
@@ -95,8 +97,21 @@ def test_a_grammar_s_forced_tokens_save_steps(undrafted: list[tuple[object, ...]
     assert main(["verify", str(log), "--grammar"]) == 0 and main(["exec", str(log), "--threads", "1"]) == 0
 
 
-def test_drafts_of_two_ranks_change_no_answer() -> None:
-    assert answers(tensor_parallel_size=2, speculative_config=SPECULATION, digest_interval=1) == answers(tensor_parallel_size=2)
+@pytest.mark.parametrize("config", [SPECULATION, SUFFIX], ids=["ngram", "suffix"])
+def test_drafts_of_two_ranks_change_no_answer(config: dict[str, object]) -> None:
+    assert answers(tensor_parallel_size=2, speculative_config=config, digest_interval=1) == answers(tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("kept", [0, 100])
+def test_earlier_answers_are_drafted_if_they_are_kept(kept: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = SUFFIX | {"suffix_decoding_max_cached_requests": kept, "row_cost": 0}
+    asked = ["A quite ordinary question"], SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
+    with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=config) as llm:
+        first, second = (llm.generate(*asked, use_tqdm=False)[0].outputs[0].token_ids for _ in range(2))
+    (log,) = tmp_path.iterdir()
+    assert main(["show", str(log), "--json"]) == 0
+    accepted = json.loads(capsys.readouterr().out)["state"]["counters"]["accepted_tokens"]
+    assert first == second and (accepted > 40) == (kept > 0)
 
 
 def test_a_log_with_drafts_is_executed_again(undrafted: list[tuple[object, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +138,9 @@ def test_drafts_save_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ({"num_speculative_tokens": "many"}, "speculative_config"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "swap the two"),
         ({"draft": 1}, "may have"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "between 1 and 1024"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "between 0 and 1"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "between 0 and 1000000"),
         ("{", "JSON"),
     ],
 )

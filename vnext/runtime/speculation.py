@@ -13,6 +13,11 @@ from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
+BOUNDS = {
+    "num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
+    "row_cost": (0, 1000), "suffix_decoding_max_tree_depth": (1, 1024), "suffix_decoding_max_spec_factor": (0, 64),
+    "suffix_decoding_min_token_prob": (0, 1), "suffix_decoding_max_cached_requests": (0, 1_000_000),
+}  # fmt: skip
 
 
 def speculation_of(text: str) -> Speculation | None:
@@ -35,9 +40,7 @@ def speculation_of(text: str) -> Speculation | None:
 
 
 def _check_numbers(found: Speculation) -> None:
-    bounds = {"num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
-              "row_cost": (0, 1000)}  # fmt: skip
-    for name, (low, high) in bounds.items():
+    for name, (low, high) in BOUNDS.items():
         if name == "row_cost" and found.row_cost == MEASURED:
             continue
         if not low <= getattr(found, name) <= high:

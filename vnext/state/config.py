@@ -18,7 +18,7 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
-DRAFTERS = ("ngram", "grammar")
+DRAFTERS = ("ngram", "grammar", "suffix")
 """The methods of speculative decoding, by vLLM's names."""
 
 
@@ -31,7 +31,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     `method` is the drafter (vnext/sampling/drafters). A step takes at most `num_speculative_tokens` drafts of a request.
     `prompt_lookup_min` and `prompt_lookup_max` bound the tokens that the n-gram drafter looks for. `row_cost` is the time that
-    one more token adds to a step, in thousandths of the time of a step of one token; drafts that cannot pay are left out.
+    one more token adds to a step, in thousandths of the time of a step of one token; drafts that cannot pay are left out. The
+    suffix drafter looks for `suffix_decoding_max_tree_depth` tokens, keeps `suffix_decoding_max_cached_requests` answers, and
+    drafts at most `suffix_decoding_max_spec_factor` times as many tokens as it has found, no draft that is less likely than
+    `suffix_decoding_min_token_prob`.
     """
 
     method: str = "ngram"
@@ -39,6 +42,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     row_cost: int = 0
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_NAMES):

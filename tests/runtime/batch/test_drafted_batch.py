@@ -16,7 +16,7 @@ from vnext.runtime.batch.draft_rows import kept
 from vnext.runtime.batch.rebuild import Sampled, history_of, rebuild
 from vnext.runtime.batch.words import fed_words
 from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.drafters.ngram import NgramDrafter
+from vnext.sampling.drafters.drafter import Drafter, drafter_of
 from vnext.sched.schedule import schedule
 from vnext.state.config import Speculation
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, pack_tokens
@@ -25,10 +25,8 @@ from vnext.state.reduce import reduce, start
 from vnext.state.samples import sample_points
 from vnext.state.state import State, StepInFlight
 
-DRAFTER = NgramDrafter(1, 3)
 
-
-def as_computed(state: State, sampled: Sampled) -> tuple[State, dict[int, list[int]]]:
+def as_computed(state: State, sampled: Sampled, drafter: Drafter) -> tuple[State, dict[int, list[int]]]:
     """The newest step with true starts and the drafts that a rank makes, request by request."""
     scheduled = state.in_flight[-1]
     entries, counts, drafts = scheduled.entries.copy(), scheduled.drafts.copy(), {}
@@ -36,7 +34,7 @@ def as_computed(state: State, sampled: Sampled) -> tuple[State, dict[int, list[i
         history = history_of(state, int(np.flatnonzero(state.rows.id == id_)[0]), sampled)
         base, most = count - int(scheduled.drafts[place]), int(scheduled.drafts[place])
         unbound = state.requests[id_].sampling.constraint is None  # and the others have no grammar, which could force tokens
-        drafts[id_] = DRAFTER.drafts(np.array(history, dtype=np.int32), most).tolist() if most and unbound else []
+        drafts[id_] = drafter.row(b"", 0).drafts(np.array(history, dtype=np.int32), most).tolist() if most and unbound else []
         counts[place] = len(drafts[id_])
         entries[2:, place] = min(first, len(history) - base), base + counts[place]
     step = replace(scheduled, entries=entries, drafts=counts, tokens=int(entries[3].sum()))
@@ -57,7 +55,10 @@ def drawn(scheduled: StepInFlight, drafts: np.ndarray, rng: random.Random) -> np
 def test_a_drafted_batch_equals_the_rebuilt_batch(seed: int) -> None:
     rng = random.Random(seed)
     started = engine_started(rng)
-    speculation = Speculation(num_speculative_tokens=rng.choice((1, 3, 6)), prompt_lookup_min=1, prompt_lookup_max=3)
+    speculation = Speculation(
+        method=("ngram", "suffix")[seed % 2], num_speculative_tokens=rng.choice((1, 3, 6)), prompt_lookup_min=1,
+        prompt_lookup_max=3, suffix_decoding_max_cached_requests=0,
+    )  # fmt: skip
     started = replace(started, config=replace(started.config, speculation=speculation))
     state, words = start(started), Vocabulary(Path("no tokenizer"), VOCABULARY, started.config.eos_token_ids)
     batch, sampled, commits = PersistentBatch(started.config, VOCABULARY, words), {}, {}
@@ -75,7 +76,7 @@ def test_a_drafted_batch_equals_the_rebuilt_batch(seed: int) -> None:
         elif choice < 0.65 and (plan := schedule(state)) is not None:
             state, steps = reduce(state, plan), steps + 1
             fast = without_unread_entries(batch.step_inputs(state), started.config)
-            seen, drafts = as_computed(state, sampled)
+            seen, drafts = as_computed(state, sampled, drafter_of(speculation))
             assert_equal_steps(fast, rebuild(seen, sampled, VOCABULARY, words, drafts))
             scheduled = seen.in_flight[-1]
             flat = np.array([token for id_ in scheduled.ids.tolist() for token in drafts[id_]], dtype=np.int32)

@@ -216,12 +216,12 @@ class PersistentBatch:
     def _change_rows(self, state: State) -> None:
         """Free the rows of requests that left; give free rows to new requests and to requests that resume after preemption."""
         pairs = list(zip(state.rows.id.tolist(), state.rows.preemption_count.tolist()))
-        for pair in self._row_of.keys() - set(pairs):
+        for pair in sorted(self._row_of.keys() - set(pairs)):
             place = self._row_of.pop(pair)
             self._sampling.leave(place)
             self._prompts.leave(place)
             if self._drafts is not None:
-                self._drafts.leave(place)
+                self._drafts.leave(place, pair[0] not in state.requests)
             self._free.append(place)
         for row, pair in enumerate(pairs):
             if pair not in self._row_of:
@@ -230,7 +230,7 @@ class PersistentBatch:
                 self._sampling.join(place, state, row)
                 self._prompts.join(place, state.requests[pair[0]])
                 if self._drafts is not None:
-                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]].sampling.constraint is not None)
+                    self._drafts.join(place, row_tokens(state, row), state.requests[pair[0]])
         self._places = np.array([self._row_of[pair] for pair in pairs], dtype=np.int64)
 
 

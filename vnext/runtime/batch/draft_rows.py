@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from vnext.sampling.drafters.drafter import Drafter
-from vnext.state.state import StepInFlight
+from vnext.sampling.drafters.drafter import Drafter, RowDrafter
+from vnext.state.state import Request, StepInFlight
 
 SPARE = 256
 NO_DRAFTS = np.empty(0, dtype=np.int32)
@@ -52,18 +52,23 @@ class DraftRows:
 
     def __init__(self, drafter: Drafter, grammars: Grammars) -> None:
         self._drafter, self._grammars = drafter, grammars
+        self._rows: dict[int, RowDrafter] = {}
         self._histories: dict[int, np.ndarray] = {}
         self._lengths: dict[int, int] = {}
         self._constrained: set[int] = set()
 
-    def join(self, place: int, tokens: np.ndarray, is_constrained: bool) -> None:
+    def join(self, place: int, tokens: np.ndarray, request: Request) -> None:
         """A request with these known tokens (int32[n]) takes a batch row."""
+        self._rows[place] = self._drafter.row(request.root, request.prompt_length)
         self._histories[place] = np.concatenate((tokens, np.empty(SPARE, dtype=np.int32)))
         self._lengths[place] = len(tokens)
-        (self._constrained.add if is_constrained else self._constrained.discard)(place)
+        (self._constrained.discard if request.sampling.constraint is None else self._constrained.add)(place)
 
-    def leave(self, place: int) -> None:
-        del self._histories[place], self._lengths[place]
+    def leave(self, place: int, is_finished: bool) -> None:
+        """A request leaves its batch row, for good if it `is_finished`."""
+        if is_finished:
+            self._rows[place].finish(self._tokens(place))
+        del self._rows[place], self._histories[place], self._lengths[place]
 
     def drafted(self, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
         """The step as this rank computes it; `places` int64[n]: its entries' batch rows."""
@@ -92,11 +97,14 @@ class DraftRows:
         history[length : length + len(tokens)] = tokens
         self._lengths[place] = length + len(tokens)
 
+    def _tokens(self, place: int) -> np.ndarray:
+        return self._histories[place][: self._lengths[place]]
+
     def _drafts_of(self, place: int, most: int) -> np.ndarray:
         if most == 0:
             return NO_DRAFTS
         if place not in self._constrained:
-            return self._drafter.drafts(self._histories[place][: self._lengths[place]], most)
+            return self._rows[place].drafts(self._tokens(place), most)
         drafts = self._grammars.forced(place, most)
         if drafts:
             self._grammars.follow(place, drafts)

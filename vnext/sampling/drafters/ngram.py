@@ -14,6 +14,11 @@ class NgramDrafter:
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
 
+    def row(self, scope: bytes, prompt_length: int) -> NgramDrafter:
+        return self
+
+    def finish(self, tokens: np.ndarray) -> None: ...
+
     def drafts(self, tokens: np.ndarray, most: int) -> np.ndarray:
         """Up to `most` drafts (int32[m]); a match that overlaps the end continues with its own repetition."""
         ends, length = np.flatnonzero(tokens[:-1] == tokens[-1]), 1
