@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,23 @@ import torch
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, make_batch
 from safetensors.torch import load_file
-from saved_adapters import save_adapter, write
+from saved_adapters import LINEAR, save_adapter, write
 
 from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import AdaptedForward, Adapter
-from vnext.models.layers.batch import AdapterRows
+from vnext.models.layers.batch import AdapterRows, ForwardBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
+from vnext.models.layers.whole_step import whole_step
 from vnext.models.loading.adapter import Base, Target, load_adapter
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
+from vnext.sampling.inputs import SamplingInputs
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
+from cpu_levels import needs_native
 
 LLAMA = Case("LlamaForCausalLM", "LlamaConfig", {})
 FAMILIES = ("llama", "qwen3", "phi3", "gpt2", "gemma3", "olmo2")
@@ -50,16 +56,20 @@ def load(path: Path, folders: Sequence[Path], parallel: Parallel | None = None, 
 
 def logits(model: Model, slots: Sequence[Adapter], chunks: Sequence[Chunk], uses: Sequence[int | None]) -> torch.Tensor:
     """Logits [T, V] of one step in which row r is computed with the adapter in slot uses[r]."""
-    batch, places = make_batch(chunks, 16, len(kv_groups(model.config).windows)), {}
+    batch = with_adapters(make_batch(chunks, 16, len(kv_groups(model.config).windows)), chunks, uses)
+    forward = AdaptedForward(model.family.forward, slots, "cpu") if batch.adapters else model.family.forward
+    hidden, _ = forward(model.params, model.kv, batch, model.config, model.parallel)
+    return model.family.logits(model.params, hidden, model.config, model.parallel)
+
+
+def with_adapters(batch: ForwardBatch, chunks: Sequence[Chunk], uses: Sequence[int | None]) -> ForwardBatch:
+    places: dict[int, list[int]] = {}
     first = 0
     for chunk, slot in zip(chunks, uses):
         if slot is not None:
             places.setdefault(slot, []).extend(range(first, first + len(chunk.tokens)))
         first += len(chunk.tokens)
-    batch = batch._replace(adapters=tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places)))
-    forward = AdaptedForward(model.family.forward, slots) if batch.adapters else model.family.forward
-    hidden, _ = forward(model.params, model.kv, batch, model.config, model.parallel)
-    return model.family.logits(model.params, hidden, model.config, model.parallel)
+    return batch._replace(adapters=tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places)))
 
 
 def peft_adapter(model: torch.nn.Module, folder: Path, **settings: Any) -> torch.nn.Module:
@@ -95,6 +105,36 @@ def test_as_peft_computes_them(name: str, tmp_path: Path) -> None:
 
     for each in ThreadGroup(2).run(on_rank):
         close(each, expected)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
+def test_a_whole_step_has_the_bits_of_its_parts(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """With rows of several adapters and of none, adapters of some layers only, and slots that change between steps."""
+    save_case(tmp_path / "base", name)
+    targets = [{"targets": chosen} for chosen in (("qkv_proj", "gate_up_proj") if name == "phi3" else ("k_proj", "up_proj"), LINEAR)]
+    adapters = [save_adapter(tmp_path / "base", tmp_path / str(seed), seed, 5 + 13 * seed, **each) for seed, each in enumerate(targets)]
+    model, slots = load(tmp_path / "base", adapters, dtype=dtype)
+    assert model.params.stack is not None
+    plain_kv, kv = (make_kv_cache(model.config, 64, 16, dtype, "cpu", alone(), together=True) for _ in range(2))
+    whole = whole_step(model.family, model.params, kv, model.config, alone(), slots)
+    assert whole is not None
+    parts = AdaptedForward(model.family.forward, slots, "cpu")
+    steps = [[Chunk(TOKENS[:28], 0, (0, 1)), Chunk(TOKENS[:9], 0, (2,)), Chunk(TOKENS[30:50], 0, (3, 4))]]
+    steps += [[Chunk(TOKENS[at : at + 1], first + at, pages) for first, pages in ((28, (0, 1)), (9, (2,)), (20, (3, 4)))] for at in range(4)]
+    for step, uses in zip(steps, ((0, None, 1), (0, None, 1), (0, None, 1), (1, 1, 0), (None, None, None))):
+        batch = with_adapters(make_batch(step, 16), step, uses)
+        batch = batch._replace(sample_at=batch.query_starts[1:].long() - 1)
+        zeros = torch.zeros(len(step), dtype=torch.int64)
+        sampling = SamplingInputs(zeros.float(), zeros, zeros + 1.0, zeros.float(), zeros, zeros)
+        forward = parts if batch.adapters else model.family.forward
+        for _ in range(2):
+            hidden, _ = forward(model.params, plain_kv, batch, model.config, alone())
+            expected = model.family.logits(model.params, hidden, model.config, alone()).argmax(-1)
+            assert whole.run(batch, sampling).tolist() == expected.tolist()
+            assert all(torch.equal(*pair) for ours, theirs in zip(kv, plain_kv) for pair in zip(ours, theirs))
+            slots.reverse()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 LANES = 16
 TOKENS_AT, COUNT_AT = 2, 3
@@ -107,15 +107,71 @@ class ThinParts:
         return lines
 
 
-def thin_block(down: torch.Tensor, up: torch.Tensor, first: int, dtype: torch.dtype) -> ThinBlock:
-    """The block of down [rank, in] and up [width, rank], any float dtype, for the columns from `first` on and x of `dtype`."""
+class StackParts(NamedTuple):
+    """What adapters add to the products of a stack of layers in a step.
 
-    def padded(matrix: torch.Tensor) -> torch.Tensor:
-        return functional.pad(matrix.to(dtype), (0, -matrix.shape[1] % LANES)).contiguous()
+    `lines` are as ThinParts has them, int64 [n, 8], those of product p from starts[p] to starts[p + 1]. `rows` keeps the tokens
+    whose addresses the lines have.
+    """
 
-    rank, width = down.shape[0], up.shape[0]
-    tiles = padded(up.t()).view(rank, -1, LANES).transpose(0, 1).contiguous()
-    return ThinBlock(padded(down.t()), tiles, rank, first, width)
+    lines: np.ndarray
+    starts: np.ndarray
+    rows: tuple[ThinRows, ...]
+
+
+class StackLines(NamedTuple):
+    """One adapter's lines for a stack, int64 [n, 8], without tokens, and the product that each belongs to, int64 [n]."""
+
+    lines: np.ndarray
+    products: np.ndarray
+
+
+def stack_lines(blocks: Mapping[int, ThinBlocks], products: Mapping[int, int]) -> StackLines:
+    """The lines of an adapter's blocks; `products` gives the place of the product of each key."""
+    found = [(blocks[key].lines, place) for key, place in products.items() if key in blocks]
+    lines = [np.empty((0, 8), np.int64), *(lines for lines, _ in found)]
+    places = [np.full(len(each), place) for each, (_, place) in zip(lines[1:], found)]
+    return StackLines(np.concatenate(lines), np.concatenate([np.empty(0, np.int64), *places]))
+
+
+def stack_parts(chosen: Sequence[tuple[StackLines, ThinRows]], product_count: int) -> StackParts:
+    """The parts of a step whose adapters have these rows."""
+    sizes = [len(each.lines) for each, _ in chosen]
+    lines, products = np.concatenate([each.lines for each, _ in chosen]), np.concatenate([each.products for each, _ in chosen])
+    lines[:, TOKENS_AT] = np.repeat([rows.address for _, rows in chosen], sizes)
+    lines[:, COUNT_AT] = np.repeat([rows.count for _, rows in chosen], sizes)
+    order = np.argsort(products, kind="stable")
+    starts = np.searchsorted(products[order], np.arange(product_count + 1))
+    return StackParts(lines[order], starts, tuple(rows for _, rows in chosen))
+
+
+def thin_bytes(down: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> int:
+    """How many bytes the block of these two takes."""
+    return sum(map(prod, _shapes(down, up))) * dtype.itemsize
+
+
+def thin_block(
+    down: torch.Tensor, up: torch.Tensor, first: int, dtype: torch.dtype, memory: torch.Tensor | None = None
+) -> ThinBlock:
+    """The block of down [rank, in] and up [width, rank], any float dtype, for the columns from `first` on and x of `dtype`.
+
+    It lies in `memory`, uint8 zeros of `thin_bytes`, or in memory of its own.
+    """
+    if memory is None:
+        memory = torch.zeros(thin_bytes(down, up, dtype), dtype=torch.uint8)
+    shapes, (width, rank) = _shapes(down, up), up.shape
+    placed_down, placed_up = (part.view(shape) for part, shape in zip(memory.view(dtype).split([*map(prod, shapes)]), shapes))
+    placed_down[:, :rank].copy_(down.to(dtype).t())
+    rounded, whole = up.to(dtype), width // LANES
+    placed_up[:whole].copy_(rounded[: whole * LANES].view(whole, LANES, rank).transpose(1, 2))
+    if width % LANES:
+        placed_up[whole, :, : width % LANES].copy_(rounded[whole * LANES :].t())
+    return ThinBlock(placed_down, placed_up, rank, first, width)
+
+
+def _shapes(down: torch.Tensor, up: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rank, inputs = down.shape
+    return (inputs, -(-rank // LANES) * LANES), (-(-up.shape[0] // LANES), rank, LANES)
 
 
 def add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> torch.Tensor:

@@ -16,6 +16,7 @@ from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, Caches, Stack
+from vnext.kernels.thin import StackParts
 
 
 class StepModel(NamedTuple):
@@ -37,7 +38,8 @@ class StepModel(NamedTuple):
 class StepArrays(NamedTuple):
     """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it.
 
-    `masks`: as mask_rows has them; None where no row has one."""
+    `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
+    None where no token has an adapter."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -48,9 +50,10 @@ class StepArrays(NamedTuple):
     sample_at: torch.Tensor
     columns: tuple[torch.Tensor, ...]
     masks: np.ndarray | None = None
+    parts: StackParts | None = None
 
 
-agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *StepArrays._fields, "sampled"))
+agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *StepArrays._fields, "part_starts", "sampled"))
 
 
 class DescribedModel(NamedTuple):
@@ -108,9 +111,10 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), arrays.block_table.stride(0))
-    *dense, _, masks = arrays
+    *dense, _, masks, parts = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
-    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, masks_at, tokens.ctypes.data)
+    parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
+    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, masks_at, *parts_at, tokens.ctypes.data)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 

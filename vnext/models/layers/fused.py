@@ -31,6 +31,11 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     return described if all(_is_alike(layer, described) for layer in described.layers) else None
 
 
+def products(layers: tuple[LayerParams, ...]) -> list[Any]:
+    """The packed weights of the layers' products, four a layer, in the order of the kernels."""
+    return [weight for layer in layers for weight in _products_of(layer)]
+
+
 def run(
     stack: Stack, residual: torch.Tensor, norm: torch.Tensor, kv: KvCache, batch: ForwardBatch, step: Step
 ) -> torch.Tensor | None:
@@ -70,11 +75,15 @@ def _is_common(layer: LayerParams, activation: str) -> bool:
     """Whether all weights were packed by the kernels, the MLP's gate among them, without a bias between it and up."""
     if not isinstance(layer.mlp, GatedMlp):
         return False
-    weights = (layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight)
+    weights = _products_of(layer)
     if not all(isinstance(weight, Packed) for weight in weights):
         return False
     gates = [weight.linear.gate for weight in weights]
     return gates == ["", "", activation, ""] and layer.mlp.gate_up.bias is None
+
+
+def _products_of(layer: LayerParams) -> tuple[Any, ...]:
+    return layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight
 
 
 def _describe_layer(layer: LayerParams, window: int) -> StackLayer:

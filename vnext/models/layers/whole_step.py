@@ -16,8 +16,10 @@ import torch
 from vnext.kernels.cpu import step as kernel
 from vnext.kernels.cpu.operations import Packed
 from vnext.kernels.cpu.stack import Angles
+from vnext.kernels.thin import StackParts
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers import decoder, fused
+from vnext.models.layers.adapted import AdaptedStack, Slots
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.rope import rotary_angles
@@ -48,11 +50,14 @@ class Sampled(Protocol):
 class WholeStep:
     """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
 
-    def __init__(self, model: kernel.StepModel, frequencies: torch.Tensor, config: ModelConfig) -> None:
-        self._model, self._frequencies, self._config = model, frequencies, config
+    def __init__(
+        self, model: kernel.StepModel, frequencies: torch.Tensor, config: ModelConfig, adapted: AdaptedStack | None
+    ) -> None:
+        self._model, self._frequencies, self._config, self._adapted = model, frequencies, config, adapted
         self._described = self._with_angles(POSITIONS_MIN)
         self._batch: ForwardBatch | None = None
         self._sampling: Sampled | None = None
+        self._parts: StackParts | None = None
         self._step: kernel.DescribedStep | None = None
 
     def takes(self, sample_count: int) -> bool:
@@ -64,11 +69,12 @@ class WholeStep:
 
         `sampling.columns()` are those of `cpu.sampling.sample_rows`. Masks are needed only after the forward.
         """
-        if batch is not self._batch or sampling is not self._sampling:
+        parts = self._adapted.parts(batch) if self._adapted else None
+        if batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
             masks = sampling.allowed and sampling.allowed.addresses(len(batch.sample_at))
-            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns(), masks=masks))
-            self._batch, self._sampling = batch, sampling
+            self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns(), masks=masks, parts=parts))
+            self._batch, self._sampling, self._parts = batch, sampling, parts
         while not kernel.run(self._described, self._step):
             self._described = self._with_angles(2 * (int(batch.positions.max()) + 1))
         if sampling.allowed:
@@ -81,8 +87,10 @@ class WholeStep:
         return kernel.describe_model(self._model, Angles(*angles))
 
 
-def whole_step(family: Family, params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel) -> WholeStep | None:
-    """The WholeStep of this model and cache; None where the kernels cannot run it."""
+def whole_step(
+    family: Family, params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
+) -> WholeStep | None:
+    """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
     if family.forward is not decoder.forward or family.logits is not decoder.logits or params.stack is None:
         return None
     if parallel.world_size > 1 or config.logits_softcap or not _has_plain_ends(params, config):
@@ -104,7 +112,7 @@ def whole_step(family: Family, params: Any, kv: KvCache, config: ModelConfig, pa
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
     )
-    return WholeStep(model, params.frequencies, config)
+    return WholeStep(model, params.frequencies, config, AdaptedStack(fused.products(params.layers), slots) if slots else None)
 
 
 def _has_plain_ends(params: Any, config: ModelConfig) -> bool:

@@ -6,13 +6,15 @@ cut as the weight's inputs are, `up` as its outputs. Modules that the model fuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from vnext.kernels.thin import ThinBlocks, thin_block
+from vnext.kernels.cpu.memory import huge
+from vnext.kernels.thin import ThinBlocks, thin_block, thin_bytes
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
@@ -23,6 +25,10 @@ from vnext.models.registry import family
 
 PREFIX = "base_model.model."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""down [rank, in] and up [out, rank] of one module on one rank."""
 
 
 class Target(NamedTuple):
@@ -59,7 +65,10 @@ def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapte
     pairs = {name: _pair(files, name, settings, base) for name in modules}
     if (found := adapter_digest(folder)) != digest:
         raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
-    return {id(target.weight): _blocks(target, pairs, base) for target in base.targets if modules & set(target.names)}
+    targets = [target for target in base.targets if modules & set(target.names)]
+    sizes = [thin_bytes(*pairs[name], target.weight.dtype) for target in targets for name in target.names if name in pairs]
+    memory = iter(huge(sum(sizes)).split(sizes))
+    return Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
 
 
 def _modules(file: Path, tensors: Sequence[str], base: Base) -> set[str]:
@@ -77,33 +86,35 @@ def _modules(file: Path, tensors: Sequence[str], base: Base) -> set[str]:
     return found
 
 
-def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's (down [rank, in], up [out, rank]) of one module in float32."""
+def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -> Pair:
+    """This rank's down and up of one module; up is scaled, in float32."""
     module, layout = PREFIX + name.removesuffix(".weight"), layout_of(name, base.layouts)
     inner = layout.inner
     assert inner is not None
     width, height = axis_size(inner, base.config), sum(axis_size(axis, base.config) for axis in layout.out)
     down = _whole(files, module + DOWN, (settings.rank, width))
-    up = _whole(files, module + UP, (height, settings.rank)) * settings.scale
+    up = _whole(files, module + UP, (height, settings.rank)).float() * settings.scale
     return _cut(down.t(), (inner,), base).t(), _cut(up, layout.out, base)
 
 
 def _whole(files: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the adapter in float32. Raises ModelError unless it has this shape."""
+    """A tensor of the adapter. Raises ModelError unless it has this shape."""
     found = files.shape(name)
     if found != shape:
         has = "is missing" if found is None else f"has the shape {list(found)}"
         raise ModelError(f"{name!r} of the adapter in {files.path} {has} where the model asks for {list(shape)}")
     if files.dtype(name) is None:
         raise ModelError(f"{name!r} of the adapter in {files.path} has another dtype than {', '.join(DTYPES)}")
-    whole = files.part(name, shape, ()).float()
-    if not whole.isfinite().all():
+    whole = files.part(name, shape, ())
+    if not all(map(isfinite, whole.aminmax())):
         raise ModelError(f"{name!r} of the adapter in {files.path} holds numbers that are not finite")
     return whole
 
 
 def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
     """This rank's rows, those of one axis below those of another; padding is zeros."""
+    if base.parallel.world_size == 1:
+        return rows
     parts, above = [], 0
     for axis in axes:
         part = axis_part(axis, base.config, base.parallel)
@@ -113,11 +124,12 @@ def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _blocks(target: Target, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], base: Base) -> ThinBlocks:
-    """One block for each of the target's modules that the adapter changes, beside the columns of its outputs."""
+def _blocks(target: Target, pairs: Mapping[str, Pair], base: Base, memory: Iterator[torch.Tensor]) -> ThinBlocks:
+    """One block for each of the target's modules that the adapter changes, beside the columns of its outputs; each takes the next
+    piece of memory."""
     blocks, first = [], 0
     for name in target.names:
         if name in pairs:
-            blocks.append(thin_block(*pairs[name], first, target.weight.dtype))
+            blocks.append(thin_block(*pairs[name], first, target.weight.dtype, next(memory)))
         first += sum(axis_part(axis, base.config, base.parallel).size for axis in layout_of(name, base.layouts).out)
     return ThinBlocks(blocks)

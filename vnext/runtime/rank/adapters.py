@@ -6,6 +6,8 @@ adapter was not read before, as in the replay of a log, is read then. Decides no
 
 from __future__ import annotations
 
+import os
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +18,8 @@ from vnext.models.loading.adapter import Base, load_adapter
 from vnext.runtime.messages import AdapterRead
 from vnext.runtime.ring.broadcast import ReadAdapter
 from vnext.state.events import AdapterEvicted, AdapterLoaded
+
+READER_NICENESS = 10
 
 
 class Resident(NamedTuple):
@@ -31,7 +35,7 @@ class AdapterSlots:
     def __init__(self, rank: int, base: Base, rank_max: int) -> None:
         self._rank, self._base, self._rank_max = rank, base, rank_max
         self._residents: dict[int, Resident] = {}
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapter")
+        self._reader = ThreadPoolExecutor(1, "adapter", _yield_to_others)
         self._reading: tuple[str, Future[Resident]] | None = None
         self._is_reported = True
 
@@ -80,3 +84,8 @@ class AdapterSlots:
 
     def _load(self, path: str, digest: str) -> Resident:
         return Resident(digest, load_adapter(Path(path), digest, self._base, self._rank_max))
+
+
+def _yield_to_others() -> None:
+    """Let what streams wait for have the cores first. On Linux a thread has a priority of its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), READER_NICENESS)

@@ -63,7 +63,7 @@ class ModelRunner:
         )
         base = Base(self.config, parallel, targets)
         self.adapters = AdapterSlots(parallel.rank, base, max_lora_rank) if max_lora_rank else None
-        self._adapted = AdaptedForward(self._family.forward, self.adapters) if self.adapters else None
+        self._adapted = AdaptedForward(self._family.forward, self.adapters, self.device.type) if self.adapters else None
         self._kv = None
         self._whole: WholeStep | None = None
         self._sums = PromptSums()
@@ -91,7 +91,9 @@ class ModelRunner:
         """Allocate the cache. Raises MemoryError (RuntimeError on CUDA) if there is not enough memory."""
         together = self.device.type == "cpu"
         self._kv = make_kv_cache(self.config, page_count, block_size, self.dtype, self.device, self.parallel, together)
-        self._whole = whole_step(self._family, self._params, self._kv, self.config, self.parallel) if together else None
+        self._whole = (
+            whole_step(self._family, self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
+        )
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
@@ -104,7 +106,7 @@ class ModelRunner:
         The next step may overwrite the outputs.
         """
         whole, sampling = self._whole, inputs.sampling
-        if whole is None or inputs.prompts is not None or inputs.forward.adapters:
+        if whole is None or inputs.prompts is not None:
             return self.run_by_parts(inputs)
         if sampling is None or not is_plain(sampling) or not whole.takes(len(inputs.logprobs)):
             return self.run_by_parts(inputs)

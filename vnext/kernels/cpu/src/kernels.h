@@ -64,8 +64,8 @@ struct GateCall {
 };
 
 /* A block of an adapter and the tokens that it is added to: product[token][first ..] += up(down(x[token])). `down` [in]
-   [padded_rank] and `up` [rank][padded_width] are float32, padded with zeros to whole lanes. Python writes the fields as
-   64-bit numbers, in this order. */
+   [padded_rank] and `up` [width / 16][rank][16] are of the kind of x, padded with zeros to whole lanes. Python writes the
+   fields as 64-bit numbers, in this order. */
 struct ThinPart {
     const void *down, *up;
     const int64_t *tokens;

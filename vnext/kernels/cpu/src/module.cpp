@@ -174,7 +174,7 @@ void do_stack(int kind, const void *layers, const void *caches, int64_t layer_co
     const WithoutLock apart(true);
     run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
-               sample_at, samples, residual, result});
+               sample_at, samples, nullptr, nullptr, residual, result});
 }
 
 bool do_step(const StepModel *model, const StepArrays *step) {

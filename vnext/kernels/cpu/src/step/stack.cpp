@@ -5,6 +5,7 @@
 #include "linear/linear.h"
 #include "rows/rows.h"
 #include "team.h"
+#include "thin/thin.h"
 
 namespace vnx {
 namespace {
@@ -15,6 +16,7 @@ int64_t padded(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 struct Space {
     void *joined_or_wide, *query_or_mixed, *seen_or_normed;
     void *picked_seen, *picked_residual;
+    void *apart; /* gate and up, which adapters change before they meet */
 };
 
 struct Sizes {
@@ -34,10 +36,11 @@ Space take_space(const StackCall &call, const Sizes &sizes) {
     const auto bytes = [&](int64_t rows, int64_t width) { return padded(rows * width * sizes.element); };
     const int64_t outer = bytes(call.tokens, std::max(sizes.joined_width, sizes.wide_width)),
                   inner = bytes(call.tokens, std::max(sizes.query_width, call.hidden)),
-                  seen = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden);
-    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept)));
+                  seen = bytes(call.samples, sizes.query_width), kept = bytes(call.samples, call.hidden),
+                  apart = call.part_starts == nullptr ? 0 : bytes(call.tokens, 2 * sizes.wide_width);
+    char *memory = static_cast<char *>(scratch(SLOT_STACK, size_t(outer + 2 * inner + seen + kept + apart)));
     char *query = memory + outer, *normed = query + inner, *picked = normed + inner;
-    return {memory, query, normed, picked, picked + seen};
+    return {memory, query, normed, picked, picked + seen, picked + seen + kept};
 }
 
 struct Layer {
@@ -47,9 +50,18 @@ struct Layer {
     const StackLayer &weights;
     const StackCache &cache;
 
-    void multiply(const void *x, int64_t rows, const Packed *weight, const void *bias, void *result) const {
-        const int64_t width = weight->gate == NO_GATE ? weight->out : weight->out / 2;
-        linear(x, weight->in, rows, weight, bias, result, width, call.kind);
+    const int64_t *part_starts; /* of this layer, or null */
+
+    void multiply(Product product, const void *x, int64_t rows, const Packed *weight, const void *bias, void *result) const {
+        const bool is_changed = part_starts != nullptr && part_starts[product] < part_starts[product + 1];
+        const bool is_gated = weight->gate != NO_GATE;
+        const int64_t width = is_gated ? weight->out / 2 : weight->out;
+        if (!is_changed) return linear(x, weight->in, rows, weight, bias, result, width, call.kind);
+        void *changed = is_gated ? space.apart : result;
+        linear(x, weight->in, rows, weight, bias, changed, weight->out, call.kind, is_gated);
+        add_thin(call.kind, {x, weight->in, weight->in, changed, weight->out, call.parts + part_starts[product],
+                             part_starts[product + 1] - part_starts[product]});
+        if (is_gated) gate_and_mul(call.kind, rows, {changed, result, width, weight->out, weight->gate});
     }
 
     /* normed = norm(residual += mixed). */
@@ -61,7 +73,7 @@ struct Layer {
     /* Reads and uses up the normed input; leaves what was seen in its place. */
     void attend() const {
         const AttentionPlan &plan = *call.plan;
-        multiply(space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
+        multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
         rotary_kv_write(call.kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, call.cosine, call.sine, call.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
@@ -81,10 +93,10 @@ struct Layer {
 
     /* From what was seen to the next layer's normed input. */
     void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
-        multiply(seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        multiply(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
-        multiply(space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
-        multiply(space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
+        multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
+        multiply(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }
 };
@@ -99,10 +111,12 @@ void run_stack(const StackCall &call) {
              {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
               call.hidden, 0, call.eps, 0});
     for (int64_t i = 0; i < call.layer_count; ++i) {
-        const Layer layer{call, sizes, space, call.layers[i], call.caches[i]};
+        const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;
+        const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
+        const bool is_last = i + 1 == call.layer_count;
         layer.attend();
-        if (i + 1 < call.layer_count) {
-            const void *next_norm = call.layers[i + 1].attention_norm;
+        if (!is_last || starts != nullptr) {
+            const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
             layer.finish(call.tokens, space.seen_or_normed, call.residual, next_norm, space.seen_or_normed);
             continue;
         }
@@ -112,6 +126,9 @@ void run_stack(const StackCall &call) {
                     space.picked_residual);
         layer.finish(call.samples, space.picked_seen, space.picked_residual, call.last_norm, call.result);
     }
+    if (call.part_starts != nullptr)
+        gather_rows(space.seen_or_normed, call.hidden * sizes.element, call.tokens, call.sample_at, call.samples, 0,
+                    call.result);
 }
 
 }  // namespace vnx

@@ -20,13 +20,17 @@ struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
 
+/* The products of a layer that adapters may change, in the order of StackCall's parts. */
+enum Product : int { QKV, OUTPUT, GATE_UP, DOWN, PRODUCT_COUNT };
+
 /* A layer's caches [block_count, kv_heads, block_size, head_dim], as in AttentionCall. */
 struct StackCache {
     void *keys, *values;
 };
 
 /* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm.
-   cosine and sine as in RotaryCall. All arrays are of one `kind`. */
+   cosine and sine as in RotaryCall. All arrays are of one `kind`. What adapters add to product p of layer i are the parts from
+   part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. */
 struct StackCall {
     int kind;
     const StackLayer *layers;
@@ -39,10 +43,12 @@ struct StackCall {
     const float *cosine, *sine;
     const int64_t *slots, *sample_at;
     int64_t samples;
+    const ThinPart *parts;
+    const int64_t *part_starts;
     void *residual, *result;
 };
 
-/* In the last layer only the sampled rows go on after the attention. */
+/* In the last layer only the sampled rows go on after the attention, unless there are adapters. */
 void run_stack(const StackCall &call);
 
 }  // namespace vnx

@@ -16,7 +16,7 @@ constexpr int TOKENS_AT_ONCE = 4;
 constexpr int TOKENS_AT_ONCE = 1;
 #endif
 
-constexpr int64_t AHEAD = 512;  // elements of a matrix that are asked for before they are needed
+constexpr int64_t AHEAD = 2048;  // elements of a matrix that are asked for before they are needed
 
 inline void widen_row(const float *x, int64_t n, float *wide) { memcpy(wide, x, size_t(n) * 4); }
 inline void widen_row(const bf16 *x, int64_t n, float *wide) {
@@ -39,7 +39,7 @@ inline void narrow_rows(const ThinCall &call, const ThinPart &part, const float 
         int64_t k = 0;
         for (; k + CHAINS <= call.in; k += CHAINS)
             for (int c = 0; c < CHAINS; ++c) {
-                __builtin_prefetch(down + (k + c) * part.padded_rank + AHEAD * 4);
+                __builtin_prefetch(down + (k + c) * part.padded_rank + AHEAD);
                 const Lanes weight = load(down + (k + c) * part.padded_rank);
                 for (int r = 0; r < R; ++r)
                     chains[c][r] = fused(all(x[r][k + c]), weight, chains[c][r]);
@@ -51,6 +51,13 @@ inline void narrow_rows(const ThinCall &call, const ThinPart &part, const float 
             store(sums + r * part.padded_rank + j,
                   (chains[0][r] + chains[1][r]) + (chains[2][r] + chains[3][r]));
     }
+}
+
+/* Where the matrix that is needed after part's last one begins, or null. */
+template <typename T>
+inline const T *behind(const ThinCall &call, const ThinPart &part) {
+    const ThinPart *next = &part + 1;
+    return static_cast<const T *>(next < call.parts + call.part_count ? next->down : nullptr);
 }
 
 template <typename T, int R>
@@ -66,17 +73,21 @@ inline void thin_rows(const ThinCall &call, const ThinPart &part, const int64_t 
     }
     narrow_rows<T, R>(call, part, x, sums);
     const T *up = static_cast<const T *>(part.up); /* [width / 16][rank][16] */
+    const T *next = behind<T>(call, part);
+    int64_t left_of_up = (part.width + 15) / 16 * 16 * part.rank;
     for (int64_t i = 0; i < part.width; i += 16) {
+        const T *ahead = left_of_up > AHEAD || next == nullptr ? up + AHEAD : next + (AHEAD - left_of_up);
+        left_of_up -= 16 * part.rank;
         Lanes total[R];
         for (int r = 0; r < R; ++r)
             total[r] = all(0.0f);
         for (int64_t j = 0; j < part.rank; ++j) {
-            __builtin_prefetch(up + AHEAD * 4);
-            const Lanes weight = load(up);
-            up += 16;
+            __builtin_prefetch(ahead + j * 16);
+            const Lanes weight = load(up + j * 16);
             for (int r = 0; r < R; ++r)
                 total[r] = fused(all(sums[r * part.padded_rank + j]), weight, total[r]);
         }
+        up += part.rank * 16;
         const int64_t left = part.width - i;
         for (int r = 0; r < R; ++r)
             store_part(product[r] + i, load_part(product[r] + i, left) + total[r], left);
