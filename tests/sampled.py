@@ -37,6 +37,7 @@ SHARES: dict[str, int] = {
     "tests/kernels/test_cpu_attention.py": 2,
     "tests/e2e/test_attacks.py": 6,
     "tests/e2e/test_determinism.py": 2,
+    "tests/e2e/test_drafted_tokens.py": 6,
     "tests/e2e/test_parity.py::test_tokens_are_the_oracle_s_under_every_schedule": 6,
     "tests/e2e/test_server_life.py::test_a_bad_start_says_the_value": 3,
     "tests/models/test_family_windows.py": 3,
