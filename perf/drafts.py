@@ -4,7 +4,11 @@
 
 Three tasks: an edit (the prompt ends in the beginning of a text that it holds), ordinary text, and JSON by a schema. Each round
 asks every engine for the same answers; a ratio is the time without drafts over the time with them in one round. All tokens are
-compared. The random model's answers repeat themselves more than a real one's, so its acceptance is reported beside its ratio.
+compared. A random model's answers repeat themselves more than a real one's.
+
+Acceptance: a drafter that names one token cannot be right more often than the model draws this token, so over answers sampled at
+temperature 0.8 the share of right first drafts is compared with the mean probability of the drafted tokens, which is its bound,
+and with that of the likeliest tokens, which is every such drafter's.
 """
 
 from __future__ import annotations
@@ -18,14 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
+import vnext
 from vnext import LLM, SamplingParams
 from vnext.machine import machine
+from vnext.sampling.drafters.drafter import drafter_of
 from vnext.sampling_params import StructuredOutputsParams
+from vnext.state.config import Speculation
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINES = {"plain": "", "drafts 4": {"num_speculative_tokens": 4}, "drafts 8": {"num_speculative_tokens": 8}}
+ENGINES = {
+    "plain": "", "ngram 4": {"num_speculative_tokens": 4}, "ngram 8": {"num_speculative_tokens": 8},
+    "suffix 8": {"method": "suffix", "num_speculative_tokens": 8},
+}  # fmt: skip
 TOKENS, LENGTH_MAX = 80, 1024
+SAMPLES, SAMPLED_AT = 24, 0.8
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -59,6 +73,8 @@ def main() -> None:
                 for temperature in (0.0, 0.8):
                     record["results"].append(found := measured(engines, task, batch, temperature, chosen.rounds))
                     print(found, flush=True)
+        record["acceptance"] = acceptance(engines["plain"], chosen.model or str(Path(vnext.__file__).parent / "demo_model"))
+        print(record["acceptance"], flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -82,6 +98,36 @@ def measured(engines: dict[str, LLM], task: str, batch: int, temperature: float,
         "task": task, "batch": batch, "temperature": temperature, "plain_tokens_per_s": round(count / statistics.median(plain), 1),
         "ratio_median": {name: round(statistics.median(each), 3) for name, each in ratios.items()},
         "ratios": {name: [round(ratio, 3) for ratio in each] for name, each in ratios.items()},
+    }  # fmt: skip
+
+
+def acceptance(llm: LLM, model_path: str) -> dict[str, Any]:
+    """Of each drafter: how many first drafts it made, the share of right ones, and the mean probability of the drafted tokens."""
+    prompts = [make(SAMPLES, SAMPLED_AT)[0] for make in (edit, ordinary)]
+    params = [SamplingParams(temperature=SAMPLED_AT, seed=at, max_tokens=4 * TOKENS, ignore_eos=True) for at in range(2 * SAMPLES)]
+    answers = llm.generate(sum(prompts, []), params, use_tqdm=False)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    drafters = {method: drafter_of(Speculation(num_speculative_tokens=1, method=method, row_cost=0)) for method in ("ngram", "suffix")}
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in drafters}
+    likeliest: list[float] = []
+    for answer in answers:
+        prompt = np.array(answer.prompt_token_ids, np.int32)
+        tokens = np.concatenate([prompt, np.array(answer.outputs[0].token_ids, np.int32)])
+        with torch.inference_mode():
+            probabilities = (model(torch.from_numpy(tokens)[None].long()).logits[0] / SAMPLED_AT).softmax(-1)
+        likeliest += probabilities[len(prompt) - 1 : -1].amax(-1).tolist()
+        for name, drafter in drafters.items():
+            row = drafter.row(b"", len(prompt))
+            for length in range(len(prompt), len(tokens)):
+                for draft in row.drafts(tokens[:length], 1):
+                    found[name].append((int(draft == tokens[length]), float(probabilities[length - 1, draft])))
+            row.finish(tokens)
+    return {
+        "temperature": SAMPLED_AT, "tokens": len(likeliest), "likeliest": round(statistics.mean(likeliest), 4),
+        **{name: {
+            "drafts": len(each), "right": round(statistics.mean(right for right, _ in each), 4),
+            "bound": round(statistics.mean(bound for _, bound in each), 4),
+        } for name, each in found.items()},
     }  # fmt: skip
 
 
