@@ -78,6 +78,7 @@ def suffix_drafts(drafter: SuffixDrafter, text: str, most: int = 8, scope: bytes
         ("abcYabcYabcZPabc", "Yab"),  # what followed most often
         ("abcYabcZabc", "Zab"),  # of two that followed as often, the latest
         ("pabcQ abcR pabc", "Q ab"),  # the longest match
+        ("xbcYb", ""),  # one token is too few
         ("abcde", ""),
         ("a", ""),
     ],

@@ -30,7 +30,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """Speculative decoding: ranks draft tokens of a request from its own tokens, and a step computes them with the next one.
 
     `method` is the drafter (vnext/sampling/drafters). A step takes at most `num_speculative_tokens` drafts of a request.
-    `prompt_lookup_min` and `prompt_lookup_max` bound the tokens that the n-gram drafter looks for. `row_cost` is the time that
+    A drafter must find `prompt_lookup_min` tokens; the n-gram drafter looks for `prompt_lookup_max`. `row_cost` is the time that
     one more token adds to a step, in thousandths of the time of a step of one token; drafts that cannot pay are left out. The
     suffix drafter looks for `suffix_decoding_max_tree_depth` tokens, keeps `suffix_decoding_max_cached_requests` answers, and
     drafts at most `suffix_decoding_max_spec_factor` times as many tokens as it has found, no draft that is less likely than

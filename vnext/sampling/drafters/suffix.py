@@ -85,8 +85,8 @@ class SuffixRow:
         recent, options = tokens[-self._options.suffix_decoding_max_tree_depth :], self._options
         factor, share = options.suffix_decoding_max_spec_factor, options.suffix_decoding_min_token_prob
         texts = (self._own, *self._earlier.texts(self._scope))
-        _, drafts = max((text.drafts(recent, most, factor, share) for text in texts), key=lambda found: found[0])
-        return np.frombuffer(drafts, dtype=np.int32)
+        matched, drafts = max((text.drafts(recent, most, factor, share) for text in texts), key=lambda found: found[0])
+        return np.frombuffer(drafts, dtype=np.int32) if matched >= options.prompt_lookup_min else tokens[:0]
 
     def finish(self, tokens: np.ndarray) -> None:
         self._earlier.add(self._scope, tokens[self._prompt_length :])
