@@ -100,13 +100,15 @@ def reads_generation_config(settings: EngineSettings) -> bool:
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What launch.py decides: `model_path` is a folder, `log_dir` belongs to this start, `run_dir` holds the sockets."""
+    """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model ("" for none); `log_dir` belongs
+    to this start, `run_dir` holds the sockets."""
 
     engine: EngineSettings
     model_path: str
     address: str
     run_dir: str
     log_dir: str
+    draft_path: str = ""
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +127,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
     `speculates`: the engine drafts. `measures_row_cost`: and asks what one more row costs a step.
-    `max_lora_rank` 0 means no adapters.
+    `max_lora_rank` 0 means no adapters. `draft_path`: the draft model's folder, "" for none.
     """
 
     rank: int
@@ -148,6 +150,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     speculates: bool = False
     measures_row_cost: bool = False
     max_lora_rank: int = 0
+    draft_path: str = ""
 
 
 class SettingsError(Exception):

@@ -27,7 +27,7 @@ def speculation_of(text: str) -> Speculation | None:
     given: dict[str, Any] = json.loads(text)
     if unknown := sorted(given.keys() - set(FIELDS)):
         raise SettingsError(f"speculative_config has {unknown[0]!r}: it may have {', '.join(FIELDS)}.")
-    method = given.get("method", "ngram")
+    method = given.get("method", "draft_model" if "model" in given else "ngram")
     method = ALIASES.get(method, method) if isinstance(method, str) else method
     if method not in DRAFTERS:
         raise SettingsError(f"speculative_config asks for the method {method!r}: it must be one of {', '.join(DRAFTERS)}.")
@@ -35,6 +35,9 @@ def speculation_of(text: str) -> Speculation | None:
         found = msgspec.convert({"row_cost": MEASURED} | given | {"method": method}, Speculation)
     except msgspec.ValidationError as error:
         raise SettingsError(f"speculative_config is {text}: {error}.") from error
+    if (found.method == "draft_model") != bool(found.model):
+        which = f"with method draft_model, and {'no model' if not found.model else f'method {found.method}'} is given"
+        raise SettingsError(f"speculative_config takes a model {which}: give both or neither.")
     _check_numbers(found)
     return found
 

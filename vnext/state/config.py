@@ -18,7 +18,7 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
-DRAFTERS = ("ngram", "grammar", "suffix")
+DRAFTERS = ("ngram", "grammar", "suffix", "draft_model")
 """The methods of speculative decoding, by vLLM's names."""
 
 
@@ -34,7 +34,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     one more token adds to a step, in thousandths of the time of a step of one token; drafts that cannot pay are left out. The
     suffix drafter looks for `suffix_decoding_max_tree_depth` tokens, keeps `suffix_decoding_max_cached_requests` answers, and
     drafts at most `suffix_decoding_max_spec_factor` times as many tokens as it has found, no draft that is less likely than
-    `suffix_decoding_min_token_prob`.
+    `suffix_decoding_min_token_prob`. `model` is the folder or hub id of the draft model, "" for none.
     """
 
     method: str = "ngram"
@@ -46,6 +46,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    model: str = ""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_NAMES):

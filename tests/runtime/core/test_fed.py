@@ -37,7 +37,7 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device, adapters = SimpleNamespace(vocab_size=50), torch.device("cpu"), None
+    config, device, adapters, draft = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
@@ -72,7 +72,7 @@ class Ranks(ToyExecutor):
 def column(name: str, value: float) -> Spoil:
     def spoil(batch: PersistentBatch) -> None:
         batch._sampling._columns[name][batch._places[ROW]] = value
-        batch._sampling._cached_inputs = batch._decode_step = None
+        batch._sampling._cached_inputs, batch._decode_step = {}, None
 
     return spoil
 
@@ -96,7 +96,7 @@ def moved_samples(batch: PersistentBatch) -> None:
 
 def lost_bias(batch: PersistentBatch) -> None:
     batch._sampling._special.clear()
-    batch._sampling._cached_inputs = batch._decode_step = None
+    batch._sampling._cached_inputs, batch._decode_step = {}, None
 
 
 FAULTS: dict[str, tuple[Spoil, str]] = {

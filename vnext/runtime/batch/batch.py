@@ -14,6 +14,7 @@ import torch
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.decode_step import DecodeStep
+from vnext.runtime.batch.draft_batch import DraftBatch, DraftModel
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
@@ -35,8 +36,10 @@ ALL_ROWS = slice(None)
 class PersistentBatch:
     """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All tensors are on the CPU."""
 
-    def __init__(self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None) -> None:
-        """`vocabulary`: what constraints are matched with."""
+    def __init__(
+        self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None, draft_model: DraftModel | None = None
+    ) -> None:
+        """`vocabulary`: what constraints are matched with. `draft_model`: what drafts, if a model does."""
         self._config = config
         row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
         self._groups = config.group_count
@@ -52,11 +55,19 @@ class PersistentBatch:
         self._sampled = (-1, self._places)  # the newest step and the rows it samples
         self._decode_step: DecodeStep | None = None
         speculation = config.speculation
-        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation), self._sampling)
+        self._draft_batch = draft_model and DraftBatch(draft_model, self._table, self._sampling, config.block_size)
+        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation), self._sampling, self._draft_batch)
         self._drafted: Drafted | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
-        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first."""
+        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first, and has a draft model
+        draft for the step and compute what the step computes."""
+        inputs = self._step_inputs(state)
+        if self._draft_batch is not None:
+            self._draft_batch.follow(inputs.forward)
+        return inputs
+
+    def _step_inputs(self, state: State) -> StepInputs:
         stands, scheduled = self._update(state), state.in_flight[-1]
         rows = self._rows_of(state, scheduled)
         if self._drafts is not None:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from vnext.runtime.batch.draft_batch import DraftBatch, DraftedRow
 from vnext.sampling.drafters.drafter import Drafter, RowDrafter
 from vnext.state.state import Request, StepInFlight
 
@@ -50,8 +51,9 @@ class Grammars(Protocol):
 class DraftRows:
     """The histories of the rows of one batch. Mutable. The drafts of a constrained row are what its grammar forces."""
 
-    def __init__(self, drafter: Drafter, grammars: Grammars) -> None:
-        self._drafter, self._grammars = drafter, grammars
+    def __init__(self, drafter: Drafter, grammars: Grammars, batch: DraftBatch | None = None) -> None:
+        """`batch`: the draft model's, which drafts for all rows without a constraint."""
+        self._drafter, self._grammars, self._batch = drafter, grammars, batch
         self._rows: dict[int, RowDrafter] = {}
         self._histories: dict[int, np.ndarray] = {}
         self._lengths: dict[int, int] = {}
@@ -76,12 +78,22 @@ class DraftRows:
         base = scheduled.counts - scheduled.drafts
         lengths = np.array([self._lengths[place] for place in places.tolist()], dtype=np.int64)
         starts = np.minimum(scheduled.starts, lengths - base)
-        found = [self._drafts_of(place, most) for place, most in zip(places.tolist(), scheduled.drafts.tolist())]
+        found = self._found(places.tolist(), scheduled.drafts.tolist())
         counts = np.array([len(each) for each in found], dtype=np.int64)
         entries = scheduled.entries.copy()
         entries[2], entries[3] = starts, base + counts
         step = msgspec.structs.replace(scheduled, entries=entries, tokens=int(entries[3].sum()), drafts=counts)
         return Drafted(step, np.concatenate(found))
+
+    def _found(self, places: list[int], drafts: list[int]) -> list[np.ndarray]:
+        found = [self._drafts_of(place, most) for place, most in zip(places, drafts)]
+        free = [at for at, place in enumerate(places) if drafts[at] and place not in self._constrained]
+        if self._batch is not None and free:
+            ends = [(places[at], self._lengths[places[at]] - 1) for at in free]
+            rows = [DraftedRow(*end, int(self._histories[end[0]][end[1]]), drafts[at]) for at, end in zip(free, ends)]
+            for at, tokens in zip(free, self._batch.drafts(rows)):
+                found[at] = tokens
+        return found
 
     def take(self, places: Sequence[int], counts: Sequence[int], tokens: np.ndarray) -> None:
         """Rows have kept `counts` tokens each, one row's after another's."""

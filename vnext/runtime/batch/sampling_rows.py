@@ -25,6 +25,10 @@ from vnext.state.store import fields
 COLUMNS = {name: ROW_DTYPES[name] for name in (*CHOOSING, "seed")} | {"logprobs": "int64", "min_known": "int64"}
 
 
+CACHED_MAX = 8
+"""Sets of rows whose inputs are kept; the rows of a step and of its drafts are few such sets."""
+
+
 class TokenCounts:
     """Tokens of one penalised request: `prompt` bool[V], `output` int32[V]."""
 
@@ -48,11 +52,10 @@ class TokenCounts:
 class CachedInputs(NamedTuple):
     """Inputs that stay the same from step to step while the same rows are sampled.
 
-    `places` holds the bytes of the row indices. `fields` are those of SamplingInputs that no sampled token changes.
+    `fields` are those of SamplingInputs that no sampled token changes.
     `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias or a minimum length.
     """
 
-    places: bytes
     fields: dict[str, torch.Tensor | LogitBias | Allowed | int | bool | None]
     logprobs: np.ndarray
     special: list[tuple[int, Sampling]]
@@ -71,11 +74,11 @@ class SamplingColumns:
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
         self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
         self._counts: dict[int, TokenCounts] = {}
-        self._cached_inputs: CachedInputs | None = None
+        self._cached_inputs: dict[bytes, CachedInputs] = {}  # by the bytes of the row indices
 
     def join(self, place: int, state: State, row: int) -> None:
         """A request takes a batch row."""
-        self._cached_inputs = None
+        self._cached_inputs = {}
         request = state.requests[int(state.rows.id[row])]
         sampling = request.sampling
         for name in (*CHOOSING, "logprobs"):
@@ -117,9 +120,7 @@ class SamplingColumns:
         """
         if len(places) == 0:
             return None, self._columns["logprobs"][places]
-        cached_inputs = self._cached_inputs
-        if cached_inputs is None or cached_inputs.places != places.tobytes():
-            cached_inputs = self._cached_inputs = self._cache_inputs(places)
+        cached_inputs = self._cached_inputs.get(places.tobytes()) or self._cache_inputs(places)
         position, special = torch.from_numpy(positions), cached_inputs.special
         if not special:
             return SamplingInputs(**cached_inputs.fields, position=position), cached_inputs.logprobs
@@ -144,7 +145,10 @@ class SamplingColumns:
             "any_random": bool(random.any()),
             "any_filter": bool((random & filtered).any()),
         }
-        return CachedInputs(places.tobytes(), fields, logprobs, special)
+        if len(self._cached_inputs) == CACHED_MAX:
+            self._cached_inputs = {}
+        made = self._cached_inputs[places.tobytes()] = CachedInputs(fields, logprobs, special)
+        return made
 
     def _penalties(
         self, places: np.ndarray, special: list[tuple[int, Sampling]], before: list[np.ndarray] | None

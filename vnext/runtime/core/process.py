@@ -169,6 +169,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             speculates=speculation is not None,
             measures_row_cost=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
+            draft_path=settings.draft_path,
         )
 
     if engine.executor == "inproc":

@@ -25,6 +25,7 @@ from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.settings import CoreSettings, EngineSettings
+from vnext.runtime.speculation import speculation_of
 
 if TYPE_CHECKING:
     from vnext.runtime.messages import EngineReady
@@ -101,8 +102,10 @@ class StartingEngine:
 def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     """Start an engine of the model that `find_model` found. Returns at once, so that the caller can do other work meanwhile.
 
-    Raises StartRefused if no log can be written, StaleModule if the engine's processes would raise it.
+    Raises StartRefused if no log can be written or there is no such draft model, StaleModule if the engine's processes would
+    raise it.
     """
+    draft_path = find_draft_model(settings)
     log_dir = "" if settings.log == "off" else str(log_directory(settings))
     run_dir = RunDir()
     core = CoreSettings(
@@ -111,6 +114,7 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
         address=f"ipc://{run_dir.path}/engine",
         run_dir=str(run_dir.path),
         log_dir=log_dir,
+        draft_path=draft_path,
     )
     starting = StartingEngine(start_child("engine core", "vnext.runtime.core.main"), core, run_dir)
     try:
@@ -133,6 +137,19 @@ def find_model(settings: EngineSettings) -> Path:
     except ModelError as error:
         raise StartRefused(str(error)) from error
     return folder
+
+
+def find_draft_model(settings: EngineSettings) -> str:
+    """The folder of the draft model, downloaded if necessary; "" without one. Raises StartRefused."""
+    speculation = speculation_of(settings.speculative_config)
+    if speculation is None or not speculation.model:
+        return ""
+    try:
+        folder = resolve(speculation.model)
+        require_checkpoint(folder)
+    except ModelError as error:
+        raise StartRefused(f"speculative_config: {error}") from error
+    return str(folder)
 
 
 def model_folder(model: str, revision: str = "") -> Path:

@@ -22,6 +22,7 @@ from vnext.runtime.gpu.auto import resolved_device
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.row_cost import row_cost
 from vnext.runtime.rank.runner import ModelRunner
@@ -60,6 +61,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
+    if settings.draft_path:
+        runner.draft = load_draft_model(settings, runner)
     return Rank(settings.rank, HostSteps(runner)), runner
 
 

@@ -21,9 +21,11 @@ COST_MAX = 1000
 
 
 def row_cost(runner: ModelRunner) -> int:
-    """The time that one more row adds to a decode step, in thousandths of the time of a step of one row (0 to 1000)."""
+    """The time that one more draft adds to a decode step, in thousandths of the time of a step of one row (0 to 1000): that of one
+    more row and, with a draft model, of its own step."""
     _, alone_s, together_s = (_step_seconds(runner, rows) for rows in (ROWS, 1, ROWS))  # the first warms up
-    return min(max(round(1000 * (together_s - alone_s) / ((ROWS - 1) * alone_s)), 0), COST_MAX)
+    draft_s = _step_seconds(runner.draft, 1) if runner.draft else 0.0
+    return min(max(round(1000 * ((together_s - alone_s) / (ROWS - 1) + draft_s) / alone_s), 0), COST_MAX)
 
 
 def _step_seconds(runner: ModelRunner, rows: int) -> float:

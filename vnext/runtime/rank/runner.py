@@ -67,6 +67,7 @@ class ModelRunner:
         self._kv = None
         self._whole: WholeStep | None = None
         self._sums = PromptSums()
+        self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -80,20 +81,23 @@ class ModelRunner:
         )
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one page of the cache on this rank."""
-        return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel)
+        """Bytes of one page of the cache on this rank, the draft model's too."""
+        drafts = self.draft.block_bytes(block_size) if self.draft else 0
+        return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel) + drafts
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         """What constraints are matched with."""
         return Vocabulary(self.path, self.config.vocab_size, end_tokens)
 
     def make_cache(self, page_count: int, block_size: int) -> None:
-        """Allocate the cache. Raises MemoryError (RuntimeError on CUDA) if there is not enough memory."""
+        """Allocate the cache and that of the draft model. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device.type == "cpu"
         self._kv = make_kv_cache(self.config, page_count, block_size, self.dtype, self.device, self.parallel, together)
         self._whole = (
             whole_step(self._family, self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )
+        if self.draft is not None:
+            self.draft.make_cache(page_count, block_size)
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""

@@ -75,7 +75,8 @@ class HostSteps:
         config = state.config
         runner = self._runner
         vocabulary = runner.vocabulary(config.eos_token_ids)
-        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary)
+        draft_model = runner.draft if config.speculation else None
+        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary, draft_model)
         self._runner.make_cache(config.page_count, config.block_size)
 
     def launch(self, state: State) -> None:

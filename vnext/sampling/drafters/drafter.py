@@ -30,7 +30,8 @@ class Drafter(Protocol):
 
 
 class NoDrafter:
-    """The method `grammar`: only what a grammar forces is drafted (vnext/runtime/batch/masks.py), of constrained requests."""
+    """Of methods that do not draft from tokens alone: `grammar` drafts what a grammar forces (vnext/runtime/batch/masks.py), and
+    `draft_model` computes drafts (vnext/runtime/batch/draft_batch.py)."""
 
     def row(self, scope: bytes, prompt_length: int) -> NoDrafter:
         return self
@@ -43,7 +44,7 @@ class NoDrafter:
 
 def drafter_of(speculation: Speculation) -> Drafter:
     """The drafter of `speculation.method`, for requests without a constraint."""
-    if speculation.method == "grammar":
+    if speculation.method in ("grammar", "draft_model"):
         return NoDrafter()
     if speculation.method == "suffix":
         return SuffixDrafter(speculation)

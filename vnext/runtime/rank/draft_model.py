@@ -1,0 +1,60 @@
+"""The draft model of a rank: a smaller checkpoint with the target's vocabulary, whole on every rank.
+
+Owns what such a checkpoint must be. Every rank computes the same drafts, because it has the same weights and the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vnext.models.config.model_config import ModelConfig, load_config
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.models.layers.sharding import alone
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.settings import RankSettings, SettingsError
+
+TOKENIZER = "tokenizer.json"
+
+
+def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner:
+    """The draft model that the settings name. Raises ModelError, SettingsError."""
+    path = Path(settings.draft_path)
+    config = load_config(path)
+    if reason := why_not(path, config, target.path, target.config, settings.max_model_len):
+        raise SettingsError(f"speculative_config names the draft model {path}, {reason}")
+    runner = ModelRunner(path, settings.dtype, "cpu", alone(), None, settings.quantization, settings.deterministic, config)
+    if settings.world_size > 1 and not runner.invariance.holds:
+        raise SettingsError(
+            f"speculative_config names the draft model {path}, whose drafts may differ between ranks ({runner.invariance.why}): "
+            "take --deterministic, or another method"
+        )
+    return runner
+
+
+def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConfig, max_model_len: int | None) -> str:
+    """Why a checkpoint cannot draft for another, with the remedy; "" where it can."""
+    longest = max_model_len or target.position_count_max
+    if draft.vocab_size != target.vocab_size:
+        return (
+            f"which has a vocabulary of {draft.vocab_size} tokens, and the model has {target.vocab_size}: name one with the "
+            "model's tokenizer"
+        )
+    if _vocabulary(path) != _vocabulary(target_path):
+        return "whose tokenizer.json gives tokens other numbers than the model's: name one with the model's tokenizer"
+    if draft.position_count_max < longest:
+        return f"which knows {draft.position_count_max} positions of {longest}: take --max-model-len {draft.position_count_max}"
+    if any((*kv_groups(draft).windows, *kv_groups(target).windows)):
+        return "and it or the model has attention windows: name models with full attention, or another method"
+    return ""
+
+
+def _vocabulary(path: Path) -> Any:
+    """The numbers of a checkpoint's tokens; None without a tokenizer.json."""
+    file = path / TOKENIZER
+    if not file.is_file():
+        return None
+    read = json.loads(file.read_bytes())
+    added = {each["content"]: each["id"] for each in read.get("added_tokens", ())}
+    return read.get("model", {}).get("vocab"), added
