@@ -109,15 +109,28 @@ def test_a_name_may_hold_any_character() -> None:
     assert name == 'a"b\\c' and json.loads(arguments) == {}
 
 
-@pytest.mark.parametrize(("name", "count"), [("hermes", 800), ("glm45", 500), ("pythonic", 400)])
-def test_many_tools_are_one_grammar(name: str, count: int) -> None:
-    """The bounds on what a client may write do not count its tools."""
-    tools = [{"type": "function", "function": {"name": f"function_{at}", "parameters": CITY}} for at in range(count)]
+@pytest.mark.parametrize("name", sorted({dialect.name for dialect in NAMES.values()}))
+def test_a_thousand_tools_are_one_grammar(name: str) -> None:
+    """The bounds on what a client may write count neither its tools nor their descriptions; equal schemas are read once."""
+    described = CITY | {"description": "Long. " * 300}
+    tools = [{"type": "function", "function": {"name": f"function_{at}", "parameters": described}} for at in range(1_000)]
     lark = NAMES[name].call_grammar(tools, True)
     asked = Asked(kind="calls", value=lark, path="tools", options=StructuredOutputsParams(whitespace_pattern=" ?"))
-    assert sample(grammar_of(asked, MODEL), random.Random(1))
-    with pytest.raises(InvalidRequest, match="more than"):
+    grammar = grammar_of(asked, MODEL)
+    assert grammar.count("%json") < 20 < 1_000 <= lark.count("%json") or not lark.count("%json")
+    assert sample(grammar, random.Random(1))
+    with pytest.raises(InvalidRequest, match="more than|at most"):
         grammar_of(Asked(kind="grammar", value=lark, path="grammar"), MODEL)
+
+
+def test_different_schemas_stay_apart() -> None:
+    schemas = [{"type": "object", "properties": {"a": {"const": at}}, "required": ["a"]} for at in range(3)]
+    tools = [{"type": "function", "function": {"name": f"f{at}", "parameters": each}} for at, each in enumerate(schemas)]
+    asked = Asked(kind="calls", value=NAMES["json"].call_grammar(tools, False), path="tools")
+    grammar = grammar_of(asked, MODEL)
+    for seed in range(9):
+        [(called, arguments)] = shown(parts_of(NAMES["json"], [sample(grammar, random.Random(seed)) or ""], tools))
+        assert json.loads(arguments) == {"a": int(called[1:])}
 
 
 WITH_MARKS = sorted({each.name for each in NAMES.values() if each.chosen_grammar(TOOLS)})

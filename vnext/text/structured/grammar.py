@@ -23,7 +23,8 @@ from vnext.text.structured.json_schema import Schema, SchemaReader, dumps
 from vnext.text.tokenizer import Tokenizer
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-BYTES_MAX = 2**18
+BYTES_MAX, CALLS_BYTES_MAX = 2**18, 2**22
+"""Of a text that a client writes, and of a dialect's grammar, which holds the descriptions of all tools."""
 LARK_LEVELS_MAX = 1_000
 """Of rules and groups: llguidance reads them by recursion and overflows 8 MiB of stack beyond 2,000."""
 LARK_ALTERNATIVES_MAX = 500
@@ -75,7 +76,7 @@ def asked_of(params: StructuredOutputsParams, path: str = "structured_outputs") 
 def grammar_of(asked: Asked, tokenizer: Tokenizer) -> str:
     """The grammar's text, as LLMatcher takes it. Raises InvalidRequest."""
     refuse = partial(_refused, asked.path)
-    _check_value(asked.value, refuse)
+    _check_value(asked.value, refuse, CALLS_BYTES_MAX if asked.kind == "calls" else BYTES_MAX)
     _check_whitespace(asked.options)
     return _MAKERS[asked.kind](asked.value, asked.options, refuse, tokenizer)
 
@@ -85,7 +86,7 @@ def constraint_of(asked: Asked, tokenizer: Tokenizer) -> Constraint:
     return Constraint(grammar=grammar_of(asked, tokenizer))
 
 
-def _check_value(value: Any, refuse: Refuse) -> None:
+def _check_value(value: Any, refuse: Refuse, size_max: int) -> None:
     """Bound its size. Raises InvalidRequest also for what no JSON text can hold."""
     try:
         size = len(value.encode()) if isinstance(value, str) else len(msgspec.json.encode(value))
@@ -95,8 +96,8 @@ def _check_value(value: Any, refuse: Refuse) -> None:
         raise refuse("", "it is nested too deeply, make it flatter") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise refuse("", f"it cannot be written as JSON ({error})") from error
-    if size > BYTES_MAX:
-        raise refuse("", f"it has {size} bytes and at most {BYTES_MAX} are supported, shorten it")
+    if size > size_max:
+        raise refuse("", f"it has {size} bytes and at most {size_max} are supported, shorten it")
 
 
 def _refused(path: str, place: str, reason: str) -> InvalidRequest:
@@ -146,8 +147,12 @@ def _of_grammar(value: str, params: StructuredOutputsParams, refuse: Refuse, tok
 
 
 def _of_calls(value: str, params: StructuredOutputsParams, refuse: Refuse, tokenizer: Tokenizer) -> str:
-    """A dialect's own grammar: flat, and as long as the list of tools."""
-    return _checked("".join(_schemas_apart(value, params, refuse)), refuse, tokenizer)
+    """A dialect's own grammar: flat, and as long as the list of tools. Equal schemas become one rule."""
+    pieces = _schemas_apart(value, params, refuse)
+    rules = {schema: f"schema_{at}" for at, schema in enumerate(dict.fromkeys(pieces[1::2]))}
+    texts = [piece[: piece.rindex("%json")] + rules[schema] for piece, schema in zip(pieces[::2], pieces[1::2])]
+    schemas = (f"\n{name}: %json {schema}" for schema, name in rules.items())
+    return _checked("".join([*texts, pieces[-1], *schemas]), refuse, tokenizer)
 
 
 def _check_lark(text: str, refuse: Refuse) -> None:
