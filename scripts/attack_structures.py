@@ -37,7 +37,7 @@ TIMEOUT_S = 60.0
 STREAM = json.dumps({"prompt": "Once upon a time", "stream": True, "max_tokens": 400, "ignore_eos": True}).encode()
 
 TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<tool_call></tool_call>{% endif %}"
+    "{% if tools %}{% for tool in tools[:3] %}{{ tool | tojson }}{% endfor %}<tool_call></tool_call>{% endif %}"
     "{% if 'raise' in messages[-1].content %}{{ raise_exception('no such roles') }}{% endif %}" + SLOW
 )
 

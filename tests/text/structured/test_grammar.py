@@ -110,9 +110,10 @@ def test_what_cannot_be_kept_is_refused_with_its_cause(fields: dict[str, Any], s
     assert sentence in message and message.endswith(".") and "\n" not in message and len(message) < 600
 
 
-def test_what_takes_long_to_compile_is_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks compile it again, within a step."""
-    monkeypatch.setattr(module, "COMPILING_S_MAX", -1.0)
+@pytest.mark.parametrize("limit", ["COMPILING_S_MAX", "MASK_S_MAX"])
+def test_what_takes_long_to_compile_is_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """Ranks compile it again, within a step, and compute its masks."""
+    monkeypatch.setattr(module, limit, -1.0)
     for fields in ({"json": POINT}, {"regex": "a+"}):
-        with pytest.raises(InvalidRequest, match="takes more than 0.5 s of computing, simplify it"):
+        with pytest.raises(InvalidRequest, match="takes more than 0.5 s of computing, or 0.1 s for one token, simplify it"):
             grammar(**fields)

@@ -37,8 +37,8 @@ LIMITS = LLParserLimits(
 STEPS_TRIED = 4
 PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
 REASON_CHARACTERS_MAX = 300
-COMPILING_S_MAX = 0.5
-SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, simplify it"
+COMPILING_S_MAX, MASK_S_MAX = 0.5, 0.1
+SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, or {MASK_S_MAX:g} s for one token, simplify it"
 
 CROWDED = (
     f"a position of it has more than {GRAMMAR_ROW_MAX} items (some 270 optional properties, or rules that can be read in many "
@@ -271,16 +271,20 @@ def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if error := matcher.get_error() or _walked(matcher.deep_copy(), tokens or vocabulary()):
-        return _reason(error)
+        return error if error == SLOW else _reason(error)
     if time.thread_time() - began_s > COMPILING_S_MAX:
         return SLOW
     return "; ".join(matcher.get_grammar_warnings()) or ("" if matcher.is_accepting() or not matcher.is_stopped() else _EMPTY)
 
 
 def _walked(matcher: LLMatcher, tokens: LLTokenizer) -> str:
-    """The error of the first steps along the last allowed token of each, which opens an object where one may come."""
+    """The error of the first steps along the last allowed token of each, which opens an object where one may come. A slow mask
+    ends it: taking a token after that would hold the interpreter about as long."""
     for _ in range(STEPS_TRIED):
+        began_s = time.thread_time()
         allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << tokens.eos_token)
+        if time.thread_time() - began_s > MASK_S_MAX:
+            return SLOW
         if matcher.is_stopped() or not allowed:
             break
         matcher.consume_token(allowed.bit_length() - 1)
