@@ -4,6 +4,7 @@ Owns the tokenizer, the training loop and the exported checkpoint (Hugging Face 
 the text comes from `demo_corpus`. The forward below serves training only; the engine has its own.
 `python scripts/train_demo_model.py --compile` reproduces the shipped model; another Python, torch or thread count changes
 the text or the rounding, and so the weights. Without `--compile` it needs no C++ compiler and runs at about half the speed.
+`--draft --out FOLDER` trains a smaller model that drafts for it, with the shipped tokenizer.
 """
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 
+DEMO_MODEL = Path(__file__).resolve().parents[1] / "vnext" / "demo_model"
 TOKENS_PER_STEP = 2048
 SHORT_WINDOW, LONG_WINDOW = 256, 1024
 LONG_EVERY = 4  # every fourth step sees whole contexts: far positions only at the end would disturb what the model has learnt
@@ -53,6 +55,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     position_count_max: int = LONG_WINDOW
     rope_theta: float = 10000.0
     norm_epsilon: float = 1e-5
+
+
+DRAFT = Shape(hidden_size=96, intermediate_size=240, layer_count=1, head_count=3, kv_head_count=3)
 
 
 def train_tokenizer(documents: list[str], vocabulary_size: int) -> Tokenizer:
@@ -253,7 +258,8 @@ def export(folder: Path, weights: Weights, tokenizer: Tokenizer, shape: Shape) -
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the bundled demo model on the documentation of this Python.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "vnext" / "demo_model")
+    parser.add_argument("--out", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--draft", action="store_true", help="train a draft model for the shipped model; wants --out")
     parser.add_argument("--steps", type=int, default=2600, help=f"optimizer steps of {TOKENS_PER_STEP} tokens")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one changes the rounding")
@@ -261,14 +267,19 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--compile", action="store_true", help="use torch.compile: twice as fast, wants a C++ compiler")
     parser.add_argument("--export-every", type=int, default=500, help="steps between held-out losses and exports")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.draft and options.out == DEMO_MODEL:
+        parser.error("--draft needs --out: a draft model may not replace the model")
+    return options
 
 
 def main() -> None:
-    options, shape, started = parse_options(), Shape(), time.monotonic()
+    options, started = parse_options(), time.monotonic()
+    shape = DRAFT if options.draft else Shape()
     torch.set_num_threads(options.threads)
     training, held_out = texts(options.seed)
-    tokenizer = train_tokenizer(training, shape.vocabulary_size)
+    shipped = str(DEMO_MODEL / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(shipped) if options.draft else train_tokenizer(training, shape.vocabulary_size)
 
     def encoded(texts_: list[str]) -> list[numpy.ndarray]:
         return [numpy.array([*row.ids, 0]) for row in tokenizer.encode_batch(texts_)]  # id 0 ends a document

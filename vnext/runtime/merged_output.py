@@ -8,19 +8,24 @@ from vnext.runtime.messages import PromptResult, RequestOutput, TokenLogprobs
 class MergedOutput:
     """The outputs of one request, merged in order. Mutable."""
 
-    __slots__ = ("cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "stop_token", "tokens")
+    __slots__ = (
+        "accepted_drafts", "cached_tokens", "error", "finish", "logprobs", "prompt", "queue_seconds", "rejected_drafts",
+        "stop_token", "tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.tokens = bytearray()
         self.logprobs: list[TokenLogprobs] = []
         self.prompt: list[PromptResult] = []
         self.finish, self.error, self.stop_token, self.cached_tokens, self.queue_seconds = "", "", -1, 0, 0.0
+        self.accepted_drafts = self.rejected_drafts = 0
 
     def add(self, output: RequestOutput) -> None:
         self.tokens += output.tokens
         self.logprobs += output.logprobs
         self.prompt += output.prompt
         self.finish, self.error, self.stop_token = output.finish, output.error, output.stop_token
+        self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         self.queue_seconds = max(self.queue_seconds, output.queue_seconds)
 
@@ -36,4 +41,6 @@ class MergedOutput:
             queue_seconds=self.queue_seconds,
             error=self.error,
             prompt=tuple(self.prompt),
+            accepted_drafts=self.accepted_drafts,
+            rejected_drafts=self.rejected_drafts,
         )

@@ -113,6 +113,7 @@ class RequestOutput(Message):
     `queue_seconds` is set in a request's first output: the time it waited for its first step. It is 0 in later outputs.
     `error` says why the engine aborted the request, where it did.
     `prompt` comes before the first token; parts come again, with the same bits, where a preempted request repeats them.
+    `accepted_drafts` and `rejected_drafts` of the whole request come with its last output.
     """
 
     name: str
@@ -125,6 +126,8 @@ class RequestOutput(Message):
     queue_seconds: float = 0.0
     error: str = ""
     prompt: tuple[PromptResult, ...] = ()
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class Outputs(Message, tag=12):

@@ -53,6 +53,7 @@ class Answer:
         self.token_count = 0
         self.cumulative_logprob = 0.0
         self.cached_token_count = 0
+        self.accepted_drafts = self.rejected_drafts = 0
 
     @property
     def is_scanned(self) -> bool:
@@ -74,6 +75,7 @@ class Answer:
     def push(self, output: RequestOutput) -> Delta:
         """Take in an output. If the delta finishes and the output does not, a stop string was found: abort the request."""
         self.cached_token_count = max(self.cached_token_count, output.cached_tokens)
+        self.accepted_drafts, self.rejected_drafts = output.accepted_drafts, output.rejected_drafts
         self.prompt += output.prompt
         if self._is_empty:
             finish = "length" if output.finish == "stop" else output.finish

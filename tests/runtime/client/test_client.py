@@ -12,7 +12,8 @@ from fake_engine import FakeEngine, wait_until
 
 from vnext.runtime.client.client import EngineClient, EngineDead, Refused
 from vnext.runtime.client.client_sync import SyncEngineClient
-from vnext.runtime.messages import Goodbye, Ping, ResetPrefixCache, SubmitRequest
+from vnext.runtime.merged_output import MergedOutput
+from vnext.runtime.messages import Goodbye, Ping, RequestOutput, ResetPrefixCache, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 
@@ -80,6 +81,13 @@ def test_slow_consumer_gets_one_merged_output() -> None:
 
     with FakeEngine(count_up) as engine:
         with_client(engine, use)
+
+
+def test_a_merged_output_has_what_its_parts_have() -> None:
+    merged, last = MergedOutput(), {"finish": "stop", "stop_token": 7, "accepted_drafts": 2, "rejected_drafts": 1}
+    merged.add(RequestOutput(name="a", tokens=pack_tokens([5, 6]), cached_tokens=3, queue_seconds=0.5))
+    merged.add(RequestOutput(name="a", tokens=pack_tokens([7]), **last))
+    assert merged.merged("a") == RequestOutput(name="a", tokens=pack_tokens([5, 6, 7]), cached_tokens=3, queue_seconds=0.5, **last)
 
 
 def test_refusal_raises_and_aborts_the_rest() -> None:

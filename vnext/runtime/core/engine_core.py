@@ -20,6 +20,7 @@ from typing import NoReturn
 from vnext.log.codec import RankDetail, RankDigest
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
+from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
 from vnext.runtime.core.due_reports import DueReports
 from vnext.runtime.core.executor import Executor
 from vnext.runtime.core.owners import News
@@ -74,6 +75,7 @@ class EngineCore:
         self._unwritten: list[tuple[AnyEvent, State, MatchedSamples | None]] = []
         self._untold: list[News] = []
         self._due: dict[int, DueReports] = {}  # by step
+        self._drafts = DraftCounts()
         self._rank_digests: list[RankDigest] = []
         self._rank_details: list[RankDetail] = []
         self._digest_checks = 0
@@ -136,11 +138,23 @@ class EngineCore:
         self.state, matched = fold(before, event)
         self._unwritten[-1] = (event, before, matched)
         self._check(self.state)
+        if matched is not None:
+            self._drafts.take(before, matched)
         if matched is not None and not any(logprobs):
             going, ended = outputs_apart(before, matched)
-            self._untold.append((going, [to_client(output, None) for output in ended]))
+            self._untold.append((going, self._news(ended)))
         elif news := outputs(before, event, self.state, matched):
-            self._untold.append((None, [to_client(output, logprobs, errors.get(output.id, "")) for output in news]))
+            self._untold.append((None, self._news(news, logprobs, errors)))
+
+    def _news(
+        self, news: Sequence[Output], logprobs: Sequence[TokenLogprobs | None] | None = None, errors: Mapping[int, str] = NO_ERRORS
+    ) -> list[RequestOutput]:
+        """What clients read of these outputs; arguments as in `_fold`."""
+        made = []
+        for output in news:
+            drafts = self._drafts.pop(output.id) if output.finish else NO_DRAFTS
+            made.append(to_client(output, logprobs, errors.get(output.id, ""), drafts))
+        return made
 
     def _carry_out(self) -> None:
         """Write the frame, broadcast its events, then send the clients their outputs."""
@@ -335,9 +349,11 @@ def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[Reques
     ]
 
 
-def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "") -> RequestOutput:
+def to_client(
+    output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "", drafts: tuple[int, int] = NO_DRAFTS
+) -> RequestOutput:
     """A request's output as its client reads it; `logprobs` has one entry per sample of the step, `error` says why the engine
-    aborts the request."""
+    aborts the request, and `drafts` are those accepted and rejected."""
     scored = logprobs[output.sample] if logprobs and output.sample >= 0 else None
     return RequestOutput(
         name=output.name,
@@ -348,4 +364,6 @@ def to_client(output: Output, logprobs: Sequence[TokenLogprobs | None] | None, e
         logprobs=() if scored is None else (scored,),
         number=output.id,
         error=error,
+        accepted_drafts=drafts[0],
+        rejected_drafts=drafts[1],
     )

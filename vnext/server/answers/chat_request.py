@@ -115,10 +115,11 @@ class ChatRequest:
 
     def usage(self, generation: Generation) -> dict[str, Any]:
         """The tokens so far, with those of the reasoning where the model reasons."""
+        usage = generation.usage()
         if self._context.marks is None:
-            return generation.usage()
+            return usage
         count = sum(answer.reasoning_tokens for answer in self._answers)
-        return generation.usage() | {"completion_tokens_details": {"reasoning_tokens": count}}
+        return usage | {"completion_tokens_details": usage.get("completion_tokens_details", {}) | {"reasoning_tokens": count}}
 
     def finish_reason(self, parts: AnswerParts, finish: str) -> str:
         """OpenAI's reason for the end of an answer: "tool_calls" where a complete answer has calls that it chose itself."""

@@ -139,12 +139,15 @@ class Generation:
         completion = sum(choice.answer.token_count for choice in self.choices)
         first = self.choices[:: self._params.n]
         cached = sum(choice.answer.cached_token_count for choice in first)
+        accepted = sum(choice.answer.accepted_drafts for choice in self.choices)
+        rejected = sum(choice.answer.rejected_drafts for choice in self.choices)
+        drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        } | ({"completion_tokens_details": drafts} if accepted or rejected else {})
 
     def chunk_usage(self, body: GenerationBody, usage: Usage | None = None) -> Usage:
         """A function that returns the usage member of each chunk of a stream: absent, null before the last, or the count so far.
