@@ -238,6 +238,25 @@ def test_closing_the_client_ends_its_streams() -> None:
         asyncio.run(run())
 
 
+def test_what_one_turn_sends_keeps_its_order_and_nothing_is_lost() -> None:
+    names = [f"r{at}" for at in range(40)]
+
+    async def run() -> None:
+        client = await EngineClient.connect(engine.address, 5.0)
+        for name in names:
+            client.submit(name=name, prompt=PROMPT, sampling=SAMPLING)
+        client.reset_prefix_cache()
+        await client.close()  # in the same turn
+
+    with FakeEngine(count_up) as engine:
+        engine.running.clear()
+        asyncio.run(run())
+        engine.wait_for(lambda: len(engine.of_kind(Goodbye)) == 1)
+        _, *sent, reset, goodbye = [message for message in engine.received if not hasattr(message, "reason")]
+        assert [message.name for message in sent] == names
+        assert isinstance(reset, ResetPrefixCache) and isinstance(goodbye, Goodbye)
+
+
 def test_nobody_answers() -> None:
     with FakeEngine(count_up, silent=True) as engine:
         with pytest.raises(EngineDead, match="did not answer within 0.2 s"):

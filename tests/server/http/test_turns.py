@@ -26,6 +26,9 @@ class Counted:
         self.writes += 1
         self._transport.write(data)
 
+    def writelines(self, parts: Any) -> None:
+        self.write(b"".join(parts))
+
 
 async def answer_of(answering: Any, version: aiohttp.HttpVersion = aiohttp.HttpVersion11) -> bytes:
     app = web.Application()
@@ -51,9 +54,13 @@ def test_a_turn_writes_once_to_each_stream() -> None:
     counts = []
 
     async def answering(events: Events) -> None:
+        protocol = events._request.protocol
+        protocol.transport = first = Counted(protocol.transport)
         events.send(FRAMES[0])
         await events.room()
-        events._transport = counted = Counted(events._transport)
+        assert first.writes == 1, "the head goes with the first frame"
+        protocol.transport = first._transport
+        events._transport = counted = Counted(first._transport)
         for frame in FRAMES[1:5]:
             assert events.send(frame)
         assert counted.writes == 0

@@ -91,11 +91,14 @@ async def _count(values: Values, part: bytes) -> None:
 
 async def _parts(request: web.Request) -> AsyncIterator[bytes]:
     """Yield the body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection."""
-    started_s, size = time.monotonic(), 0
+    started_s, size, content = time.monotonic(), 0, request.content
     try:
-        while not request.content.at_eof():
+        while not content.at_eof():
+            if content.is_eof():  # all of it is here: no need for a task that waits
+                yield content.read_nowait()
+                return
             left_s = started_s + PAUSE_S + size / BYTES_PER_S_MIN - time.monotonic()
-            part = await asyncio.wait_for(request.content.readany(), min(PAUSE_S, max(left_s, 0)))
+            part = await asyncio.wait_for(content.readany(), min(PAUSE_S, max(left_s, 0)))
             size += len(part)
             yield part
     except TimeoutError:

@@ -91,13 +91,17 @@ class Turn:
 TURN = web.AppKey("turn", Turn)
 
 
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False  # they go with the first frames
+
+
 class Events:
     """One response of events. `send` needs no task: what one turn of the event loop sends goes out in one write at its end. It
     returns False when the client reads too slowly; the sender then waits for `room`. So a response holds at most the transport's
     limit and FRAMES_MAX frames."""
 
     def __init__(self, request: web.Request) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = _Response(headers=_HEADERS)
         self.path = request.path
         self._request = request
         self._chunked = request.version >= HttpVersion11
