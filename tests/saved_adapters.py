@@ -37,6 +37,33 @@ def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, torch
     return folder
 
 
+def save_spoilt(model: Path, folder: Path, how: str) -> Path:
+    """A random adapter with one tensor that does not fit the checkpoint, or with one that is missing or strange."""
+    save_adapter(model, folder)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    return write(folder, settings, _spoilt(load_file(str(folder / "adapter_model.safetensors")), how))
+
+
+def _spoilt(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    match how:
+        case "shape":
+            return {**tensors, name: torch.zeros(7, 4)}
+        case "empty":
+            return {}
+        case "missing":
+            return {key: value for key, value in tensors.items() if key != name}
+        case "target":
+            return {**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64)}
+        case "layer":
+            return {**tensors, name.replace("layers.1", "layers.9"): tensors[name].clone()}
+        case "kind":
+            return {**tensors, name.replace("lora_B.weight", "lora_magnitude_vector"): torch.zeros(4)}
+        case "dtype":
+            return {**tensors, name: tensors[name].to(torch.int32)}
+    return {**tensors, name: tensors[name] / 0}
+
+
 def merge(model: Path, adapter: Path, folder: Path) -> Path:
     """The checkpoint with the adapter in its weights, in float32."""
     weights, parts = load_file(str(model / "model.safetensors")), load_file(str(adapter / "adapter_model.safetensors"))

@@ -121,7 +121,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client = client
         self._names = itertools.count()
-        self._adapters = KnownAdapters(self._settings)
+        self._adapters = KnownAdapters(self._settings, client.ready.linear_layers)
         self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
         self.max_model_len = request_length_max(client.ready.config)
         self.log_dir = self._engine.log_dir

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
+from vnext.models.config.adapter_config import SETTINGS_NAME, WEIGHTS_NAME, adapter_digest, read_adapter_settings
+from vnext.models.config.adapter_header import LinearLayers, check_adapter_header
 from vnext.models.errors import ModelError
 from vnext.runtime.messages import AdapterFiles
 from vnext.runtime.settings import EngineSettings
 from vnext.sampling_params import InvalidRequest
+
+__all__ = ["FILE_NAMES", "AdapterChoice", "KnownAdapters", "LinearLayers", "LoRARequest", "adapter_files", "module_of"]
+
+FILE_NAMES = (SETTINGS_NAME, WEIGHTS_NAME)
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
@@ -27,16 +32,21 @@ AdapterChoice = LoRARequest | Sequence[LoRARequest | None] | None
 """One adapter for all prompts, a list with one or None for each, or none at all."""
 
 
-def adapter_files(request: LoRARequest, max_lora_rank: int) -> AdapterFiles:
-    """Name, digest and folder of an adapter, which is checked as far as its configuration goes. Raises InvalidRequest."""
-    folder = Path(request.lora_path).expanduser().absolute()
+def adapter_files(request: LoRARequest, max_lora_rank: int, layers: LinearLayers | None) -> AdapterFiles:
+    """Name, digest and folder of an adapter. Its configuration is checked, and the shapes of its tensors against the model's
+    `layers`, None while no model is loaded. Raises InvalidRequest."""
     if not request.lora_name or not request.lora_path:
         raise InvalidRequest("A LoRARequest needs a lora_name and a lora_path.", "lora_request")
     try:
-        read_adapter_settings(folder, max_lora_rank)
+        folder = Path(request.lora_path).expanduser().absolute()
+        settings = read_adapter_settings(folder, max_lora_rank)
+        if layers is not None:
+            check_adapter_header(folder, settings, layers)
         return AdapterFiles(name=request.lora_name, digest=adapter_digest(folder), path=str(folder))
     except ModelError as error:
         raise InvalidRequest(f"{error}.", "lora_request") from error
+    except (OSError, ValueError, RuntimeError) as error:  # of paths: a zero byte, a loop of links, an unknown user's home
+        raise InvalidRequest(f"The adapter's folder {request.lora_path!r} cannot be read ({error}).", "lora_path") from error
 
 
 def module_of(text: str) -> LoRARequest:
@@ -56,8 +66,8 @@ def module_of(text: str) -> LoRARequest:
 class KnownAdapters:
     """The adapters that an engine was asked for, each read from disk once."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: EngineSettings, layers: LinearLayers) -> None:
+        self._settings, self._layers = settings, layers
         self._files: dict[LoRARequest, AdapterFiles] = {}
 
     def of(self, count: int, lora_request: AdapterChoice) -> Sequence[AdapterFiles | None]:
@@ -71,5 +81,5 @@ class KnownAdapters:
             counts = f"There are {count} prompts and {len(each)} lora_requests"
             raise InvalidRequest(f"{counts}: give one, or one for each.", "lora_request")
         for request in {request for request in each if request is not None} - self._files.keys():
-            self._files[request] = adapter_files(request, self._settings.max_lora_rank)
+            self._files[request] = adapter_files(request, self._settings.max_lora_rank, self._layers)
         return [request and self._files[request] for request in each]

@@ -276,7 +276,7 @@ def _check_adapters(command: ServeCommand, names: Sequence[str]) -> None:
             if module.lora_name in taken:
                 raise StartRefused(f"--lora-modules has {module.lora_name!r}, which is another model's name: choose another")
             taken.append(module.lora_name)
-            adapter_files(module, engine.max_lora_rank)
+            adapter_files(module, engine.max_lora_rank, None)
     except InvalidRequest as error:
         raise StartRefused(error.message.rstrip(".")) from error
 

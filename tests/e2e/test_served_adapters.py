@@ -4,15 +4,16 @@ ranks."""
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from saved_adapters import DEMO, save_adapter
+import torch
+from safetensors.torch import save_file
+from saved_adapters import DEMO, save_adapter, save_spoilt
 from serving import Server, complete_all, eventually, serving
 
 from vnext.llm import LLM
@@ -22,6 +23,7 @@ from vnext.sampling_params import SamplingParams
 
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+OUTSIDE = "lora_path is outside of the folder that --lora-root allows: put the adapter there."
 
 
 def named(parent: Path, count: int) -> list[LoRARequest]:
@@ -48,10 +50,9 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Adapters 0 to 5 of the demo model, the last of which does not fit it."""
+    """Adapters 0 to 4 of the demo model."""
     parent = tmp_path_factory.mktemp("adapters").resolve()
     named(parent, 5)
-    save_adapter(DEMO, parent / "5", 5, targets=("embed_tokens",))
     return parent
 
 
@@ -136,33 +137,90 @@ def test_a_crowd_gets_what_each_gets_alone(server: Server, folder: Path) -> None
 def test_bad_input_is_one_sentence_and_harms_nobody(server: Server, folder: Path, tmp_path: Path) -> None:
     outside = save_adapter(DEMO, tmp_path / "outside")
     (folder / "link").symlink_to(outside)
-    outside_sentence = "lora_path is outside of the folder that --lora-root allows: put the adapter there."
-    assert load(server, "x", outside) == load(server, "x", folder / "link") == (400, outside_sentence)
-    assert load(server, "x", folder / ".." / "..") == (400, outside_sentence)
+    assert load(server, "x", outside) == load(server, "x", folder / "link") == (400, OUTSIDE)
+    assert load(server, "x", folder / ".." / "..") == (400, OUTSIDE)
     for name in ("t0", "demo_model", ""):
         assert load(server, name, folder / "2") == (400, f"The name {name!r} is taken or empty: choose another, or unload it first.")
     assert "has no adapter_config.json" in load(server, "x", folder / "none")[1]
     assert unload(server, "x") == (404, "The adapter 'x' is not served here: ask /v1/models for the names.")
-    assert load(server, "misfit", folder / "5")[0] == 200
-    status, answer = call(server, "/v1/completions", **body_of("misfit"))
-    assert status == 400 and "which is no linear layer of this model" in answer["error"]["message"]
-    assert unload(server, "misfit") == (200, "")
-    assert call(server, "/v1/completions", **body_of("misfit"))[0] == 404
+    assert call(server, "/v1/completions", **body_of("x"))[0] == 404
     assert call(server, "/v1/completions", **body_of("t0"))[0] == 200
 
 
-def test_an_adapter_in_use_stays(server: Server) -> None:
-    done: list[int] = []
-    body = {**body_of("t1"), "max_tokens": 600}
-    thread = threading.Thread(target=lambda: done.append(call(server, "/v1/completions", **body)[0]))
-    thread.start()
-    try:
-        assert eventually(lambda: server.metric("vllm:num_requests_running") > 0 or bool(done))
-        if not done:
-            assert unload(server, "t1") == (400, "The adapter 't1' is in use by 1 calls: wait for their end.")
-    finally:
-        thread.join()
-    assert done == [200] and "t1" in models(server)
+@pytest.mark.parametrize("path", ["/v1/\0", "~no-such-user/a", "loop", "a" * 5000], ids=["zero byte", "no user", "loop", "long"])
+def test_paths_that_are_none(path: str, server: Server, folder: Path) -> None:
+    if path == "loop":
+        path = str(folder / "loop")
+        Path(path).symlink_to(path)
+    status, sentence = load(server, "x", path)
+    assert status == 400 and "lora_path" in sentence and "\n" not in sentence
+
+
+def test_files_that_lie_outside_are_outside(server: Server, folder: Path, tmp_path: Path) -> None:
+    outside = save_adapter(DEMO, tmp_path / "outside")
+    (folder / "within").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / "within" / name).symlink_to(outside / name)
+    assert load(server, "x", folder / "within") == (400, OUTSIDE)
+
+
+MISFITS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "shape": (lambda path: save_spoilt(DEMO, path, "shape"), "has the shape [7, 4] where this model and the rank in adapter_config.json ask for ["),
+    "missing": (lambda path: save_spoilt(DEMO, path, "missing"), "the other half of one that it has"),
+    "no target": (lambda path: save_spoilt(DEMO, path, "target"), "adapts 'lm_head', which is no linear layer of this model"),
+    "no layer": (lambda path: save_spoilt(DEMO, path, "layer"), "adapts 'model.layers.9.mlp.up_proj'"),
+    "kind": (lambda path: save_spoilt(DEMO, path, "kind"), "neither lora_A nor lora_B"),
+    "dtype": (lambda path: save_spoilt(DEMO, path, "dtype"), "has the dtype I32; supported are F32, F16, BF16"),
+    "empty": (lambda path: save_spoilt(DEMO, path, "empty"), "has no tensors"),
+    "another rank": (lambda path: save_adapter(DEMO, path, r=5), "ask for ["),
+    "another base": (lambda path: save_adapter(narrow_base(path / "base"), path), "the adapter was made for another model"),
+    "embeddings": (lambda path: save_adapter(DEMO, path, targets=("embed_tokens",)), "adapts 'model.embed_tokens'"),
+    "high rank": (lambda path: save_adapter(DEMO, path, rank=17), "has the rank 17, more than --max-lora-rank 16: raise it"),
+    "DoRA": (lambda path: save_adapter(DEMO, path, use_dora=True), "has use_dora"),
+    "whole modules": (lambda path: save_adapter(DEMO, path, modules_to_save=["lm_head"]), "has modules_to_save"),
+    "truncated": (lambda path: truncated(save_adapter(DEMO, path)), "is truncated or corrupt"),
+}  # fmt: skip
+
+
+def narrow_base(folder: Path) -> Path:
+    """A checkpoint with one layer of the demo model's name and another width."""
+    folder.mkdir(parents=True)
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 8)}, str(folder / "model.safetensors"))
+    return folder
+
+
+def truncated(folder: Path) -> Path:
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    return folder
+
+
+@pytest.mark.parametrize("how", MISFITS)
+def test_an_adapter_that_does_not_fit_is_refused_when_it_is_named(how: str, server: Server, folder: Path) -> None:
+    make, sentence = MISFITS[how]
+    status, found = load(server, "misfit", make(folder / how))
+    assert status == 400 and sentence in found and "\n" not in found
+    assert models(server) == ["demo_model", "t0", "t1"]
+
+
+def test_numbers_that_are_not_finite_are_refused_when_they_are_read(server: Server, folder: Path) -> None:
+    assert load(server, "infinite", save_spoilt(DEMO, folder / "infinite", "infinite"))[0] == 200
+    status, answer = call(server, "/v1/completions", **body_of("infinite"))
+    assert status == 400 and "holds numbers that are not finite" in answer["error"]["message"]
+    assert unload(server, "infinite") == (200, "")
+    assert call(server, "/v1/completions", **body_of("t0"))[0] == 200
+
+
+def test_an_adapter_in_use_stays(server: Server, folder: Path) -> None:
+    data = json.dumps({**body_of("t1"), "max_tokens": 600, "stream": True}).encode()
+    request = urllib.request.Request(f"{server.url}/v1/completions", data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.readline().startswith(b"data: ")
+        assert unload(server, "t1") == (400, "The adapter 't1' is in use by 1 calls: wait for their end.")
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert eventually(lambda: unload(server, "t1") == (200, ""))
+    assert models(server) == ["demo_model", "t0"] and call(server, "/v1/completions", **body_of("t1"))[0] == 404
+    assert load(server, "t1", folder / "1") == (200, "demo_model")
 
 
 @pytest.mark.parametrize(
@@ -177,6 +235,13 @@ def test_an_adapter_in_use_stays(server: Server) -> None:
 )
 def test_a_start_that_cannot_work(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=sentence), serving(tmp_path, *arguments):
+        pass
+
+
+def test_a_start_with_an_adapter_of_another_model(tmp_path: Path) -> None:
+    folder = save_spoilt(DEMO, tmp_path / "a", "shape")
+    sentence = r"vnext serve: .* has the shape \[7, 4\] where this model"
+    with pytest.raises(AssertionError, match=sentence), serving(tmp_path, "--enable-lora", "--lora-modules", f"a={folder}"):
         pass
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, make_batch
-from safetensors.torch import load_file
-from saved_adapters import LINEAR, save_adapter, write
+from saved_adapters import LINEAR, save_adapter, save_spoilt
 
 from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import load_config
@@ -194,24 +192,6 @@ def test_folders_that_hold_no_adapter(base: Path, tmp_path: Path) -> None:
         read_adapter_settings(folder)
 
 
-def spoilt(tensors: dict[str, torch.Tensor], how: str) -> dict[str, torch.Tensor]:
-    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
-    match how:
-        case "shape":
-            return {**tensors, name: torch.zeros(7, 4)}
-        case "missing":
-            return {key: value for key, value in tensors.items() if key != name}
-        case "target":
-            return {**tensors, "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64)}
-        case "layer":
-            return {**tensors, name.replace("layers.1", "layers.9"): tensors[name].clone()}
-        case "kind":
-            return {**tensors, name.replace("lora_B.weight", "lora_magnitude_vector"): torch.zeros(4)}
-        case "dtype":
-            return {**tensors, name: tensors[name].to(torch.int32)}
-    return {**tensors, name: tensors[name] / 0}
-
-
 SPOILT = {
     "shape": r"has the shape \[7, 4\] where the model asks for \[120, 4\]",
     "missing": "is missing where the model asks for",
@@ -225,9 +205,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_tensors_that_do_not_fit(how: str, base: Path, tmp_path: Path) -> None:
-    folder = save_adapter(base, tmp_path)
-    settings = json.loads((folder / "adapter_config.json").read_text())
-    write(folder, settings, spoilt(load_file(str(folder / "adapter_model.safetensors")), how))
+    folder = save_spoilt(base, tmp_path, how)
     with pytest.raises(ModelError, match=SPOILT[how]) as refused:
         load(base, [folder])
     assert "\n" not in str(refused.value)

@@ -83,6 +83,7 @@ class EngineReady(Message, tag=10):
     log_dir: str
     environment: dict[str, str] = {}
     model_digest: str = ""
+    linear_layers: dict[str, tuple[int, int]] = {}
 
 
 class RequestRefused(Message, tag=11):
@@ -202,7 +203,8 @@ class ModelFacts(Message):
 
 class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
-    `row_cost` is that of Speculation, 0 where it is not asked for."""
+    `row_cost` is that of Speculation, 0 where it is not asked for. `linear_layers`: (inputs, outputs) of those that adapters may
+    change, by their modules' names in the checkpoint; none where the rank takes no adapters."""
 
     model: ModelFacts
     rank: int
@@ -211,6 +213,7 @@ class RankReady(Message, tag=20):
     model_digest: str
     environment: dict[str, str]
     row_cost: int = 0
+    linear_layers: dict[str, tuple[int, int]] = {}
 
 
 class StepResult(Message, tag=21):

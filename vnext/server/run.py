@@ -19,6 +19,7 @@ from aiohttp import web
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
+from vnext.sampling_params import InvalidRequest
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
@@ -33,6 +34,9 @@ from vnext.text.template import TemplateUnreadable
 from vnext.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
+UNUSABLE = (
+    AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, EngineDead, InvalidRequest,
+)  # fmt: skip
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 64  # in one turn of the event loop, a twentieth of a millisecond each
 
@@ -53,7 +57,7 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
         return DONE  # SIGTERM, see _leave_waiting
     except EngineNotStarted:
         return FAILED  # the launcher prints the reason
-    except (AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, EngineDead) as error:
+    except UNUSABLE as error:
         print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
         return FAILED if isinstance(error, EngineDead) else REFUSED
     return DONE

@@ -209,6 +209,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         log_dir=settings.log_dir,
         environment=started.environment,
         model_digest=started.model_digest,
+        linear_layers=ranks[0].linear_layers,
     )
     seed = engine.seed
     clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)

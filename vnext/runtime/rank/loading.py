@@ -100,6 +100,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         model_digest=fingerprint(settings.model_path),
         environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
         row_cost=row_cost(runner) if settings.measures_row_cost else 0,
+        linear_layers=runner.adapters.layers if runner.adapters else {},
     )
 
 

@@ -1,7 +1,7 @@
 """Served adapters: the LoRA adapters that requests may name as their model.
 
-Owns their names, the folders from which they may come, and how many calls use each. Files are read for their digest only; an
-adapter gets into the engine with the first request that names it.
+Owns their names, the folders from which they may come, and how many calls use each. Files are read for their digest, their
+settings and the shapes of their tensors; an adapter gets into the engine with the first request that names it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from vnext.lora_request import LoRARequest, adapter_files, module_of
+from vnext.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
 from vnext.runtime.messages import AdapterFiles
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import ModelUnknown
@@ -20,11 +20,11 @@ from vnext.server.settings import ServerSettings
 
 
 class ServedAdapters:
-    """The adapters by name. `taken`: the names of the model itself."""
+    """The adapters by name. `taken`: the names of the model itself; `layers`: those of the model that an adapter may change."""
 
-    def __init__(self, settings: ServerSettings, taken: Sequence[str], is_enabled: bool) -> None:
+    def __init__(self, settings: ServerSettings, taken: Sequence[str], is_enabled: bool, layers: LinearLayers) -> None:
         """Raises InvalidRequest for a module of the settings that is none."""
-        self._taken, self._is_enabled, self._rank_max = tuple(taken), is_enabled, settings.max_lora_rank
+        self._taken, self._is_enabled, self._rank_max, self._layers = tuple(taken), is_enabled, settings.max_lora_rank, layers
         self._root = Path(settings.lora_root).expanduser().resolve() if settings.lora_root else None
         modules = [module_of(module) for module in settings.lora_modules]
         self._allowed = {folder_of(module.lora_path) for module in modules}
@@ -33,7 +33,7 @@ class ServedAdapters:
         self._changing = asyncio.Lock()
         for module in modules:
             self._check_name(module.lora_name)
-            self._files[module.lora_name] = adapter_files(module, self._rank_max)
+            self._files[module.lora_name] = adapter_files(module, self._rank_max, layers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,11 +57,17 @@ class ServedAdapters:
         if not self._is_enabled:
             raise InvalidRequest("This server serves no adapters: start it with --enable-lora.", "lora_name")
         folder = folder_of(path)
-        if folder not in self._allowed and (self._root is None or not folder.is_relative_to(self._root)):
+        if folder not in self._allowed and not self._is_under_root(folder):
             raise InvalidRequest("lora_path is outside of the folder that --lora-root allows: put the adapter there.", "lora_path")
         async with self._changing:
             self._check_name(name)
-            self._files[name] = await asyncio.to_thread(adapter_files, LoRARequest(name, 1, str(folder)), self._rank_max)
+            request = LoRARequest(name, 1, str(folder))
+            self._files[name] = await asyncio.to_thread(adapter_files, request, self._rank_max, self._layers)
+
+    def _is_under_root(self, folder: Path) -> bool:
+        """Whether a folder and the files of its adapter are, whatever links they are."""
+        paths = (folder, *(folder_of(str(folder / name)) for name in FILE_NAMES))
+        return self._root is not None and all(path.is_relative_to(self._root) for path in paths)
 
     async def unload(self, name: str) -> None:
         """Forget a name. Raises ModelUnknown, and InvalidRequest while calls use it."""
@@ -78,5 +84,8 @@ class ServedAdapters:
 
 
 def folder_of(path: str) -> Path:
-    """The folder, with links resolved: what is allowed is decided by where it really is."""
-    return Path(path).expanduser().resolve()
+    """The folder, with links resolved: what is allowed is decided by where it really is. Raises InvalidRequest."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a zero byte, a loop of links, an unknown user's home
+        raise InvalidRequest(f"lora_path {path!r} is no path of a folder ({error}).", "lora_path") from error

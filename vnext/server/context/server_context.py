@@ -62,7 +62,7 @@ class ServerContext:
         self.work = TextWork(settings.characters_max)
         self.grammars = Grammars(tokenizer, self.work)
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
-        self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0)
+        self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
         self.model_length = request_length_max(config)
         self.metrics = ServerMetrics(
             self.model_names[0],
