@@ -129,6 +129,10 @@ def test_a_crowd_gets_what_each_gets_alone(server: Server, folder: Path) -> None
     together = complete_all(server.url, bodies, 36)
     for body, answer in zip(bodies[::5], together[::5]):
         assert complete_all(server.url, [body], 1)[0]["choices"] == answer["choices"]
+    counted = {name: server.metric(f"vnext_lora_{name}") for name in ("slots", "resident", "requests_waiting")}
+    assert counted == {"slots": 2, "resident": 2, "requests_waiting": 0}
+    loads, evictions = (server.metric(f"vnext_lora_{name}_total") for name in ("loads", "evictions"))
+    assert loads == evictions + 2 and evictions >= 3
     for seed in (2, 3, 4):
         assert unload(server, f"t{seed}") == (200, "")
     assert models(server) == ["demo_model", "t0", "t1"]

@@ -183,7 +183,8 @@ class FakeEngine:
         return TokenLogprobs(logprob=-0.5, rank=0, top=tuple(top[:count]))
 
     def _stats(self) -> EngineStats:
-        numbers = {field: 7 for field in EngineStats.__struct_fields__ if field != "stalled" and not field.endswith("seconds_sum")}
+        others = ("stalled", "adapters", "step_seconds_sum", "plan_seconds_sum")
+        numbers = {field: 7 for field in EngineStats.__struct_fields__ if field not in others}
         return EngineStats(**numbers, step_seconds_sum=1.5, plan_seconds_sum=0.25)
 
     def _send(self, peer: bytes, message: Message) -> None:

@@ -141,11 +141,24 @@ class Outputs(Message, tag=12):
     tokens: bytes = b""
 
 
+class AdapterStats(Message):
+    """The adapters of an engine: how many it may hold at once and holds, what was loaded and evicted since the start, how many
+    waiting requests have an adapter that no slot holds, and the names of the adapters that running and waiting requests use."""
+
+    slots: int
+    resident: int
+    loads: int
+    evictions: int
+    requests_waiting: int
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
-    the oldest step in flight has had no result.
+    the oldest step in flight has had no result. `adapters`: None in an engine without slots.
     """
 
     running: int
@@ -173,6 +186,7 @@ class EngineStats(Message, tag=13):
     step_silent_seconds: float = 0.0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    adapters: AdapterStats | None = None
 
 
 class EngineDied(Message, tag=14):

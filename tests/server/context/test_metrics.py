@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.runtime.messages import EngineStats, SubmitRequest
+from vnext.runtime.messages import AdapterStats, EngineStats, SubmitRequest
 from vnext.server import load_line
 from vnext.server.context import stopwatch
 from vnext.server.context.metrics import ServerMetrics, _lengths_up_to
@@ -153,9 +154,25 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
     assert _lengths_up_to(131072)[-4:] == (20000, 50000, 100000, 131072) and _lengths_up_to(1) == (1,)
 
 
-def stats(**figures: int) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "blocks_total": 200} | figures
+def stats(**figures: object) -> EngineStats:
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "adapters": None, "blocks_total": 200} | figures
     return EngineStats(**numbers)
+
+
+def test_adapters_have_metrics_where_an_engine_has_slots() -> None:
+    held = AdapterStats(slots=2, resident=1, loads=5, evictions=4, requests_waiting=3, running=("fr", "sql"), waiting=("de",))
+    with EdgeServer() as server:
+        server.engine.say(stats())
+        wait_until(lambda: "vnext_num_requests_running" in server.get("/metrics")[1])
+        assert "lora" not in server.get("/metrics")[1]
+        server.engine.say(stats(adapters=held))
+        wait_until(lambda: "vnext_lora_slots" in server.get("/metrics")[1])
+        found = samples(server.get("/metrics")[1])
+    figures = {name.removeprefix("vnext_lora_"): value for name, value in found.items() if "lora" in name}
+    (info,) = (name for name in figures if name.startswith("requests_info"))
+    assert info == 'requests_info{max_lora="2",running_lora_adapters="fr,sql",waiting_lora_adapters="de"}'
+    assert abs(figures.pop(info) - time.time()) < 60
+    assert figures == {"slots": 2, "resident": 1, "requests_waiting": 3, "loads_total": 5, "evictions_total": 4}
 
 
 def test_the_load_line_says_what_happened_since_the_last() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vnext.runtime.messages import AdapterFiles, AdapterRead
+from vnext.runtime.messages import AdapterFiles, AdapterRead, AdapterStats
 from vnext.runtime.ring.broadcast import ReadAdapter, encode_read
 from vnext.sched.residency import next_load
+from vnext.state.adapters import held
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 from vnext.state.state import State
 
@@ -30,6 +31,7 @@ class AdapterLoading:
         self._world_size, self._send = world_size, send
         self._files: dict[str, AdapterFiles] = {}
         self._reading: Reading | None = None
+        self._loads = self._evictions = 0
 
     def know(self, files: AdapterFiles) -> None:
         """Remember where an adapter's files are; requests that name its digest follow."""
@@ -47,6 +49,8 @@ class AdapterLoading:
         if reading.files.digest != wish.digest or not self._is_answered(reading):
             return ()
         self._reading = None
+        self._loads += 1
+        self._evictions += wish.evicts
         return wish.events(reading.files.name, reading.files.path)
 
     def answered(self, message: AdapterRead, state: State) -> dict[int, str]:
@@ -60,6 +64,22 @@ class AdapterLoading:
         self._reading = None
         waiting = (entry.id for entry in state.waiting)
         return {id_: error for id_ in waiting if state.requests[id_].sampling.adapter == message.digest}
+
+    def stats(self, state: State) -> AdapterStats | None:
+        """What slots hold and requests wait for; None in an engine without slots."""
+        if not state.slots:
+            return None
+        names = {slot.digest: slot.name for slot in state.slots if slot is not None}
+        waiting = [state.requests[entry.id].sampling.adapter for entry in state.waiting]
+        return AdapterStats(
+            slots=len(state.slots),
+            resident=len(names),
+            loads=self._loads,
+            evictions=self._evictions,
+            requests_waiting=sum(bool(digest) and digest not in names for digest in waiting),
+            running=tuple(sorted(names[digest] for digest in held(state))),
+            waiting=tuple(sorted({names.get(digest) or self._files[digest].name for digest in waiting if digest})),
+        )
 
     def _is_answered(self, reading: Reading) -> bool:
         return len(reading.answers) == self._world_size

@@ -337,6 +337,7 @@ class EngineCore:
             step_silent_seconds=self._progress.silent_s,
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
+            adapters=self._adapters.stats(state),
         )
 
 

@@ -6,7 +6,8 @@ prefix differs from its `vllm:`, so that its dashboards need one replacement. De
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count, takewhile
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vnext.runtime.messages import EngineStats
+from vnext.runtime.messages import AdapterStats, EngineStats
 from vnext.server.context.token_times import TokenTimes
 
 _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -22,7 +23,9 @@ _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 
 _REQUEST_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
-_GAUGES = {
+Names = Mapping[str, tuple[str, str]]
+"""Field -> (name, help)."""
+_GAUGES: Names = {
     "running": ("vnext_num_requests_running", "Requests in the batch."),
     "waiting": ("vnext_num_requests_waiting", "Requests waiting to be admitted."),
     "blocks_total": ("vnext_blocks_total", "Blocks of the key-value cache."),
@@ -31,7 +34,7 @@ _GAUGES = {
     "log_bytes": ("vnext_log_bytes", "Size of the engine's log."),
     "step_silent_seconds": ("vnext_step_silent_seconds", "For how long the oldest step in flight has had no result."),
 }
-_COUNTERS = {
+_COUNTERS: Names = {
     "steps": ("vnext_steps", "Steps executed."),
     "arrived": ("vnext_requests_arrived", "Requests that arrived at the engine core."),
     "finished": ("vnext_requests_finished", "Requests that ended by themselves."),
@@ -49,6 +52,15 @@ _COUNTERS = {
     "plan_seconds_sum": ("vnext_plan_seconds", "Time spent in planning."),
     "digest_checks": ("vnext_digest_checks", "Digests of ranks that were compared."),
     "log_frames_lost": ("vnext_log_frames_lost", "Frames of the log that a failing disk dropped."),
+}
+_ADAPTER_GAUGES: Names = {
+    "slots": ("vnext_lora_slots", "LoRA adapters that may be in memory at once."),
+    "resident": ("vnext_lora_resident", "LoRA adapters in memory."),
+    "requests_waiting": ("vnext_lora_requests_waiting", "Waiting requests whose LoRA adapter is not in memory."),
+}
+_ADAPTER_COUNTERS: Names = {
+    "loads": ("vnext_lora_loads", "LoRA adapters that were loaded."),
+    "evictions": ("vnext_lora_evictions", "LoRA adapters that made room for others."),
 }
 
 
@@ -71,10 +83,27 @@ class _EngineCollector(Collector):
             return
         usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
         yield GaugeMetricFamily("vnext_kv_cache_usage_perc", "Part of the blocks that requests hold; 1 is all.", value=usage)
-        for field, (name, help_) in _GAUGES.items():
-            yield GaugeMetricFamily(name, help_, value=getattr(stats, field))
-        for field, (name, help_) in _COUNTERS.items():
-            yield CounterMetricFamily(name, help_, value=getattr(stats, field))
+        yield from _families(stats, _GAUGES, _COUNTERS)
+        if stats.adapters is not None:
+            yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
+            yield _lora_requests_info(stats.adapters)
+
+
+def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:
+    for field, (name, help_) in gauges.items():
+        yield GaugeMetricFamily(name, help_, value=getattr(stats, field))
+    for field, (name, help_) in counters.items():
+        yield CounterMetricFamily(name, help_, value=getattr(stats, field))
+
+
+def _lora_requests_info(adapters: AdapterStats) -> Metric:
+    """vLLM's gauge, by which routers find a server that has an adapter: the names are labels, the value is the time."""
+    family = GaugeMetricFamily(
+        "vnext_lora_requests_info", "The LoRA adapters that running and waiting requests use; the value is the time in seconds.",
+        labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    )  # fmt: skip
+    family.add_metric((str(adapters.slots), ",".join(adapters.running), ",".join(adapters.waiting)), time.time())
+    return family
 
 
 class ServerMetrics:
