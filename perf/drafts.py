@@ -144,7 +144,7 @@ def ordinary(batch: int, temperature: float) -> tuple[list[str], list[SamplingPa
 
 
 def schema(batch: int, temperature: float) -> tuple[list[str], list[SamplingParams]]:
-    asked = StructuredOutputsParams(json=SCHEMA)
+    asked = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
     return [f"Person number {at}:" for at in range(batch)], [
         SamplingParams(temperature=temperature, seed=at, max_tokens=TOKENS, structured_outputs=asked) for at in range(batch)
     ]
