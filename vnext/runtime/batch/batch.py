@@ -56,7 +56,8 @@ class PersistentBatch:
         self._decode_step: DecodeStep | None = None
         speculation = config.speculation
         self._draft_batch = draft_model and DraftBatch(draft_model, self._table, self._sampling, config.block_size)
-        self._drafts = None if speculation is None else DraftRows(drafter_of(speculation), self._sampling, self._draft_batch)
+        drafter = speculation and drafter_of(speculation)
+        self._drafts = drafter and DraftRows(drafter, self._sampling, row_count, self._draft_batch)
         self._drafted: Drafted | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
@@ -104,16 +105,18 @@ class PersistentBatch:
         step, places = self._sampled
         if step != scheduled.step:
             raise ValueError(f"tokens of step {scheduled.step}, but the newest one is {step}")
-        if self._drafted is None or self._drafts is None:
+        if self._drafted is None or self._drafts is None or not len(self._drafted.tokens):
             self._last[places] = tokens
             self._sampling.count(places, tokens)
+            if self._drafts is not None:
+                self._drafts.take(places, np.ones_like(places), tokens)
             return None
         found = kept(*self._drafted, tokens)
         counts = np.frombuffer(found.counts, np.uint8).astype(np.int64) if found.counts else np.ones(len(places), np.int64)
         if len(places):
             self._last[places] = found.tokens[np.cumsum(counts) - 1]
         self._sampling.count(places.repeat(counts), found.tokens)
-        self._drafts.take(places.tolist(), counts.tolist(), found.tokens)
+        self._drafts.take(places, counts, found.tokens)
         return found
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:

@@ -51,12 +51,12 @@ class Grammars(Protocol):
 class DraftRows:
     """The histories of the rows of one batch. Mutable. The drafts of a constrained row are what its grammar forces."""
 
-    def __init__(self, drafter: Drafter, grammars: Grammars, batch: DraftBatch | None = None) -> None:
+    def __init__(self, drafter: Drafter, grammars: Grammars, row_count: int, batch: DraftBatch | None = None) -> None:
         """`batch`: the draft model's, which drafts for all rows without a constraint."""
         self._drafter, self._grammars, self._batch = drafter, grammars, batch
         self._rows: dict[int, RowDrafter] = {}
         self._histories: dict[int, np.ndarray] = {}
-        self._lengths: dict[int, int] = {}
+        self._lengths = np.zeros(row_count, dtype=np.int64)
         self._constrained: set[int] = set()
 
     def join(self, place: int, tokens: np.ndarray, request: Request) -> None:
@@ -70,14 +70,15 @@ class DraftRows:
         """A request leaves its batch row, for good if it `is_finished`."""
         if is_finished:
             self._rows[place].finish(self._tokens(place))
-        del self._rows[place], self._histories[place], self._lengths[place]
+        del self._rows[place], self._histories[place]
 
     def drafted(self, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
         """The step as this rank computes it; `places` int64[n]: its entries' batch rows."""
         assert scheduled.drafts is not None
         base = scheduled.counts - scheduled.drafts
-        lengths = np.array([self._lengths[place] for place in places.tolist()], dtype=np.int64)
-        starts = np.minimum(scheduled.starts, lengths - base)
+        starts = np.minimum(scheduled.starts, self._lengths[places] - base)
+        if not scheduled.drafts.any() and starts.tobytes() == scheduled.starts.tobytes():
+            return Drafted(scheduled, NO_DRAFTS)
         found = self._found(places.tolist(), scheduled.drafts.tolist())
         counts = np.array([len(each) for each in found], dtype=np.int64)
         entries = scheduled.entries.copy()
@@ -89,25 +90,23 @@ class DraftRows:
         found = [self._drafts_of(place, most) for place, most in zip(places, drafts)]
         free = [at for at, place in enumerate(places) if drafts[at] and place not in self._constrained]
         if self._batch is not None and free:
-            ends = [(places[at], self._lengths[places[at]] - 1) for at in free]
+            ends = [(places[at], int(self._lengths[places[at]]) - 1) for at in free]
             rows = [DraftedRow(*end, int(self._histories[end[0]][end[1]]), drafts[at]) for at, end in zip(free, ends)]
             for at, tokens in zip(free, self._batch.drafts(rows)):
                 found[at] = tokens
         return found
 
-    def take(self, places: Sequence[int], counts: Sequence[int], tokens: np.ndarray) -> None:
-        """Rows have kept `counts` tokens each, one row's after another's."""
-        at = 0
-        for place, count in zip(places, counts):
-            self._append(place, tokens[at : at + count])
-            at += count
-
-    def _append(self, place: int, tokens: np.ndarray) -> None:
-        history, length = self._histories[place], self._lengths[place]
-        if length + len(tokens) > len(history):
-            history = self._histories[place] = np.concatenate((history, np.empty(len(history), dtype=np.int32)))
-        history[length : length + len(tokens)] = tokens
-        self._lengths[place] = length + len(tokens)
+    def take(self, places: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> None:
+        """Rows (int64[n], no row twice) have kept `counts` tokens each, one row's after another's."""
+        at, kept = 0, tokens.tolist()
+        for place, length, count in zip(places.tolist(), self._lengths[places].tolist(), counts.tolist()):
+            history = self._histories[place]
+            if length + count > len(history):
+                history = self._histories[place] = np.concatenate((history, np.empty(len(history), dtype=np.int32)))
+            for after in range(length, length + count):
+                history[after] = kept[at]
+                at += 1
+        self._lengths[places] += counts
 
     def _tokens(self, place: int) -> np.ndarray:
         return self._histories[place][: self._lengths[place]]
