@@ -35,6 +35,7 @@ from vnext.server.console import write_line
 from vnext.server.example import curl_line
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import TlsUnusable, tls_context, unverified_context
+from vnext.state.config import SchedulerConfig
 from vnext.text.files import CheckpointUnreadable, chat_template
 from vnext.version import __version__
 
@@ -198,6 +199,7 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
         f"vnext: model    {engine.ready.model}: {environment['dtype']} on {_device(environment)}, "
         f"{config.max_model_len} tokens a request, {config.page_count} cache blocks of {config.block_size} tokens\n"
         f"vnext: batch    {invariance_line(environment)}\n"
+        f"{_drafts_line(config)}{_adapters_line(config, settings)}"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"{_live_line(settings)}"
         f"vnext: try      {curl_line(_url(settings), chat=_has_template(engine, settings), has_key=bool(settings.api_key))}\n"
@@ -221,6 +223,19 @@ def invariance_line(environment: Mapping[str, str]) -> str:
     """A line on whether tokens depend on the batch, as the first rank reported."""
     holds, _, why = environment.get("batch_invariant", "no: unknown").partition(": ")
     return f"a request's tokens {'do not' if holds == 'yes' else 'may'} depend on its batch ({why})"
+
+
+def _drafts_line(config: SchedulerConfig) -> str:
+    drafts = config.speculation
+    if drafts is None:
+        return ""
+    return f"vnext: drafts   {drafts.method}, up to {drafts.num_speculative_tokens} tokens of a request in a step\n"
+
+
+def _adapters_line(config: SchedulerConfig, settings: ServerSettings) -> str:
+    if not config.max_loras:
+        return ""
+    return f"vnext: adapters {len(settings.lora_modules)} named, {config.max_loras} in memory at a time\n"
 
 
 def _live_line(settings: ServerSettings) -> str:

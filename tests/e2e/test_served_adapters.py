@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     modules = [f"t0={folder / '0'}", json.dumps({"name": "t1", "path": str(folder / "1"), "base_model_name": "demo"})]
     arguments = ["--enable-lora", "--max-loras", "2", "--lora-root", str(folder), "--log", "full", "--lora-modules", *modules]
+    arguments += ["--speculative-config", '{"num_speculative_tokens": 3}']
     with serving(tmp_path_factory.mktemp("log"), *arguments) as running:
         yield running
         log_dir = running.log_dir
@@ -94,6 +95,11 @@ def models(server: Server) -> list[str]:
 
 def body_of(model: str, prompt: str = "The module") -> dict[str, Any]:
     return {"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+def test_the_start_names_drafts_and_adapters(server: Server) -> None:
+    assert "vnext: drafts   ngram, up to 3 tokens of a request in a step\n" in server.said
+    assert "vnext: adapters 2 named, 2 in memory at a time\n" in server.said
 
 
 def test_adapters_are_models_in_every_api(server: Server, folder: Path) -> None:
