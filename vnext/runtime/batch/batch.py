@@ -55,20 +55,13 @@ class PersistentBatch:
         self._sampled = (-1, self._places)  # the newest step and the rows it samples
         self._decode_step: DecodeStep | None = None
         speculation = config.speculation
-        self._draft_batch = draft_model and DraftBatch(draft_model, self._table, self._sampling, config.block_size)
         drafter = speculation and drafter_of(speculation)
-        self._drafts = drafter and DraftRows(drafter, self._sampling, row_count, self._draft_batch)
+        model_drafts = draft_model and DraftBatch(draft_model, self._table, self._sampling, config)
+        self._drafts = drafter and DraftRows(drafter, self._sampling, row_count, model_drafts)
         self._drafted: Drafted | None = None
 
     def step_inputs(self, state: State) -> StepInputs:
-        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first, and has a draft model
-        draft for the step and compute what the step computes."""
-        inputs = self._step_inputs(state)
-        if self._draft_batch is not None:
-            self._draft_batch.follow(inputs.forward)
-        return inputs
-
-    def _step_inputs(self, state: State) -> StepInputs:
+        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first, and drafts."""
         stands, scheduled = self._update(state), state.in_flight[-1]
         rows = self._rows_of(state, scheduled)
         if self._drafts is not None:

@@ -1,8 +1,9 @@
 """Drafts of a model: the draft model's steps over the rows that may take drafts, one token of each row after another.
 
-The draft model has a cache of its own under the target's page numbers, so a row has the same block table in both. Each draft is
-drawn with the request's parameters by the seed and position of the token that it guesses. Where both models expect the same of a
-token, they draw the same one.
+The draft model has a cache of its own under the target's page numbers, so a row has the same block table in both. A page may hold
+fewer tokens there: the draft model computes a row's missing tokens when the row drafts, and nothing for rows that do not. Each
+draft is drawn with the request's parameters by the seed and position of the token that it guesses. Where both models expect the
+same of a token, they draw the same one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.state.config import SchedulerConfig
+from vnext.state.state import blocks_for
+from vnext.state.store import extents
 
 
 class DraftModel(Protocol):
@@ -26,46 +30,98 @@ class DraftModel(Protocol):
 
 
 class DraftedRow(NamedTuple):
-    """A row that may take drafts: its batch row, the position and the number of its last token, and the most drafts."""
+    """A row that may take drafts: its batch row, all its tokens (int32[n]), the last of which the step computes, and the most
+    drafts."""
 
     place: int
-    position: int
-    token: int
+    tokens: np.ndarray
     most: int
+
+
+class Run(NamedTuple):
+    """Tokens that the draft model computes of a row: those of `tokens` (int32[n]), which end before position `end`."""
+
+    place: int
+    tokens: np.ndarray
+    end: int
 
 
 class DraftBatch:
     """Drafts for the rows of one batch. `table` int32[rows, W] is the batch's own, of one group of layers."""
 
-    def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, block_size: int) -> None:
-        self._model, self._table, self._sampling, self._block_size = model, table, sampling, block_size
+    def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
+        self._model, self._table, self._sampling, self._config = model, table, sampling, config
+        self._held = np.zeros(config.page_count, dtype=np.int64)  # tokens of each page, from its first, that the draft model holds
+
+    def forget(self, places: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """The target's step writes `counts` tokens from `starts` on (int64[R] each), one at least, of the rows at `places`."""
+        size = self._config.block_size
+        first, offset = np.divmod(starts, size)
+        pages = self._table[places, first]
+        self._held[pages] = np.minimum(self._held[pages], offset)
+        more = (starts + counts - 1) // size - first
+        if more.any():
+            self._held[self._table[places.repeat(more), extents.spans(first + 1, more)]] = 0
 
     def drafts(self, rows: Sequence[DraftedRow]) -> list[np.ndarray]:
-        """The drafts of each row (int32[most] each)."""
+        """The drafts of each row (int32[most] each); none of a row that misses more tokens than a step may have."""
         found = [np.empty(0, dtype=np.int32) for _ in rows]
+        runs, left = [], self._config.max_num_batched_tokens
+        for row in rows:
+            held = self._held_of(row.place, len(row.tokens))
+            tokens = row.tokens[held : held + left]
+            left -= len(tokens)
+            runs.append(Run(row.place, tokens, held + len(tokens)))
+        going = [at for at, (row, run) in enumerate(zip(rows, runs)) if run.end == len(row.tokens)]
+        self._compute([run for at, run in enumerate(runs) if at not in going and len(run.tokens)])
         for draft in range(max(row.most for row in rows)):
-            going = [at for at, row in enumerate(rows) if row.most > draft]
-            places = np.array([rows[at].place for at in going], dtype=np.int64)
-            tokens = np.array([found[at][-1] if draft else rows[at].token for at in going], dtype=np.int64)
-            positions = np.array([rows[at].position + draft for at in going], dtype=np.int64)
-            forward = self._forward(places, positions, tokens)
-            sampling, _ = self._sampling.inputs(places, positions + 1, [found[at] for at in going] if draft else None)
-            assert sampling is not None
-            no_logprobs = np.full(len(going), -1, dtype=np.int64)
-            outputs = self._model.run(StepInputs(forward, sampling._replace(logprobs=-1), no_logprobs))
-            for at, token in zip(going, outputs.tokens.tolist()):
+            going = [at for at in going if rows[at].most > draft]
+            if not going:
+                break
+            if draft:
+                runs = [Run(row.place, drafts[-1:], len(row.tokens) + draft) for row, drafts in zip(rows, found)]
+            drawn = self._draw([runs[at] for at in going], [found[at] for at in going] if draft else None)
+            for at, token in zip(going, drawn.tolist()):
                 found[at] = np.append(found[at], np.int32(token))
         return found
 
-    def follow(self, forward: ForwardBatch) -> None:
-        """Compute what the target computes, so that each page holds the same tokens in both caches."""
-        self._model.run(StepInputs(forward._replace(adapters=()), None, np.empty(0, dtype=np.int64)))
+    def _held_of(self, place: int, length: int) -> int:
+        """How many of a row's tokens the draft model holds; at most all but the last of `length`."""
+        pages = self._held[self._table[place, : blocks_for(length, self._config.block_size)]]
+        whole = int(np.argmax(pages < self._config.block_size))
+        return whole * self._config.block_size + int(pages[whole])
 
-    def _forward(self, places: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> ForwardBatch:
-        """The batch of one token for each row (int64[R] each)."""
-        block, offset = np.divmod(positions, self._block_size)
-        slots = self._table[places, block] * np.int64(self._block_size) + offset
+    def _draw(self, runs: Sequence[Run], drafts: list[np.ndarray] | None) -> np.ndarray:
+        """Compute the runs and sample the token behind each (int64[R]); `drafts` are those of the rows so far."""
+        places, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("place", "end"))
+        sampling, _ = self._sampling.inputs(places, ends, drafts)
+        assert sampling is not None
+        inputs = StepInputs(self._forward(runs), sampling._replace(logprobs=-1), np.full(len(runs), -1, dtype=np.int64))
+        tokens: np.ndarray = self._model.run(inputs).tokens
+        self._note(runs)
+        return tokens
+
+    def _compute(self, runs: Sequence[Run]) -> None:
+        if runs:
+            self._model.run(StepInputs(self._forward(runs), None, np.empty(0, dtype=np.int64)))
+            self._note(runs)
+
+    def _note(self, runs: Sequence[Run]) -> None:
+        """The draft model holds these runs."""
+        size = self._config.block_size
+        for place, tokens, end in runs:
+            blocks = np.arange((end - len(tokens)) // size, blocks_for(end, size))
+            self._held[self._table[place, blocks]] = np.minimum(end - blocks * size, size)
+
+    def _forward(self, runs: Sequence[Run]) -> ForwardBatch:
+        size = self._config.block_size
+        places, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("place", "end"))
+        counts = np.array([len(run.tokens) for run in runs], dtype=np.int64)
+        positions = extents.spans(ends - counts, counts)
+        block, offset = np.divmod(positions, size)
+        slots = self._table[places.repeat(counts), block] * np.int64(size) + offset
+        host = HostBatch(np.append(0, np.cumsum(counts)).astype(np.int32), ends.astype(np.int32))
         table = self._table[places, : int(block.max()) + 1]
-        host = HostBatch(np.arange(len(places) + 1, dtype=np.int32), (positions + 1).astype(np.int32))
-        arrays = (tokens, positions, slots, *host, table, np.arange(len(places)))
+        token_ids = np.concatenate([run.tokens for run in runs]).astype(np.int64)
+        arrays = (token_ids, positions, slots, *host, table, np.cumsum(counts) - 1)
         return ForwardBatch(*map(torch.from_numpy, arrays), host=host)

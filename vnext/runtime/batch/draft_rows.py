@@ -77,6 +77,8 @@ class DraftRows:
         assert scheduled.drafts is not None
         base = scheduled.counts - scheduled.drafts
         starts = np.minimum(scheduled.starts, self._lengths[places] - base)
+        if self._batch is not None:
+            self._batch.forget(places, starts, scheduled.counts)
         if not scheduled.drafts.any() and starts.tobytes() == scheduled.starts.tobytes():
             return Drafted(scheduled, NO_DRAFTS)
         found = self._found(places.tolist(), scheduled.drafts.tolist())
@@ -90,8 +92,7 @@ class DraftRows:
         found = [self._drafts_of(place, most) for place, most in zip(places, drafts)]
         free = [at for at, place in enumerate(places) if drafts[at] and place not in self._constrained]
         if self._batch is not None and free:
-            ends = [(places[at], int(self._lengths[places[at]]) - 1) for at in free]
-            rows = [DraftedRow(*end, int(self._histories[end[0]][end[1]]), drafts[at]) for at, end in zip(free, ends)]
+            rows = [DraftedRow(places[at], self._tokens(places[at]), drafts[at]) for at in free]
             for at, tokens in zip(free, self._batch.drafts(rows)):
                 found[at] = tokens
         return found

@@ -24,16 +24,17 @@ def row_cost(runner: ModelRunner) -> int:
     """The time that one more draft adds to a decode step, in thousandths of the time of a step of one row (0 to 1000): that of one
     more row and, with a draft model, of its own step."""
     _, alone_s, together_s = (_step_seconds(runner, rows) for rows in (ROWS, 1, ROWS))  # the first warms up
-    draft_s = _step_seconds(runner.draft, 1) if runner.draft else 0.0
+    draft_s = _step_seconds(runner.draft, 1, block_size=1) if runner.draft else 0.0  # each step in a new block is made anew
     return min(max(round(1000 * ((together_s - alone_s) / (ROWS - 1) + draft_s) / alone_s), 0), COST_MAX)
 
 
-def _step_seconds(runner: ModelRunner, rows: int) -> float:
+def _step_seconds(runner: ModelRunner, rows: int, block_size: int = BLOCK_SIZE) -> float:
     """The shortest time of a decode step of this many rows: what disturbs a step is not its cost."""
     windows = kv_groups(runner.config).windows
     windows = windows if any(windows) else ()
     config = SchedulerConfig(
-        block_size=BLOCK_SIZE, page_count=rows * 2 * (len(windows) or 1), max_num_batched_tokens=rows * BLOCK_SIZE,
+        block_size=block_size, page_count=rows * 2 * BLOCK_SIZE // block_size * (len(windows) or 1),
+        max_num_batched_tokens=rows * BLOCK_SIZE,
         max_num_seqs=rows, max_model_len=2 * BLOCK_SIZE, vocab_size=runner.config.vocab_size, pipeline_depth=1,
         digest_interval=2**31 - 1, windows=windows,
     )  # fmt: skip
