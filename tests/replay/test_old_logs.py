@@ -29,11 +29,11 @@ from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.record.recorder import Recorder
 from vnext.state import digest as digests
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
-from vnext.state.events import RequestArrived, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived, StepPlanned
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
-                  "digest-2-agents": (178, 83)}  # fmt: skip
+                  "digest-2-agents": (178, 83), "digest-2-adapters": (412, 180)}  # fmt: skip
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -83,6 +83,39 @@ def test_an_old_log_of_agents_keeps_its_constraints(capsys):
     assert (code, found["constrained_requests"], found["constrained_tokens"], found["rank_digests"]) == (0, 6, 220, 166)
     code, found = answer(capsys, "stat", path)
     assert code == 0 and found["preemptions"] == 5
+
+
+def test_an_old_log_names_the_adapter_of_every_token(capsys):
+    """Three adapters took turns in two slots; an independent fold says what the slots held when each step was planned."""
+    path = GOLDEN / "digest-2-adapters"
+    events = list(recorded_events(open_log(path)))
+    names = {event.digest: event.name for event in events if isinstance(event, AdapterLoaded)}
+    arrived = {event.id: event.sampling.adapter for event in events if isinstance(event, RequestArrived)}
+    assert sorted(names.values()) == ["de", "fr", "sql"] and sum(isinstance(event, AdapterEvicted) for event in events) > 3
+    held, holds = {}, {}
+    for event in events:
+        match event:
+            case AdapterLoaded():
+                held[event.slot] = event.digest
+            case AdapterEvicted():
+                del held[event.slot]
+            case StepPlanned():
+                holds[event.step] = set(held.values())
+    for id_, digest_ in arrived.items():
+        code, found = answer(capsys, "req", path, id_)
+        tokens = [moment for moment in found["moments"] if moment["kind"] == "sampled"]
+        assert code == 0 and len(tokens) == found["generated_tokens"] == 12
+        assert {(each["adapter"], each["adapter_name"]) for each in tokens} == {(digest_, names.get(digest_, ""))}
+        assert not digest_ or all(digest_ in holds[each["step"]] for each in tokens)
+    one = next(id_ for id_, digest_ in arrived.items() if names.get(digest_) == "sql")
+    assert main(["req", str(path), str(one)]) == 0
+    assert f"with the adapter sql {arrived[one]}" in " ".join(capsys.readouterr().out.split())
+    slots = answer(capsys, "show", path, 60)[1]["state"]["slots"]
+    assert {slot["digest"]: slot["name"] for slot in slots}.items() <= names.items() and {slot["digest"] for slot in slots} == holds[60]
+    assert all(arrived[id_] == slot["digest"] for slot in slots for id_ in slot["requests"]) and any(slot["requests"] for slot in slots)
+    assert main(["show", str(path), "60"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{slot['name']} " in shown and slot["digest"] in shown for slot in slots)
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

@@ -27,7 +27,16 @@ def view(state: State) -> dict[str, object]:
             "next": free_blocks(state.pool)[:16].tolist(),
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
+        **({"slots": [_slot(state, place) for place in range(len(state.slots))]} if state.slots else {}),
     }
+
+
+def _slot(state: State, place: int) -> dict[str, object] | None:
+    """What a slot holds, and the running requests that compute with it; None for an empty one."""
+    if (slot := state.slots[place]) is None:
+        return None
+    used_by = [id_ for id_ in state.rows.id.tolist() if state.requests[id_].sampling.adapter == slot.digest]
+    return {"name": slot.name, "digest": slot.digest, "used": slot.used, "requests": used_by}
 
 
 def _row(state: State, row: int) -> dict[str, object]:

@@ -103,7 +103,7 @@ def spans(moments: list[Moment]) -> list[Span]:
     still_open: dict[str, Span] = {}
     for moment in moments:
         span = still_open.get(moment.kind)
-        if span is not None and moment.step - span.last.step in (0, 1) and moment.tokens == span.last.tokens == 1:
+        if span is not None and moment.step - span.last.step in (0, 1) and alike(moment, span.last):
             span.moments.append(moment)
             continue
         if moment.kind != "sampled" and not (moment.kind == "computed" and moment.tokens == 1):
@@ -111,6 +111,11 @@ def spans(moments: list[Moment]) -> list[Span]:
         still_open[moment.kind] = Span([moment])
         found.append(still_open[moment.kind])
     return found
+
+
+def alike(one: Moment, other: Moment) -> bool:
+    """Whether both are of one token, computed with the same adapter."""
+    return one.tokens == other.tokens == 1 and one.adapter == other.adapter
 
 
 def reported(span: Span) -> str:
@@ -137,7 +142,8 @@ def _samples(span: Span) -> str:
     tokens = [moment.note.removeprefix("token ") for moment in span.moments]
     shown = " ".join(tokens[:SAMPLES_SHOWN])
     more = f" ... ({len(tokens) - SAMPLES_SHOWN} more)" if len(tokens) > SAMPLES_SHOWN else ""
-    return f"{shown}{more}"
+    adapter = f", with the adapter {span.first.adapter_name} {span.first.adapter}" if span.first.adapter else ""
+    return f"{shown}{more}{adapter}"
 
 
 def _first_position(moment: Moment) -> str:

@@ -15,9 +15,10 @@ from vnext.replay.reading.index import Index
 from vnext.replay.reading.source import UnusableLog
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
+from vnext.state.adapters import slot_of
 from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.outputs import outputs
-from vnext.state.state import Request, State
+from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants
 
 Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended"]
@@ -27,7 +28,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `step` is -1 before the first.
 
     `tokens` counts prompt tokens (arrived), tokens found in the cache (admitted), tokens computed in this step, tokens
-    computed and dropped (preempted), or is 1 (sampled).
+    computed and dropped (preempted), or is 1 (sampled). `adapter` is the digest of the LoRA adapter that the step computed the
+    tokens with and `adapter_name` its name, as the slots held them when the step was planned; "" without one.
     """
 
     event: int
@@ -35,6 +37,8 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     tokens: int
     note: str
+    adapter: str = ""
+    adapter_name: str = ""
 
 
 class Waited(msgspec.Struct, kw_only=True):
@@ -92,10 +96,13 @@ class _Story:
         self.queued_steps = self.waited_steps = 0
         self.cached_tokens = -1
         self.finish = ""
+        self.slots: dict[int, Slot] = {}  # of its adapter, by step in flight
         self.adapter_name = ""
 
-    def tell(self, item: Folded, kind: Kind, step: int, tokens: int, note: str) -> None:
-        self.moments.append(Moment(event=item.number, step=step, kind=kind, tokens=tokens, note=note))
+    def tell(self, item: Folded, kind: Kind, step: int, tokens: int, note: str, slot: Slot | None = None) -> None:
+        adapter, name = (slot.digest, slot.name) if slot else ("", "")
+        moment = Moment(event=item.number, step=step, kind=kind, tokens=tokens, note=note, adapter=adapter, adapter_name=name)
+        self.moments.append(moment)
 
     def hear(self, item: Folded) -> None:
         match item.event:
@@ -136,7 +143,9 @@ class _Story:
         drafts = 0 if scheduled.drafts is None else int(scheduled.drafts[place[0]])
         with_drafts = f", drafts {drafts} at most" if drafts else ""
         note = f"positions {start} to {start + count - drafts - 1}{with_drafts}{', samples' if samples else ''}"
-        self.tell(item, "computed", event.step, count - drafts, note)
+        if (place := self._place(item.after)) is not None and (slot := item.after.slots[place]) is not None:
+            self.slots[event.step] = slot
+        self.tell(item, "computed", event.step, count - drafts, note, self.slots.get(event.step))
 
     def _waited(self, item: Folded, event: StepPlanned) -> None:
         """Count a step without the request as waiting only if it had something to compute."""
@@ -166,23 +175,23 @@ class _Story:
 
     def _admitted(self, item: Folded, step: int, start: int) -> None:
         self.cached_tokens = start if self.cached_tokens < 0 else self.cached_tokens
-        self.tell(item, "admitted", step, start, f"tokens found in the cache{self._slot(item.after)}")
+        in_slot = ""
+        if (place := self._place(item.after)) is not None and (slot := item.after.slots[place]) is not None:
+            self.adapter_name, in_slot = slot.name, f"; slot {place} holds its adapter {slot.digest}"
+        self.tell(item, "admitted", step, start, f"tokens found in the cache{in_slot}")
 
-    def _slot(self, state: State) -> str:
-        """Which slot holds the request's adapter, in words."""
+    def _place(self, state: State) -> int | None:
+        """Which slot holds the request's adapter."""
         adapter = state.requests[self.id].sampling.adapter
-        for place, slot in enumerate(state.slots if adapter else ()):
-            if slot is not None and slot.digest == adapter:
-                self.adapter_name = slot.name
-                return f"; slot {place} holds its adapter {adapter}"
-        return ""
+        return slot_of(state, adapter) if adapter else None
 
     def _committed(self, item: Folded, event: StepCommitted) -> None:
         if self.id not in item.before.requests or self.id not in item.before.in_flight[0].ids:
             return
+        slot = self.slots.pop(event.step, None)
         for output in outputs(item.before, event, item.after):
             if output.id == self.id:
-                self.tell(item, "sampled", event.step, 1, f"token {output.token}")
+                self.tell(item, "sampled", event.step, 1, f"token {output.token}", slot)
                 if output.finish:
                     self._ended(item, event.step, output.finish)
 

@@ -211,6 +211,9 @@ def print_shown(console: Console, answer: Shown) -> None:
     steps, rows = _with_steps_in_flight(state)
     records(console, "running", (*ROW_FIELDS, *steps, "blocks"), rows)
     records(console, "waiting", ("id", "priority", "known", "epoch"), state["waiting"])
+    if slots := state.get("slots"):
+        held = [{**slot, "slot": place} for place, slot in enumerate(slots) if slot]
+        records(console, "adapters", ("slot", "name", "digest", "requests"), held)
 
 
 def _totals(counters: dict[str, int], names: tuple[str, ...]) -> str:
