@@ -16,6 +16,7 @@ from engine_here import engines_here
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
 from vnext.runtime.batch import batch
+from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.sampling.drafters.drafter import RowDrafter
 from vnext.sampling_params import StructuredOutputsParams
 
@@ -39,7 +40,8 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}, "grammar": {"method": "grammar"},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 7}, "liar": {"method": "ngram", "num_speculative_tokens": 3, "row_cost": 0},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 7},
+    "draft model": {"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 3}, "liar": {"method": "ngram", "num_speculative_tokens": 3, "row_cost": 0},
 }  # fmt: skip
 
 
