@@ -39,6 +39,19 @@ def test_every_cut_gives_the_same_parts(begun: bool, text: str, expected: list[P
         assert joined_of(found + parser.finish()) == expected, places
 
 
+@pytest.mark.parametrize("begin", ["", "<think>x"])
+def test_a_run_of_space_is_looked_at_seldom(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads all that is held: one look a token would make the time quadratic."""
+    looks = []
+    for name in ("_begin", "_inside"):
+        step = getattr(ReasoningParser, name)
+        monkeypatch.setattr(ReasoningParser, name, lambda parser, ended, step=step: looks.append(ended) or step(parser, ended))
+    parser, text = ReasoningParser(THINK, False, None), begin + " " * 20_000
+    parts = [part for character in text for part in parser.push(character)] + parser.finish()
+    assert joined_of(parts) == ([Reasoning(text.removeprefix("<think>"))] if begin else [Words(text)])
+    assert len(looks) < 600
+
+
 def joined_of(parts: list[Part]) -> list[Part]:
     found: list[Part] = []
     for part in parts:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+SHARE_LOOKED_AT = 64
+"""New text waits until it is this fraction of the text that a parser holds, because each look reads what is held."""
+
 
 class Words(msgspec.Struct, frozen=True):
     """A piece of the answer itself."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from vnext.state.params import Constraint
-from vnext.text.parts import Part, Reasoning, Words
+from vnext.text.parts import SHARE_LOOKED_AT, Part, Reasoning, Words
 
 
 class Parser(Protocol):
@@ -93,7 +93,7 @@ class ReasoningParser:
     def __init__(self, marks: Marks, begun: bool, rest: Parser | None) -> None:
         self._marks = marks
         self._rest = rest
-        self._held = ""
+        self._held = self._waiting = ""
         self._step = self._begin
         self._begun = begun
         self._shown = False
@@ -101,10 +101,14 @@ class ReasoningParser:
         self.is_plain = False
 
     def push(self, text: str) -> list[Part]:
-        self._held += text
+        self._waiting += text
+        if len(self._waiting) * SHARE_LOOKED_AT < len(self._held):
+            return []
+        self._held, self._waiting = self._held + self._waiting, ""
         return self._step(False)
 
     def finish(self) -> list[Part]:
+        self._held += self._waiting
         return self._step(True) + (self._rest.finish() if self._rest else [])
 
     def _begin(self, ended: bool) -> list[Part]:

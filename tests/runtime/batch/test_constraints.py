@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_here import engines_here
 from llguidance import LLMatcher
@@ -16,9 +17,11 @@ from tokenizers import Tokenizer
 
 from vnext import LLM
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens
 from vnext.state.params import Constraint, Sampling
 
@@ -89,6 +92,29 @@ def test_a_grammar_that_fails_ends_its_request_with_a_sentence_and_no_other() ->
     assert [outputs["bad"][-1].finish, outputs["good"][-1].finish] == ["abort", "length"]
     assert "cannot keep to its constraint" in outputs["bad"][-1].error and not outputs["good"][-1].error
     assert sum(len(unpack_tokens(output.tokens)) for output in outputs["good"]) == 20
+
+
+def test_each_draft_has_the_mask_behind_it_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = Vocabulary(DEMO_MODEL, TOKENIZER.get_vocab_size(), (0,))
+    constraint = Constraint(grammar=LLMatcher.grammar_from_regex("yes indeed and so on"))
+    masks, matcher = RowMasks(3, vocabulary, drafts_max=2), Matcher(constraint, vocabulary)
+    masks.join(2, constraint, ())
+    assert masks.forced(2, 9) == []
+    masks.take(masks.of(np.array([0, 2])), np.array([7, first := matcher.forced()[0]]))
+    matcher.take(first)
+    drafts = masks.forced(2, 2)
+    assert drafts == matcher.forced()[:2] and len(drafts) == 2
+    masks.follow(2, drafts)
+    allowed = masks.allowed(masks.of(np.array([2, 0, 2, 2])))
+    allowed.wait()
+    assert allowed.rows.tolist() == [0, 2, 3]
+    for place, draft in zip(allowed.places.tolist(), [*drafts, 0]):
+        assert (np.unpackbits(allowed.masks[place].numpy().view(np.uint8), bitorder="little")[: vocabulary.size] == matcher.allowed()).all()
+        matcher.take(draft)
+    monkeypatch.setattr(masks, "_follow", lambda *_: 1 // 0)
+    masks.follow(2, drafts)
+    with pytest.raises(ZeroDivisionError):
+        masks.wait()
 
 
 @pytest.mark.parametrize("count", [1, 5])

@@ -117,3 +117,11 @@ def test_what_takes_long_to_compile_is_refused_as_a_whole(monkeypatch: pytest.Mo
     for fields in ({"json": POINT}, {"regex": "a+"}):
         with pytest.raises(InvalidRequest, match="takes more than 0.5 s of computing, or 0.1 s for one token, simplify it"):
             grammar(**fields)
+
+
+def test_rules_behind_a_schema_are_counted_too() -> None:
+    many = " | ".join(["A"] * 502)
+    for texts in (("", "", many), ("", many, ""), (many, "", "")):
+        rules = "".join(f"\nr{at}: {text or 'A'}\ns{at}: %json {{}}" for at, text in enumerate(texts))
+        with pytest.raises(InvalidRequest, match="more than 500 alternatives"):
+            grammar(grammar=f'start: s0 s1 s2 r0 r1 r2\nA: "a"{rules}')

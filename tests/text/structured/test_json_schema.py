@@ -8,7 +8,7 @@ import pytest
 from test_grammar import admits, grammar
 
 from vnext.sampling_params import InvalidRequest
-from vnext.text.structured.json_schema import SchemaReader
+from vnext.text.structured.json_schema import SchemaReader, _levels
 
 
 def read(schema: Any, **options: Any) -> Any:
@@ -105,3 +105,9 @@ def test_what_llguidance_refuses_is_found(schema: Any, place: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         grammar(json=schema)
     assert place in refused.value.message
+
+
+def test_levels_count_along_references() -> None:
+    chain = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"items": {"$ref": "#/$defs/c"}}, "c": {"type": "null"}}
+    apart = {"a": {"items": {"$ref": "#/$defs/c"}}, "b": {"items": {"$ref": "#/$defs/c"}}, "c": {"type": "null"}}
+    assert _levels({}, chain) == _levels({}, apart) + 3

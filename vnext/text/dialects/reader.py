@@ -11,13 +11,11 @@ import re
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
-from vnext.text.parts import CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
+from vnext.text.parts import SHARE_LOOKED_AT, CallArguments, CallBegun, CallEnded, Part, Reasoning, Words
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = re.compile(r"\s*")
-# New text waits until it is this fraction of the text held, because each look copies what is held.
-_SHARE_LOOKED_AT = 64
 
 
 class NoCall(Exception):
@@ -41,7 +39,7 @@ class Reader:
         self._waiting.append(text)
         self._waiting_size += len(text)
         self.ended = ended
-        if not ended and self._waiting_size * _SHARE_LOOKED_AT < len(self.text) - self.begin:
+        if not ended and self._waiting_size * SHARE_LOOKED_AT < len(self.text) - self.begin:
             return False
         self.text = self.text[self.begin :] + "".join(self._waiting)
         self.place -= self.begin
