@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs tests with the compiled modules under AddressSanitizer and UndefinedBehaviorSanitizer.
-#   scripts/sanitize.sh                         log, state, sched, ring, kernels, collectives: about ten minutes
+#   scripts/sanitize.sh                         log, state, sched, ring, kernels, collectives, drafters: about ten minutes
 #   scripts/sanitize.sh tests/kernels -k rows   any arguments of pytest
 # Builds in a copy of the tracked files (build/sanitized). Reports go to build/sanitized/report.*, because pytest captures the
 # output of a process that a sanitizer ends. Needs gcc and the environment of scripts/test.sh (VENV; default: .venv here).
@@ -9,7 +9,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PYTHON="${VENV:-$ROOT/.venv}/bin/python"
 COPY="$ROOT/build/sanitized"
 CHECKS="-fsanitize=address,undefined"
-[ "$#" -gt 0 ] || set -- tests/log tests/state tests/sched tests/runtime/ring tests/replay/reading tests/kernels tests/runtime/collectives
+[ "$#" -gt 0 ] || set -- tests/log tests/state tests/sched tests/runtime/ring tests/replay/reading tests/kernels tests/runtime/collectives tests/sampling/test_drafters.py
 mkdir -p "$COPY"
 (cd "$ROOT" && git ls-files -z | tar cf - --null --ignore-failed-read -T -) | tar xf - -C "$COPY"
 cd "$COPY"
