@@ -36,7 +36,7 @@ from vnext.state.config import Speculation
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {
     "plain": "", "ngram 4": {"num_speculative_tokens": 4}, "ngram 8": {"num_speculative_tokens": 8},
-    "suffix 8": {"method": "suffix", "num_speculative_tokens": 8},
+    "suffix 8": {"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0},  # rounds repeat answers
 }  # fmt: skip
 TOKENS, LENGTH_MAX = 80, 1024
 SAMPLES, SAMPLED_AT = 24, 0.8
