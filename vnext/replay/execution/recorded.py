@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from vnext.log.codec import LogEnd
+from vnext.log.codec import Frame, LogEnd
 from vnext.replay.console.commands import index_of
 from vnext.replay.reading.folding import Broken, Fold, Folded, first_state, fold_items
-from vnext.replay.reading.source import Log, UnusableLog, open_base_log
-from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.replay.reading.source import Log, UnusableLog, open_log
+from vnext.state.events import AdapterLoaded, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
 from vnext.state.samples import runs_in, with_kept_drafts
@@ -79,7 +79,7 @@ class Walk:
     """
 
     def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
-        self.log = open_base_log(path)
+        self.log = open_log(path)
         require_texts(self.log)
         self._asked, self._telling = asked, telling
         self.whole = asked.first == 0 and self.log.header.index == 0
@@ -93,6 +93,11 @@ class Walk:
         self.is_sound = True
         self.uncommitted = self.unseen = 0
         self._vocab_size: int | None = None
+
+    def adapter_folders(self) -> dict[str, str]:
+        """Where the log's LoRA adapters were read from, by digest."""
+        events = (event for item in self.log.items() if isinstance(item, Frame) for event in item.events)
+        return {event.digest: event.path for event in events if isinstance(event, AdapterLoaded)}
 
     def begin(self, vocab_size: int) -> None:
         """Call before `steps`, for a model of this vocabulary size. A token outside of the vocabulary raises

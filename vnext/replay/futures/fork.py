@@ -26,7 +26,7 @@ from vnext.replay.futures.shrinking import write_log
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.index import Index
 from vnext.replay.reading.show import state_at
-from vnext.replay.reading.source import Log, UnusableLog, open_base_log
+from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.writer import Writer, snapshot_of_log
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, StepPlanned
@@ -80,7 +80,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 def futures_of(order: Order) -> list[tuple[int, Future]]:
     """(step, future) of one share. Only its first failure keeps its events."""
-    log = open_base_log(Path(order.log))
+    log = open_log(Path(order.log))
     require_decisions(log)
     states = states_at(log, order.points)
     options = future_options(log, order.steps, order.aborts_per_mille, order.resets_per_mille)
@@ -108,7 +108,7 @@ def fork(order: Order, jobs: int = 1) -> tuple[Forked, tuple[int, Future] | None
     if jobs == 1:
         found = futures_of(order)
     else:
-        states_at(open_base_log(Path(order.log)), order.points)  # builds the index once for all processes
+        states_at(open_log(Path(order.log)), order.points)  # builds the index once for all processes
         shares = [msgspec.structs.replace(order, share=share, shares=jobs) for share in range(jobs)]
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             found = [each for part in pool.map(futures_of, shares) for each in part]
@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Returns 0 if no future fails, 1 if some do."""
     if min(arguments.points, arguments.forks, arguments.steps, arguments.jobs) < 1 or arguments.step < -1:
         raise UnusableLog("--points, --forks, --steps and --jobs are at least 1, and STEP at least -1")
-    log = open_base_log(arguments.log)
+    log = open_log(arguments.log)
     points = spread(arguments.step, arguments.points, first_state(log).planned - 1)
     order = Order(
         log=str(arguments.log), points=points, forks=arguments.forks, steps=arguments.steps,

@@ -20,13 +20,14 @@ from vnext.log.codec import Frame
 from vnext.replay.futures.redecided import Predicate
 from vnext.replay.reading.source import Log
 from vnext.replay.reading.strides import private_copy
+from vnext.sched.residency import next_load
 from vnext.sched.schedule import schedule
 from vnext.sched.sim.findings import kind_of
 from vnext.sched.sim.rng import STRIDE, WORD, Rng
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
+from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, StepPlanned
 from vnext.state.feasibility import refusal
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
@@ -110,7 +111,7 @@ class _Course:
         while self.steps < options.steps:
             self._meet()
             self._turns += 1
-            while self.steps < options.steps and (plan := schedule(self.state)) is not None:
+            while self.steps < options.steps and (plan := self._planned()) is not None:
                 self._fold(plan)
                 self.steps += 1
             if self.state.in_flight:
@@ -122,6 +123,13 @@ class _Course:
             else:
                 self._turns = max(self._turns, self._arrival_at)  # an idle engine waits for the next arrival
         check(self.state)
+
+    def _planned(self) -> StepPlanned | None:
+        """The next plan. Adapters that it waits for are loaded at once."""
+        while (wish := next_load(self.state)) is not None:
+            for event in wish.events(""):
+                self._fold(event)
+        return schedule(self.state)
 
     def _meet(self) -> None:
         """Take the outside events before the next decision."""

@@ -18,7 +18,7 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.sampling import sample
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens
+from vnext.state.events import AdapterLoaded, EngineStarted, RequestArrived, StepCommitted, pack_tokens
 from vnext.state.reduce import reduce, start
 from vnext.state.state import Request, State, blocks_for
 
@@ -43,6 +43,8 @@ def engine_of(config: SchedulerConfig, request: Request, tokens: np.ndarray) -> 
         id=0, name="", prompt=request.prompt, sampling=request.sampling, priority=0, arrival_ns=0
     )  # fmt: skip
     state = reduce(state, arrival)
+    if request.sampling.adapter:
+        state = reduce(state, AdapterLoaded(name="", digest=request.sampling.adapter, slot=0))
     return replace(state, waiting=(replace(state.waiting[0], tokens=pack_tokens(tokens)),))
 
 
@@ -87,7 +89,8 @@ class Alone:
 
     def _planned(self, state: State) -> tuple[State, StepInputs]:
         state = reduce(state, schedule(state))
-        return state, rebuild(state, {}, self._machine.config.vocab_size, self._machine.vocabulary)
+        inputs = rebuild(state, {}, self._machine.config.vocab_size, self._machine.vocabulary)
+        return state, inputs._replace(forward=self._machine.adapters.placed(inputs.forward, state))
 
     def _room(self, config: SchedulerConfig) -> Caches:
         if self._caches is None or self._caches.pages < config.page_count:

@@ -37,7 +37,7 @@ class Batched:
             inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary, drafts)
             if self._fresh is not None:
                 self._mend(state, sampled, inputs)
-            return inputs
+            return inputs._replace(forward=self.machine.adapters.placed(inputs.forward, state))
 
     def run(self, inputs: StepInputs) -> tuple[np.ndarray, torch.Tensor | None]:
         """The step's samples int64[S] and their logits float32 [S, V]."""

@@ -5,7 +5,7 @@ Owns the loading, the check that the model is the log's, and the ranks' work. Kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.sharding import check_world_size
 from vnext.models.loading.checkpoint import fingerprint
+from vnext.replay.rerun.adapters import Adapters
 from vnext.replay.rerun.model_of_log import folder_of
 from vnext.replay.rerun.numerics import CannotRun, Numerics
 from vnext.replay.rerun.shard import Kernels, Shard
@@ -44,8 +45,8 @@ class Caches(NamedTuple):
 class Machine:
     """A loaded model. `logits` runs one step on all ranks."""
 
-    def __init__(self, path: Path, numerics: Numerics) -> None:
-        """Raises CannotRun if the model or the numerics are unavailable here."""
+    def __init__(self, path: Path, numerics: Numerics, folders: Mapping[str, str]) -> None:
+        """`folders` has those of LoRA adapters by digest. Raises CannotRun if the model or the numerics are unavailable here."""
         self.path, self.numerics = path, numerics
         self.kernels = Kernels(numerics.kernels)
         if native.is_built():
@@ -58,7 +59,7 @@ class Machine:
                 self.shards = [Shard(path, numerics, self.turns.parallel(rank)) for rank in range(numerics.ranks)]
         except (ModelError, SettingsError) as error:
             raise CannotRun(str(error)) from error
-        self.config = self.shards[0].config
+        self.config, self.adapters = self.shards[0].config, Adapters(self.shards, folders)
         self.vocabulary = Vocabulary(path, self.config.vocab_size, self.config.eos_token_ids)
 
     def environment(self) -> dict[str, str]:
@@ -97,7 +98,9 @@ def tensors_of(cache: KvCache) -> list[torch.Tensor]:
     return list({id(tensor): tensor for pair in cache for tensor in pair}.values())
 
 
-def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool) -> Machine:
+def open_machine(
+    started: EngineStarted, model: str | None, numerics: Numerics, any_model: bool, folders: Mapping[str, str]
+) -> Machine:
     """The log's model, from `model` or from where the log says. Raises CannotRun if it is another model, or missing."""
     path = folder_of(started, model)
     try:
@@ -110,7 +113,7 @@ def open_machine(started: EngineStarted, model: str | None, numerics: Numerics, 
             f"{started.model} had {started.model_digest}; give that one with --model, or --any-model for this one"
         )
     threads = numerics.threads or default_threads(1)
-    machine = Machine(path, msgspec.structs.replace(numerics, threads=threads))
+    machine = Machine(path, msgspec.structs.replace(numerics, threads=threads), folders)
     require_fit(machine, started.config)
     return machine
 

@@ -16,9 +16,11 @@ from vnext.kernels.cpu import native
 from vnext.kernels.cpu.operations import serves_all
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
 from vnext.models.config.model_config import load_config
+from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, make_kv_cache
 from vnext.models.layers.sharding import Parallel
+from vnext.models.loading.adapter import Base, Target
 from vnext.models.loading.weights import choose_dtype, load_params
 from vnext.models.registry import family
 from vnext.replay.rerun.numerics import PLAIN, TORCH, CannotRun, Numerics
@@ -44,9 +46,11 @@ class Shard:
             compiled=numerics.kernels != TORCH and serves_all(self.config.head_dim),
             strict_mkl=torch.backends.mkl.is_available() and has_strict_path(cpu_flags()),
         )
+        targets: list[Target] = []
         self.params = load_params(
-            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.form
+            path, self.config, parallel, self.dtype, "cpu", None, numerics.quantization, self.invariance.form, targets
         )
+        self.base, self.adapters = Base(self.config, parallel, targets), list[Adapter]()
 
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
@@ -57,7 +61,8 @@ class Shard:
         are none."""
         params = self.params if params is None else params
         with torch.inference_mode():
-            hidden, _ = self.family.forward(params, cache, batch, self.config, self.parallel)
+            forward = AdaptedForward(self.family.forward, self.adapters, "cpu") if batch.adapters else self.family.forward
+            hidden, _ = forward(params, cache, batch, self.config, self.parallel)
             if batch.sample_at.shape[0] == 0:
                 return None
             return self.family.logits(params, hidden, self.config, self.parallel)
