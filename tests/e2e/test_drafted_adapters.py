@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from engine_here import engines_here
-from test_llm_adapters import GREEDY, SEEDED, TINY, answers
+from test_llm_adapters import BLOCKS, GREEDY, SEEDED, TINY, answers
 
 from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
@@ -25,10 +25,10 @@ def undrafted(adapters: list[LoRARequest]) -> dict[int, list[tuple[list[int], An
 
 def mixed(adapters: list[LoRARequest], **settings: Any) -> list[tuple[list[int], Any]]:
     """The answers to prompts that repeat themselves, greedy and seeded, each with another adapter or none."""
-    asked = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "dtype": "float32", "threads": 1, **settings}
+    asked = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "dtype": "float32", "threads": 1, "num_blocks_override": BLOCKS}
     prompts = [f"one two {place} one two {place} one two" for place in range(24)]
     params = [(GREEDY, SEEDED)[place % 2] for place in range(24)]
-    with LLM(**asked) as llm:
+    with LLM(**asked | settings) as llm:
         return answers(llm.generate(prompts, params, False, ([None, *adapters] * 4)))
 
 

@@ -19,6 +19,8 @@ from vnext.sampling_params import InvalidRequest, SamplingParams
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "The module is", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24, ignore_eos=True, logprobs=1)
+BLOCKS = 200
+"""All laws look at every block after every event: with as many as fit the memory, they would take most of the time."""
 TINY = {"num_blocks_override": 17, "max_model_len": 64, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 3, "block_size": 4}
 CHOICES = {
     "usual": {}, "one slot": {"max_loras": 1}, "tiny": TINY, "no cache": {"enable_prefix_caching": False},
@@ -28,7 +30,7 @@ CHOICES = {
 
 @pytest.fixture(scope="module", params=CHOICES)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    settings: dict[str, Any] = {"max_loras": 2, "dtype": "float32", **CHOICES[request.param]}
+    settings: dict[str, Any] = {"max_loras": 2, "dtype": "float32", "num_blocks_override": BLOCKS, **CHOICES[request.param]}
     with engines_here(), LLM(
         executor="inproc", threads=1, enable_lora=True, max_lora_rank=16, check_laws=True, digest_interval=1, log="full",
         log_dir=str(tmp_path_factory.mktemp("log")), **settings,
