@@ -193,12 +193,12 @@ def test_folders_that_hold_no_adapter(base: Path, tmp_path: Path) -> None:
 
 
 SPOILT = {
-    "shape": r"has the shape \[7, 4\] where the model asks for \[120, 4\]",
-    "missing": "is missing where the model asks for",
+    "shape": r"has the shape \[7, 4\] where this model and the rank in adapter_config.json ask for \[120, 4\]",
+    "missing": "the other half of one that it has",
     "target": "adapts 'lm_head', which is no linear layer",
     "layer": "adapts 'model.layers.9.mlp.up_proj'",
     "kind": "neither lora_A nor lora_B",
-    "dtype": "has another dtype",
+    "dtype": "has the dtype",
     "infinite": "not finite",
 }
 

@@ -16,16 +16,13 @@ import torch
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.thin import ThinBlocks, thin_block, thin_bytes
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
+from vnext.models.config.adapter_header import DOWN, PREFIX, UP, check_adapter_header
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
 from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
-from vnext.models.loading.checkpoint import DTYPES, Checkpoint, stored_tensors
+from vnext.models.loading.checkpoint import Checkpoint, stored_tensors
 from vnext.models.registry import family
-
-PREFIX = "base_model.model."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """down [rank, in] and up [out, rank] of one module on one rank."""
@@ -49,6 +46,16 @@ class Base(NamedTuple):
     def layouts(self) -> LayoutTable:
         return family(self.config.architecture).WEIGHT_AXES
 
+    @property
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of each layer that an adapter may change, on all ranks together, by its module's name."""
+        return {name.removesuffix(".weight"): self._size(name) for target in self.targets for name in target.names}
+
+    def _size(self, name: str) -> tuple[int, int]:
+        layout = layout_of(name, self.layouts)
+        assert layout.inner is not None, "a target is a matrix"
+        return axis_size(layout.inner, self.config), sum(axis_size(axis, self.config) for axis in layout.out)
+
 
 def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
     """Whether these weights are linear layers, and neither embedding nor head."""
@@ -57,55 +64,36 @@ def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
 
 def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapter:
     """This rank's part of the adapter in `folder`, whose files must have this digest. Raises ModelError."""
-    settings = read_adapter_settings(folder, rank_max)
-    file = folder / WEIGHTS_NAME
-    stored = stored_tensors(file)
-    files = Checkpoint(folder, stored, 0)
-    modules = _modules(file, sorted(stored), base)
-    pairs = {name: _pair(files, name, settings, base) for name in modules}
-    if (found := adapter_digest(folder)) != digest:
-        raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
-    targets = [target for target in base.targets if modules & set(target.names)]
+    settings, file = read_adapter_settings(folder, rank_max), folder / WEIGHTS_NAME
+    check_adapter_header(folder, settings, base.linear_layers)
+    files = Checkpoint(folder, stored_tensors(file), 0)
+    changed = {name for target in base.targets for name in target.names if _names(name)[0] in files}
+    pairs = {name: _pair(files, name, settings, base) for name in changed}
+    targets = [target for target in base.targets if changed & set(target.names)]
     sizes = [thin_bytes(*pairs[name], target.weight.dtype) for target in targets for name in target.names if name in pairs]
     memory = iter(huge(sum(sizes)).split(sizes))
-    return Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
+    adapter = Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
+    if (found := adapter_digest(folder)) != digest:
+        raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
+    return adapter
 
 
-def _modules(file: Path, tensors: Sequence[str], base: Base) -> set[str]:
-    """The adapted weights, by the checkpoint's names. Raises ModelError for a tensor that belongs to none."""
-    known = {name for target in base.targets for name in target.names}
-    found = set()
-    for tensor in tensors:
-        kind = next((kind for kind in (DOWN, UP) if tensor.endswith(kind)), None)
-        module = tensor.removeprefix(PREFIX).removesuffix(kind or "")
-        if kind is None:
-            raise ModelError(f"{file} has the tensor {tensor!r}, which is neither lora_A nor lora_B of a linear layer")
-        if f"{module}.weight" not in known:
-            raise ModelError(f"{file} adapts {module!r}, which is no linear layer of this model that an adapter may change")
-        found.add(f"{module}.weight")
-    return found
+def _names(weight: str) -> tuple[str, str]:
+    """The adapter's tensors (down, up) for a weight of the checkpoint."""
+    module = PREFIX + weight.removesuffix(".weight")
+    return module + DOWN, module + UP
 
 
 def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -> Pair:
     """This rank's down and up of one module; up is scaled, in float32."""
-    module, layout = PREFIX + name.removesuffix(".weight"), layout_of(name, base.layouts)
-    inner = layout.inner
-    assert inner is not None
-    width, height = axis_size(inner, base.config), sum(axis_size(axis, base.config) for axis in layout.out)
-    down = _whole(files, module + DOWN, (settings.rank, width))
-    up = _whole(files, module + UP, (height, settings.rank)).float() * settings.scale
-    return _cut(down.t(), (inner,), base).t(), _cut(up, layout.out, base)
+    layout, (down, up) = layout_of(name, base.layouts), (_finite(files, each) for each in _names(name))
+    assert layout.inner is not None
+    return _cut(down.t(), (layout.inner,), base).t(), _cut(up.float() * settings.scale, layout.out, base)
 
 
-def _whole(files: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the adapter. Raises ModelError unless it has this shape."""
-    found = files.shape(name)
-    if found != shape:
-        has = "is missing" if found is None else f"has the shape {list(found)}"
-        raise ModelError(f"{name!r} of the adapter in {files.path} {has} where the model asks for {list(shape)}")
-    if files.dtype(name) is None:
-        raise ModelError(f"{name!r} of the adapter in {files.path} has another dtype than {', '.join(DTYPES)}")
-    whole = files.part(name, shape, ())
+def _finite(files: Checkpoint, name: str) -> torch.Tensor:
+    """A tensor of the adapter, whole. Raises ModelError for numbers that are not finite."""
+    whole = files.part(name, files.shape(name) or (), ())
     if not all(map(isfinite, whole.aminmax())):
         raise ModelError(f"{name!r} of the adapter in {files.path} holds numbers that are not finite")
     return whole

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
-from vnext.models.layers.sharding import axis_size, layout_of
 from vnext.models.loading.adapter import Base, load_adapter
 from vnext.runtime.messages import AdapterRead
 from vnext.runtime.ring.broadcast import ReadAdapter
@@ -58,13 +57,8 @@ class AdapterSlots:
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(inputs, outputs) of each layer that an adapter may change, on all ranks together, by its module's name."""
-        return {name.removesuffix(".weight"): self._size(name) for target in self._base.targets for name in target.names}
-
-    def _size(self, name: str) -> tuple[int, int]:
-        layout, config = layout_of(name, self._base.layouts), self._base.config
-        assert layout.inner is not None, "a target is a matrix"
-        return axis_size(layout.inner, config), sum(axis_size(axis, config) for axis in layout.out)
+        """As Base.linear_layers."""
+        return self._base.linear_layers
 
     def read(self, wish: ReadAdapter) -> None:
         """Begin to read an adapter, in the place of the one that was read and not used."""
