@@ -126,7 +126,7 @@ def throughput(model: str, rounds: int) -> dict[str, object]:
                     rates[name].append(rate)
     ratios = [one / other for one, other in zip(rates["constrained"], rates["free"])]
     return {
-        "model": model or "demo", "requests": REQUESTS, "tokens_each": TOKENS, "ratio_median": round(statistics.median(ratios), 3),
+        "model": Path(model).name or "demo", "requests": REQUESTS, "tokens_each": TOKENS, "ratio_median": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "tokens_per_s": {name: round(statistics.median(found), 1) for name, found in rates.items()},
     }  # fmt: skip
