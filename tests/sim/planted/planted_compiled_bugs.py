@@ -365,7 +365,6 @@ DRAFTS = [
     bug("drafts.h", "drafts over the budget in C", "budget > sum ? budget - sum : 0", "most", "S1", "S6", "IllegalEvent"),
     bug("drafts.h", "a commit of too many tokens in C", "count > drafted + 1", "count > drafted + 2", "should have been refused"),
     bug("drafts.h", "a commit of more drafts than planned in C", "drafted > runs->planned[a]", "0", "should have been refused"),
-    bug("drafts.h", "a negative token in a run", "if (token < 0) return 0;", "if (!BAD && token < 0) return 0;", "should have been refused"),
     line("drafts.h", "tokens behind an end are told in C", "if (is_over) continue;", "", "Y3", "answered", "S2", "M2", "KeyError",
          "IllegalEvent"),
     bug("drafts.h", "a limit off by one in a run", "length >= FIELD(c, LIMIT, rows)[r]", "length > FIELD(c, LIMIT, rows)[r]", "S2", "L1",
