@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.cpu.stack import AuxStates
 from vnext.models.config.model_config import ModelConfig, Rope
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.sharding import Parallel, alone
@@ -42,6 +43,12 @@ def make_batch(chunks: Sequence[Chunk], block_size: int, groups: int = 1) -> For
         host=HostBatch(starts, lengths),
         groups=tuple(others),
     )
+
+
+def with_aux(batch: ForwardBatch, layers: Sequence[int], hidden: int, dtype: torch.dtype = torch.float32) -> ForwardBatch:
+    """The batch with room for the inputs of these layers."""
+    states = torch.full((len(batch.token_ids), len(layers), hidden), float("nan"), dtype=dtype)
+    return batch._replace(aux=AuxStates(np.array(layers, dtype=np.int64), states))
 
 
 def places(chunks: Sequence[Chunk], block_size: int, groups: int, group: int) -> GroupPlaces:

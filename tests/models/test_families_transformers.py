@@ -13,7 +13,7 @@ import transformers
 from device_twin import TwinDevice
 from device_watch import Watch
 from family_cases import CASES, VOCAB_SIZE, save_case
-from model_helpers import Chunk, ThreadGroup, load_model
+from model_helpers import Chunk, ThreadGroup, load_model, make_batch, with_aux
 
 from vnext.kernels.table import plain_operations
 from vnext.models.config.model_config import load_config, parse_config
@@ -50,6 +50,21 @@ def answer(path: Path, parallel: Parallel | None = None) -> tuple[torch.Tensor, 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, as a share of the largest value."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
+    """What draft heads read are transformers' hidden states."""
+    oracle = save_case(tmp_path / name, name)
+    expected = oracle(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
+    model = load_model(tmp_path / name, asked_length=CASES[name].asked_length)
+    batch = make_batch([Chunk(PROMPT, 0, range(10))], 16, len(kv_groups(model.config).windows))
+    batch = with_aux(batch, range(model.config.layer_count), model.config.hidden_size)
+    model.family.forward(model.params, model.kv, batch, model.config, model.parallel)
+    assert batch.aux is not None and model.config.layer_count > 1
+    for layer in range(model.config.layer_count):
+        assert relative_error(batch.aux.states[:, layer], expected[layer][0]) < ERROR_MAX
 
 
 @pytest.mark.parametrize("name", CASES)

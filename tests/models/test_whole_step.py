@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, save_case
-from model_helpers import Chunk, make_batch
+from model_helpers import Chunk, make_batch, with_aux
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
 from vnext.models.config.model_config import load_config
@@ -83,6 +83,27 @@ def test_one_call_is_forward_logits_and_sampling(
             batch.token_ids.copy_((batch.token_ids + 11) % VOCAB_SIZE)
             sampling.position.add_(1)
     assert kv[-1][0][:10].abs().sum() > 0
+
+
+@pytest.mark.parametrize(("name", "dtype", "quantization"), FORMS)
+def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> None:
+    """In the whole step, in the layers as one call and one by one; also when a batch comes again with other tokens."""
+    chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
+    whole = whole_step(chosen, params, kv, config, alone())
+    assert whole is not None
+    for chunks in STEPS:
+        plain = make_batch(chunks, 16)
+        batches = [with_aux(plain, [1, 0], config.hidden_size, dtype) for _ in range(3)]
+        sampling = sampling_of(plain.positions)
+        for _ in range(2):
+            assert whole.run(batches[0], sampling).tolist() == whole.run(plain, sampling).tolist()
+            chosen.forward(params, plain_kv, batches[1], config, alone())
+            chosen.forward(params._replace(stack=None), plain_kv, batches[2], config, alone())
+            states = [batch.aux.states.clone() for batch in batches]
+            assert not states[2].isnan().any() and not torch.equal(states[2][:, 0], states[2][:, 1])
+            assert torch.equal(states[0], states[1]) and torch.equal(states[1], states[2])
+            plain.token_ids.copy_((plain.token_ids + 11) % VOCAB_SIZE)
+            sampling.position.add_(1)
 
 
 def test_masks_are_waited_for_after_the_forward(tmp_path: Path) -> None:

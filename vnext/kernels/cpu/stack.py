@@ -63,6 +63,14 @@ class Angles(NamedTuple):
     sine: torch.Tensor | None
 
 
+class AuxStates(NamedTuple):
+    """`states` [T, n, hidden], dense, takes the inputs of the layers with the indices `layers` int64 [n]: the sums of the embedding
+    and of what all layers before have added."""
+
+    layers: np.ndarray
+    states: torch.Tensor
+
+
 def describe(layers: tuple[StackLayer, ...]) -> Stack:
     """The stack of these layers, whose activations are of one dtype and size."""
     first = layers[0]
@@ -88,11 +96,12 @@ def run(
     eps: float,
     scale: float,
     softcap: float,
+    aux: AuxStates | None = None,
 ) -> torch.Tensor:
     """All layers on residual [T, hidden], dense, which is used up -> rows `sample_at` int64 [S] after `last_norm`.
 
     Slots and angles as in `rows.rotary_kv_write`; `plan`, `scale` and `softcap` as in `attention.paged_attention`, with every
-    token of the step in a row of the plan.
+    token of the step in a row of the plan. `aux` takes the inputs of some layers.
     """
     tokens, samples = residual.shape[0], sample_at.shape[0]
     found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
@@ -101,6 +110,11 @@ def run(
         KINDS[residual.dtype], stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
         address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
-        residual.data_ptr(), found.data_ptr(),
+        residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),
     )  # fmt: skip
     return found
+
+
+def aux_numbers(aux: AuxStates | None) -> tuple[int, int, int]:
+    """The addresses of the layers and of the states, and between them how many layers there are."""
+    return (0, 0, 0) if aux is None else (aux.layers.ctypes.data, len(aux.layers), aux.states.data_ptr())

@@ -15,7 +15,7 @@ import torch
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
-from vnext.kernels.cpu.stack import Angles, Caches, Stack
+from vnext.kernels.cpu.stack import Angles, AuxStates, Caches, Stack, aux_numbers
 from vnext.kernels.thin import StackParts
 
 
@@ -39,7 +39,7 @@ class StepArrays(NamedTuple):
     """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it.
 
     `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
-    None where no token has an adapter."""
+    None where no token has an adapter. `aux` takes the inputs of some layers."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -51,9 +51,11 @@ class StepArrays(NamedTuple):
     columns: tuple[torch.Tensor, ...]
     masks: np.ndarray | None = None
     parts: StackParts | None = None
+    aux: AuxStates | None = None
 
 
-agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *StepArrays._fields, "part_starts", "sampled"))
+FIELDS = (*StepArrays._fields[:-1], "part_starts", "aux_layers", "aux_count", "aux", "sampled")
+agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *FIELDS))
 
 
 class DescribedModel(NamedTuple):
@@ -111,10 +113,11 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), arrays.block_table.stride(0))
-    *dense, _, masks, parts = arrays
+    *dense, _, masks, parts, aux = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
-    addresses = (*(array.data_ptr() for array in dense), columns.ctypes.data, masks_at, *parts_at, tokens.ctypes.data)
+    arrays_at = (array.data_ptr() for array in dense)
+    addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *aux_numbers(aux), tokens.ctypes.data)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 

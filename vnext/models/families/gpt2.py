@@ -24,6 +24,7 @@ from vnext.models.layers.layers import (
     Step,
     attention as attention_layer,
     embed,
+    keep_input,
     layer_steps,
     output_logits,
     row,
@@ -140,6 +141,7 @@ def forward(
     steps = layer_steps(kv, batch, config, parallel, None)
     hidden = embed(params.embedding, batch.token_ids, parallel) + params.positions.index_select(0, batch.positions)
     for layer, cache, step in zip(params.layers, kv, steps):
+        keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)
     return steps[0].operations.layer_norm(
         hidden.index_select(0, batch.sample_at), *params.norm, config.rms_norm_eps

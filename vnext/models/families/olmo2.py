@@ -14,7 +14,18 @@ from vnext.models.config.model_config import ModelConfig, common_config
 from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.layers import Attention, GatedMlp, LayerCache, Step, attend, embed, layer_steps, mlp, output_logits
+from vnext.models.layers.layers import (
+    Attention,
+    GatedMlp,
+    LayerCache,
+    Step,
+    attend,
+    embed,
+    keep_input,
+    layer_steps,
+    mlp,
+    output_logits,
+)
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
 
@@ -88,6 +99,7 @@ def forward(
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     hidden = embed(params.embedding, batch.token_ids, parallel)
     for layer, cache, step in zip(params.layers, kv, steps):
+        keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)
     return steps[0].operations.rms_norm(hidden.index_select(0, batch.sample_at), params.norm, config.rms_norm_eps), kv
 

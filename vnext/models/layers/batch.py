@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.cpu.stack import AuxStates
+
 
 class HostBatch(NamedTuple):
     """Copies on the host of what shapes the attention work, so that nothing waits for the device.
@@ -54,7 +56,7 @@ class ForwardBatch(NamedTuple):
 
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
     group with a window, entries of the table before the window's first block are never read. `adapters` has one entry for each
-    adapter that the step computes with.
+    adapter that the step computes with. `aux` takes the inputs of some layers.
     """
 
     token_ids: torch.Tensor
@@ -68,6 +70,7 @@ class ForwardBatch(NamedTuple):
     groups: tuple[GroupPlaces, ...] = ()
     attention: PreparedAttention | None = None
     adapters: tuple[AdapterRows, ...] = ()
+    aux: AuxStates | None = None
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

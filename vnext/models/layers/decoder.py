@@ -25,6 +25,7 @@ from vnext.models.layers.layers import (
     Step,
     attention,
     embed,
+    keep_input,
     layer_steps,
     mlp,
     output_logits,
@@ -80,6 +81,7 @@ def run_layers(
     normed = steps[0].operations.rms_norm(residual, params.layers[0].attention_norm, steps[0].config.rms_norm_eps)
     next_norms = [layer.attention_norm for layer in params.layers[1:]] + [params.norm]
     for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
+        keep_input(residual, step)
         normed, residual = run(layer, cache, normed, residual, next_norm, step)
     return normed
 

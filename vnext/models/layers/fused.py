@@ -55,7 +55,7 @@ def run(
     angles = kernel.Angles(step.cosine, step.sine)
     return kernel.run(
         stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
-        config.attention_softcap,
+        config.attention_softcap, batch.aux,
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class Step(NamedTuple):
     """What a layer of one step needs beside its weights; layers of one group share one.
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
+    `aux` [T, hidden] takes the layer's input; None where nobody reads it.
     """
 
     operations: Operations
@@ -69,6 +70,7 @@ class Step(NamedTuple):
     sine: torch.Tensor | None
     scale: float
     window: int
+    aux: torch.Tensor | None = None
 
 
 def layer_steps(
@@ -98,9 +100,16 @@ def layer_steps(
     metadata = describe_attention(kv, batch, chosen, groups.windows) if prepared is None else prepared.metadata
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
-    return tuple(
-        (still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)
-    )
+    found = [(still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)]
+    for place, layer in enumerate(batch.aux.layers.tolist() if batch.aux else ()):
+        found[layer] = found[layer]._replace(aux=batch.aux.states[:, place])
+    return tuple(found)
+
+
+def keep_input(hidden: torch.Tensor, step: Step) -> None:
+    """Keep a layer's input [T, hidden] where the step asks for it."""
+    if step.aux is not None:
+        step.aux.copy_(hidden)
 
 
 def describe_attention(

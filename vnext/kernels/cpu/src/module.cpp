@@ -170,11 +170,12 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
 void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
               const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
-              const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result) {
+              const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
+              const int64_t *aux_layers, int64_t aux_count, void *aux) {
     const WithoutLock apart(true);
     run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
-               sample_at, samples, nullptr, nullptr, residual, result});
+               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}});
 }
 
 bool do_step(const StepModel *model, const StepArrays *step) {
@@ -223,7 +224,7 @@ PyMethodDef methods[] = {
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
     VNX_ENTRY("run_stack", do_stack,
              "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
-             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result)"),
+             "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),
     {nullptr, nullptr, 0, nullptr},

@@ -1,6 +1,7 @@
 #include "step/stack.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "linear/linear.h"
 #include "rows/rows.h"
@@ -101,6 +102,15 @@ struct Layer {
     }
 };
 
+/* Keep the residual stream as the input of this layer, where it is asked for. */
+void keep_input(const StackCall &call, int64_t layer, int64_t element) {
+    const int64_t row_bytes = call.hidden * element;
+    for (int64_t place = 0; place < call.aux.count; ++place)
+        for (int64_t row = 0; call.aux.layers[place] == layer && row < call.tokens; ++row)
+            std::memcpy(static_cast<char *>(call.aux.states) + (row * call.aux.count + place) * row_bytes,
+                        static_cast<const char *>(call.residual) + row * row_bytes, size_t(row_bytes));
+}
+
 }  // namespace
 
 void run_stack(const StackCall &call) {
@@ -114,6 +124,7 @@ void run_stack(const StackCall &call) {
         const int64_t *starts = call.part_starts == nullptr ? nullptr : call.part_starts + PRODUCT_COUNT * i;
         const Layer layer{call, sizes, space, call.layers[i], call.caches[i], starts};
         const bool is_last = i + 1 == call.layer_count;
+        keep_input(call, i, sizes.element);
         layer.attend();
         if (!is_last || starts != nullptr) {
             const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;

@@ -28,6 +28,13 @@ struct StackCache {
     void *keys, *values;
 };
 
+/* States that are kept beside the result: `states` [tokens, count, hidden] takes the inputs of the layers with these indices. */
+struct AuxStates {
+    const int64_t *layers;
+    int64_t count;
+    void *states;
+};
+
 /* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm.
    cosine and sine as in RotaryCall. All arrays are of one `kind`. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. */
@@ -46,6 +53,7 @@ struct StackCall {
     const ThinPart *parts;
     const int64_t *part_starts;
     void *residual, *result;
+    AuxStates aux;
 };
 
 /* In the last layer only the sampled rows go on after the attention, unless there are adapters. */

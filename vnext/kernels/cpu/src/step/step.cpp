@@ -76,7 +76,8 @@ bool run_step(const StepModel &model, const StepArrays &step) {
     run_stack({int(model.kind), model.layers, model.caches, model.layer_count, model.block_stride, model.last_norm,
                attention.get(), step.tokens, model.hidden, model.head_dim, model.rotated_dim, float(model.eps),
                float(model.scale), float(model.cap), space.cosine, space.sine, step.slots, step.sample_at, step.samples,
-               step.parts, step.part_starts, space.residual, space.hidden});
+               step.parts, step.part_starts, space.residual, space.hidden,
+               {step.aux_layers, step.aux_count, step.aux}});
     linear(space.hidden, model.hidden, step.samples, model.head, nullptr, space.logits, model.vocabulary, FLOAT32);
     if (step.masks == nullptr) sample(model, step, space);
     return true;

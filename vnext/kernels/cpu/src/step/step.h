@@ -24,13 +24,15 @@ struct StepModel {
 
 /* One step of R rows, T tokens and S samples. As ForwardBatch
    (vnext/models/layers/batch.py), SampleCall for what stands behind
-   `sample_at`, MaskCall for `masks` (null where no row has one), and StackCall for the parts of adapters. */
+   `sample_at`, MaskCall for `masks` (null where no row has one), and StackCall for the parts of adapters and for
+   the states that are kept (`aux_count` 0: none). */
 #define VNX_STEP_ARRAYS(X)                                                                                           \
     X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
     X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
     X(const int32_t *, query_starts) X(const int32_t *, context_lengths) X(const int32_t *, block_table)             \
     X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(const uint32_t *const *, masks)                   \
-    X(const ThinPart *, parts) X(const int64_t *, part_starts) X(int64_t *, sampled)
+    X(const ThinPart *, parts) X(const int64_t *, part_starts) X(const int64_t *, aux_layers) X(int64_t, aux_count) \
+    X(void *, aux) X(int64_t *, sampled)
 struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
