@@ -18,6 +18,10 @@
         for (size_t i_ = 0; i_ < sizeof buffers_ / sizeof *buffers_; ++i_) PyBuffer_Release(buffers_[i_]); \
     } while (0)
 
+/* A tuple among a function's arguments, for the format "O!". CPython keeps room for 8 buffers unless a format names more outside
+   its parentheses, so a tuple of buffers is parsed by a call of its own. */
+#define TUPLE(place) &PyTuple_Type, place
+
 /* A method that takes its arguments as a tuple; a table of methods ends with NO_METHOD. */
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))function, METH_VARARGS, text}
 #define NO_METHOD {NULL, NULL, 0, NULL}

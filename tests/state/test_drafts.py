@@ -151,8 +151,28 @@ def test_trials_are_rarer_where_a_row_costs_much() -> None:
     cells, drafting = np.zeros((fields.FIELD_COUNT, 1), dtype=np.int64), np.zeros((2, 1), dtype=np.int64)
     for row_cost, every in ((0, 32), (500, 64), (1000, 128), (4000, 256), (10**6, 256)):
         lengths = np.arange(1, 1025)
-        due = [int(paying(with_length(cells, length), drafting[fields.RATE], 3, row_cost)[0]) for length in lengths]
+        due = [int(paying(with_length(cells, length), drafting[fields.RATE], np.array([3]), (3, row_cost, 0))[0]) for length in lengths]
         assert due == (lengths % every == 0).tolist()
+
+
+def wanted(rates: list[int], step_cost: int, length: int = 1) -> list[int]:
+    """The drafts of rows with these rates, at most 4 and 100 thousandths each."""
+    cells, room = np.zeros((fields.FIELD_COUNT, len(rates)), dtype=np.int64), np.array([4] * (len(rates) - 1) + [1])
+    return paying(with_length(cells, length), np.array(rates), room, (4, 100, step_cost)).tolist()
+
+
+def test_a_step_drafts_if_all_drafts_together_pay_for_it() -> None:
+    """512 is a rate of a half: of four drafts 15/16 are kept, each worth 1.1 steps of one row and costing 0.1."""
+    assert wanted([512], 0) == [1] and wanted([0, 512], 0) == [0, 1], "the last row has room for one"
+    assert wanted([512, 0], 0) == [2, 0], "two rows: the third of 1/8 is not worth 0.1 * 2 / 1.2"
+    # 0.75 tokens are worth 0.9, and cost half of (0.2 + f) * 2
+    assert wanted([512, 0], 240) == [2, 0] and wanted([512, 0], 260) == [0, 0]
+    assert wanted([1024, 1024], 1000) == [4, 1]
+
+
+def test_a_trial_is_longer_where_drafting_costs_a_step_something() -> None:
+    """One draft that is kept would not raise the rate enough to pay."""
+    assert wanted([0, 0], 0, length=32) == [1, 1] and wanted([0, 0], 500, length=32) == [3, 1] and wanted([0, 0], 500, length=33) == [0, 0]
 
 
 def with_length(cells: np.ndarray, length: int) -> np.ndarray:

@@ -126,7 +126,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
-    `speculates`: the engine drafts. `measures_row_cost`: and asks what one more row costs a step.
+    `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
     `max_lora_rank` 0 means no adapters. `draft_path`: the draft model's folder, "" for none.
     """
 
@@ -148,7 +148,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuSettings = GpuSettings()
     ipc_bytes_max: int = 2 * 2**20
     speculates: bool = False
-    measures_row_cost: bool = False
+    measures_draft_costs: bool = False
     max_lora_rank: int = 0
     draft_path: str = ""
 

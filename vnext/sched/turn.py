@@ -16,7 +16,7 @@ import xxhash
 
 from vnext.state import pool as pools
 from vnext.state.config import SchedulerConfig
-from vnext.state.drafting import most_drafts, spare_tokens
+from vnext.state.drafting import decided_by, spare_tokens
 from vnext.state.events import StepCommitted, StepPlanned
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.outputs import Going, going_of
@@ -116,11 +116,9 @@ def _reached(
     )  # fmt: skip
 
 
-def _drafting(config: SchedulerConfig) -> tuple[int, int, int]:
-    """The most drafts of a row, the cost of a row, and the tokens for which a row may hold spare blocks."""
-    if config.speculation is None:
-        return 0, 0, 0
-    return most_drafts(config), config.speculation.row_cost, spare_tokens(config)
+def _drafting(config: SchedulerConfig) -> tuple[int, ...]:
+    """What a step's drafts are decided by, and the tokens for which a row may hold spare blocks."""
+    return (0, 0, 0, 0) if config.speculation is None else (*decided_by(config), spare_tokens(config))
 
 
 @lru_cache(maxsize=16)

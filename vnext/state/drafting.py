@@ -34,12 +34,18 @@ def draft_room(config: SchedulerConfig, rows: Rows) -> np.ndarray:
     return drafts_numpy.draft_room(rows.cells, most_drafts(config))
 
 
+def decided_by(config: SchedulerConfig) -> tuple[int, int, int]:
+    """The most drafts of a row, and the costs of a row and of drafting at all, in thousandths of a step of one row."""
+    assert config.speculation is not None
+    assert config.speculation.row_cost >= 0, "a state has the cost that was measured"
+    return most_drafts(config), config.speculation.row_cost, config.speculation.step_cost
+
+
 def expected_drafts(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> tuple[np.ndarray, int]:
     """The drafts of the expected plan (int64[R]) beside the `tokens` (int64[R]) that rows compute without them, and their sum."""
-    speculation, drafts = config.speculation, np.empty(len(rows), dtype=np.int64)
-    assert speculation is not None and rows.drafting is not None
-    assert speculation.row_cost >= 0, "a state has the cost that was measured"
+    drafts = np.empty(len(rows), dtype=np.int64)
+    assert rows.drafting is not None
     total = columns.impl.drafts(
-        rows.cells, rows.drafting, tokens, drafts, most_drafts(config), speculation.row_cost, config.max_num_batched_tokens
+        rows.cells, rows.drafting, tokens, drafts, decided_by(config), config.max_num_batched_tokens
     )
     return drafts, total

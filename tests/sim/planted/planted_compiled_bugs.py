@@ -357,12 +357,13 @@ TAILS = [
 ]
 
 DRAFTS = [
-    bug("drafts.h", "a trial at every length in C", "reached % (TRIAL_INTERVAL << (4 * share / RATE_ONE))", "0", "S6"),
+    bug("drafts.h", "a trial at every length in C", "(known[r] + placeholders[r]) % (TRIAL_INTERVAL << (4 * share / RATE_ONE))", "0", "S6"),
+    bug("drafts.h", "a step drafts at any cost in C", "count * by.row_cost + by.step_cost", "count * by.row_cost", "S6"),
     bug("drafts.h", "drafts that do not pay in C", "odds > share", "odds >= 0", "S6"),
     bug("drafts.h", "drafts behind the limit in C", "limit[r] - 1 - reached", "limit[r] - reached", "S6", "S2", "IllegalEvent"),
     bug("drafts.h", "a request's own bound of drafts is forgotten in C", "own ? least(own - 1, most) : most", "most", "S6"),
     bug("drafts.h", "drafts in the middle of a prompt in C", "reached - computed[r] != 1", "0", "S1", "S6", "D2", "should have been refused"),
-    bug("drafts.h", "drafts over the budget in C", "budget > sum ? budget - sum : 0", "most", "S1", "S6", "IllegalEvent"),
+    bug("drafts.h", "drafts over the budget in C", "budget > sum ? budget - sum : 0", "by.most", "S1", "S6", "IllegalEvent"),
     bug("drafts.h", "a commit of too many tokens in C", "count > drafted + 1", "count > drafted + 2", "should have been refused"),
     bug("drafts.h", "a commit of more drafts than planned in C", "drafted > runs->planned[a]", "0", "should have been refused"),
     line("drafts.h", "tokens behind an end are told in C", "if (is_over) continue;", "", "Y3", "answered", "S2", "M2", "KeyError",

@@ -167,7 +167,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             generation_config="auto" if reads_generation_config(engine) else "none",
             gpu=gpu_settings(engine),
             speculates=speculation is not None,
-            measures_row_cost=speculation is not None and speculation.row_cost == MEASURED,
+            measures_draft_costs=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
             draft_path=settings.draft_path,
         )

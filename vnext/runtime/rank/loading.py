@@ -22,9 +22,9 @@ from vnext.runtime.gpu.auto import resolved_device
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
-from vnext.runtime.rank.row_cost import row_cost
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.settings import RankSettings, SettingsError
@@ -99,7 +99,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
         environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
-        row_cost=row_cost(runner) if settings.measures_row_cost else 0,
+        draft_costs=draft_costs(runner) if settings.measures_draft_costs else (0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
     )
 

@@ -17,13 +17,18 @@ TRIAL_EVERY = 32
 RIGHT_PERCENT = (0, 100, 50, 80)
 
 
+def most_of(config: SchedulerConfig) -> int:
+    """The most drafts of a row in a step."""
+    assert config.speculation is not None
+    return min(config.speculation.num_speculative_tokens, (config.long_prefill_token_threshold or ONE) - 1)
+
+
 def draft_room(seen: PlainState) -> list[int]:
     """The most drafts that a plan may give each row: none unless one token alone is to be computed."""
     config = seen.state.config
     if config.speculation is None:
         return [0] * len(seen)
-    most = min(config.speculation.num_speculative_tokens, (config.long_prefill_token_threshold or ONE) - 1)
-    room = []
+    most, room = most_of(config), []
     for id_, known, placeholders, limit, computed in zip(seen.id, seen.known, seen.placeholders, seen.limit, seen.computed):
         left, own = limit - 1 - (known + placeholders), seen.state.requests[id_].sampling.num_speculative_tokens
         single = computed == known + placeholders - 1 and left >= 0
@@ -37,24 +42,37 @@ def with_drafts(seen: PlainState, tokens: list[int]) -> list[int]:
     if config.speculation is None:
         return tokens
     budget, pages, taken = config.max_num_batched_tokens - sum(tokens), 0, []
-    for row, (count, most) in enumerate(zip(tokens, draft_room(seen))):
-        drafts = min(most, _paying(seen, row), budget) if count == 1 else 0
+    for row, (count, wanted) in enumerate(zip(tokens, _wanted(seen))):
+        drafts = min(wanted, budget) if count == 1 else 0
         budget -= drafts
         taken.append(count + drafts)
         pages += max(blocks_for(seen.computed[row] + taken[-1], config.block_size) - seen.blocks[row], 0)
     return taken if pages * config.group_count <= seen.state.pool.free else tokens
 
 
-def _paying(seen: PlainState, row: int) -> int:
-    """Drafts are worth their time down to the first whose odds are no better than its share of a step's time."""
-    speculation, rate = seen.state.config.speculation, seen.rates[row]
+def _wanted(seen: PlainState) -> list[int]:
+    """Drafts are worth their time down to the first whose odds are no better than its share of a step's time, and together no less
+    than what a step of drafts costs; some rows try nevertheless."""
+    speculation, rooms = seen.state.config.speculation, draft_room(seen)
     assert speculation is not None
     cost = len(seen) * speculation.row_cost
-    share, odds, drafts = ONE * cost // (1000 + cost), rate, 0
-    while drafts < speculation.num_speculative_tokens and odds > share:
-        drafts, odds = drafts + 1, odds * rate // ONE
-    trial_every = TRIAL_EVERY << (4 * share // ONE)
-    return max(drafts, int((seen.known[row] + seen.placeholders[row]) % trial_every == 0))
+    share = ONE * cost // (1000 + cost)
+    odds = [[each for each in _odds(rate, room) if each > share] for rate, room in zip(seen.rates, rooms)]
+    price = sum(map(len, odds)) * speculation.row_cost + speculation.step_cost
+    is_worth = not speculation.step_cost or sum(map(sum, odds)) * (1000 + cost) > ONE * len(seen) * price
+    trial = 1 + (most_of(seen.state.config) - 1) * (ONE - share) // ONE if speculation.step_cost else 1
+    trial_every, wanted = TRIAL_EVERY << (4 * share // ONE), []
+    for row, (worth, room) in enumerate(zip(odds, rooms)):
+        tries = trial if (seen.known[row] + seen.placeholders[row]) % trial_every == 0 else 0
+        wanted.append(min(max(len(worth) if is_worth else 0, tries), room))
+    return wanted
+
+
+def _odds(rate: int, room: int) -> list[int]:
+    odds = [rate]
+    while len(odds) < room:
+        odds.append(odds[-1] * rate // ONE)
+    return odds[:room]
 
 
 def drafts_behind(config: SchedulerConfig, seed: int, position: int, most: int) -> list[bool]:

@@ -81,8 +81,8 @@ def speculates(seed: int) -> bool:
 
 def speculation_of(number: int) -> Speculation:
     """Few drafts and many, at no cost and at all costs."""
-    drafts, costs = (1, 2, 3, 4, 5, 6, 7, 20), (0, 0, 30, 400, 1000)
-    return Speculation(num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5])
+    drafts, costs, step_costs = (1, 2, 3, 4, 5, 6, 7, 20), (0, 0, 30, 400, 1000), (0, 500, 3000)
+    return Speculation(num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5], step_cost=step_costs[number % 3])
 
 
 def draw_config(rng: Rng) -> SchedulerConfig:

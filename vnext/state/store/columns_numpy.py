@@ -257,13 +257,13 @@ def turn(
     `stores`: histories, tables, the pool's queue and status. `out`: cells, entries (int64[4, R]) and samples (bool[R]) of
     the plan, rows that take a token (the first of TURN_WORK_LINES lines of int64[R]), pages taken (int32[R]). `numbers`:
     budget, threshold, size, free pages, the queue's head and places used, whether blocks are hashed, whether prompts are
-    computed whole, the most drafts of a row, the cost of a row, the tokens for which a row may hold spare blocks. Returns
+    computed whole, what `drafts` decides by, the tokens for which a row may hold spare blocks. Returns
     the plan's entries, tokens and pages, the queue's head, and the (hash, page) pairs of both events. Returns None if the
     turn is not steady; anything written by then is at places that no state may read.
     """
     (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, spare = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, spare = numbers
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
     if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
@@ -276,7 +276,7 @@ def turn(
     tokens, need = out_work[1:3]
     if not lawful(middle, size, spare) or not total or lacks > min(free, count):
         return None
-    if len(drafting) and drafts(middle, drafting, tokens, out_work[3], most, row_cost, budget):
+    if len(drafting) and drafts(middle, drafting, tokens, out_work[3], (most, row_cost, step_cost), budget):
         return None
     head = oldest(queue, status, head, used, out_blocks[:lacks]) if lacks else head
     advance(middle, out_cells, tokens, need)

@@ -10,25 +10,46 @@ enum { RATE_ONE = 1 << 10, RATE_MEMORY = 8, TRIAL_INTERVAL = 32 };
 
 static int64_t floor_part(int64_t value, int64_t part) { return value >= 0 ? value / part : -((part - 1 - value) / part); }
 
-/* The drafts of a row that are likely enough to be kept. */
-static int64_t row_paying(int64_t rate, int64_t reached, int64_t most, int64_t share) {
+/* What a step's drafts are decided by: the most of a row, the costs of a row and of drafting at all. */
+typedef struct {
+    long long most, row_cost, step_cost;
+} Drafting;
+
+/* The drafts of a row, up to `most`, that are likely enough to be kept. Adds their odds to *gain. */
+static int64_t row_paying(int64_t rate, int64_t most, int64_t share, int64_t *gain) {
     int64_t drafts = 0;
-    for (int64_t odds = rate; drafts < most && odds > share; odds = odds * rate / RATE_ONE) ++drafts;
-    return drafts || reached % (TRIAL_INTERVAL << (4 * share / RATE_ONE)) ? drafts : 1;
+    for (int64_t odds = rate; drafts < most && odds > share; odds = odds * rate / RATE_ONE) ++drafts, *gain += odds;
+    return drafts;
 }
 
-/* The drafts of the expected plan beside `tokens`; their sum. */
-static int64_t rows_drafts(const int64_t *c, const int64_t *drafting, ptrdiff_t rows, const int64_t *tokens, int64_t *out, int64_t most,
-                           int64_t row_cost, int64_t budget) {
+/* How many drafts each row may take. */
+static void rows_room(const int64_t *c, ptrdiff_t rows, int64_t most, int64_t *out) {
     const int64_t *known = FIELD(c, KNOWN, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows), *limit = FIELD(c, LIMIT, rows);
-    const int64_t *computed = FIELD(c, COMPUTED, rows), *rate = FIELD(drafting, RATE, rows), *flags = FIELD(c, FLAGS, rows);
-    int64_t cost = rows * row_cost, share = RATE_ONE * cost / (1000 + cost), sum = 0;
-    for (ptrdiff_t r = 0; r < rows; ++r) budget -= tokens[r];
+    const int64_t *computed = FIELD(c, COMPUTED, rows), *flags = FIELD(c, FLAGS, rows);
     for (ptrdiff_t r = 0; r < rows; ++r) {
         int64_t reached = known[r] + placeholders[r], own = flags[r] >> DRAFTS_SHIFT;
         int64_t room = least(limit[r] - 1 - reached, own ? least(own - 1, most) : most);
-        out[r] = reached - computed[r] != 1 || room < 0 ? 0 : least(row_paying(rate[r], reached, most, share), room);
-        out[r] = least(out[r], budget > sum ? budget - sum : 0);
+        out[r] = reached - computed[r] != 1 || room < 0 ? 0 : room;
+    }
+}
+
+/* The drafts of the expected plan beside `tokens`; their sum. */
+static int64_t rows_drafts(const int64_t *c, const int64_t *drafting, ptrdiff_t rows, const int64_t *tokens, int64_t *out, Drafting by,
+                           int64_t budget) {
+    const int64_t *known = FIELD(c, KNOWN, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows), *rate = FIELD(drafting, RATE, rows);
+    int64_t cost = rows * by.row_cost, share = RATE_ONE * cost / (1000 + cost), gain = 0, count = 0, sum = 0;
+    int64_t trial = by.step_cost ? 1 + (by.most - 1) * (RATE_ONE - share) / RATE_ONE : 1;
+    rows_room(c, rows, by.most, out);
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        count += row_paying(rate[r], out[r], share, &gain);
+        budget -= tokens[r];
+    }
+    int pays = !by.step_cost || gain * (1000 + cost) > RATE_ONE * rows * (count * by.row_cost + by.step_cost);
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        int is_due = (known[r] + placeholders[r]) % (TRIAL_INTERVAL << (4 * share / RATE_ONE)) == 0;
+        int64_t wanted = pays ? row_paying(rate[r], out[r], share, &gain) : 0;
+        if (is_due && wanted < trial) wanted = trial;
+        out[r] = least(least(wanted, out[r]), budget > sum ? budget - sum : 0);
         sum += out[r];
     }
     return sum;
@@ -97,14 +118,15 @@ static Py_ssize_t drafting_of(const Py_buffer *drafting, Py_ssize_t rows) {
     return too_small(drafting, rows * DRAFTING_FIELD_COUNT * (Py_ssize_t)sizeof(int64_t)) ? -1 : rows;
 }
 
-/* drafts(cells, drafting int64[2][R], tokens int64[R], out int64[R], most, row cost, budget) -> sum */
+/* drafts(cells, drafting int64[2][R], tokens int64[R], out int64[R], (most, row cost, step cost), budget) -> sum */
 static PyObject *drafts(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, drafting = {0}, tokens = {0}, out = {0};
-    long long most, row_cost, budget;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*LLL", &cells, &drafting, &tokens, &out, &most, &row_cost, &budget)) return NULL;
+    long long budget;
+    Drafting by;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*(LLL)L", &cells, &drafting, &tokens, &out, &by.most, &by.row_cost, &by.step_cost, &budget)) return NULL;
     Py_ssize_t rows = drafting_of(&drafting, rows_of(&cells));
     if (rows < 0 || too_small(&tokens, rows * 8) || too_small(&out, rows * 8)) return NULL;
-    return PyLong_FromLongLong(rows_drafts(cells.buf, drafting.buf, rows, tokens.buf, out.buf, most, row_cost, budget));
+    return PyLong_FromLongLong(rows_drafts(cells.buf, drafting.buf, rows, tokens.buf, out.buf, by, budget));
 }
 
 /* match_runs(cells, (entries int64[4][E], samples bool[E], sampled int32, eos int64), (counts, drafted, planned int64[n]),
@@ -112,8 +134,10 @@ static PyObject *drafts(PyObject *self, PyObject *args) {
 static PyObject *match_runs(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, entries = {0}, samples = {0}, sampled = {0}, eos = {0}, counts = {0}, drafted = {0}, planned = {0};
     OWNED Py_buffer places = {0}, ends = {0};
-    if (!PyArg_ParseTuple(args, "y*(y*y*y*y*)(y*y*y*)w*w*", &cells, &entries, &samples, &sampled, &eos, &counts, &drafted, &planned,
-                          &places, &ends))
+    PyObject *step_, *runs_;
+    if (!PyArg_ParseTuple(args, "y*O!O!w*w*", &cells, TUPLE(&step_), TUPLE(&runs_), &places, &ends) ||
+        !PyArg_ParseTuple(step_, "y*y*y*y*", &entries, &samples, &sampled, &eos) ||
+        !PyArg_ParseTuple(runs_, "y*y*y*", &counts, &drafted, &planned))
         return NULL;
     Py_ssize_t asked = samples.len, given = sampled.len / 4, n, ended;
     if (entries.len < 4 * asked * 8 || places.len < 2 * given * 8 || ends.len < 2 * given) Py_RETURN_NONE;

@@ -22,31 +22,39 @@ def draft_room(cells: np.ndarray, most: int) -> np.ndarray:
     return np.clip(room, 0, most, out=room)
 
 
-def paying(cells: np.ndarray, rate: np.ndarray, most: int, row_cost: int) -> np.ndarray:
-    """The number of drafts of each row that are likely enough to be kept to pay for themselves (int64[R]).
+def paying(cells: np.ndarray, rate: np.ndarray, room: np.ndarray, by: tuple[int, int, int]) -> np.ndarray:
+    """The number of drafts of each row, up to its `room`, that are likely enough to be kept to pay for themselves (int64[R]).
 
-    The n-th draft is kept with probability RATE ** n. It pays if that is more than the share of a step's tokens that one more
-    row costs: B rows at `row_cost` c per step time make B tokens in 1 + B * c, so a draft must bring c * B / (1 + B * c).
-    A row whose drafts do not pay tries one now and then, up to eight times more rarely where a row costs much.
+    `by`: the most drafts of a row, and in thousandths of a step of one row what one more row costs, c, and what drafting costs
+    a step whatever the number of drafts, f. B rows make B tokens in 1 + B * c. The n-th draft is kept with probability
+    RATE ** n. It pays if that is more than c * B / (1 + B * c), the tokens that are made in the time of one more row. The step
+    drafts if all n drafts together bring more than (n * c + f) * B / (1 + B * c). A row whose drafts do not pay tries some now
+    and then, fewer and up to eight times more rarely where a row costs much: with f 0 one, else enough to raise its RATE soon.
     """
-    count = cells.shape[1]
-    least = RATE_ONE * count * row_cost // (1000 + count * row_cost)
-    odds, drafts = rate.copy(), np.zeros(count, dtype=np.int64)
-    for _ in range(most):
-        drafts += odds > least
+    count, (most, row_cost, step_cost) = cells.shape[1], by
+    cost = count * row_cost
+    least = RATE_ONE * cost // (1000 + cost)
+    odds, drafts, gain = rate.copy(), np.zeros(count, dtype=np.int64), 0
+    for place in range(most):
+        pays = (odds > least) & (place < room)
+        drafts += pays
+        gain += int(odds[pays].sum())
         odds = odds * rate // RATE_ONE
+    if step_cost and gain * (1000 + cost) <= RATE_ONE * count * (int(drafts.sum()) * row_cost + step_cost):
+        drafts[:] = 0
     due = (cells[fields.KNOWN] + cells[fields.PLACEHOLDERS]) % (TRIAL_INTERVAL << 4 * least // RATE_ONE) == 0
-    some: np.ndarray = np.maximum(drafts, due)
+    trial = 1 + (most - 1) * (RATE_ONE - least) // RATE_ONE if step_cost else 1
+    some: np.ndarray = np.minimum(np.maximum(drafts, due * trial), room)
     return some
 
 
 def drafts(
-    cells: np.ndarray, drafting: np.ndarray, tokens: np.ndarray, out: np.ndarray, most: int, row_cost: int, budget: int
+    cells: np.ndarray, drafting: np.ndarray, tokens: np.ndarray, out: np.ndarray, by: tuple[int, int, int], budget: int
 ) -> int:
     """Fill `out` (int64[R]) with the drafts of the expected plan beside the `tokens` (int64[R]) that rows compute without
-    them; returns their sum. Rows take drafts in order while the step's budget lasts.
+    them; returns their sum. `by`: as in `paying`. Rows take drafts in order while the step's budget lasts.
     """
-    wanted = np.minimum(draft_room(cells, most), paying(cells, drafting[RATE], most, row_cost))
+    wanted = paying(cells, drafting[RATE], draft_room(cells, by[0]), by)
     left = budget - int(tokens.sum())
     out[:] = np.clip(left - (np.cumsum(wanted) - wanted), 0, wanted)
     return int(out.sum())

@@ -7,7 +7,8 @@
 
 typedef struct {
     Py_buffer before, drafting, entries, samples, sampled, eos, histories, tables, queue, status, cells, entries_out, asks, work, blocks;
-    long long budget, threshold, size, most, row_cost, spare;
+    long long budget, threshold, size, spare;
+    Drafting by;
     Py_ssize_t free, head, used, rows, count;
     int caches, whole_prompts;
 } Turn;
@@ -45,7 +46,7 @@ static int64_t turn_plan(Turn *t, int64_t *lacks) {
     int64_t *c = t->cells.buf, *tokens = line_of(t, TOKENS), *need = line_of(t, NEED), *starts = line_of(t, STARTS);
     int64_t total = rows_expected(c, t->rows, tokens, need, t->budget, t->threshold, t->size, lacks);
     if (*lacks > t->free || *lacks > t->rows) return 0;
-    if (t->drafting.len && rows_drafts(c, t->drafting.buf, t->rows, tokens, starts, t->most, t->row_cost, t->budget)) return 0;
+    if (t->drafting.len && rows_drafts(c, t->drafting.buf, t->rows, tokens, starts, t->by, t->budget)) return 0;
     if (find_oldest(&t->queue, &t->status, &t->head, t->used, t->blocks.buf, *lacks) < *lacks) return 0;
     memcpy(starts, FIELD(c, COMPUTED, t->rows), t->rows * sizeof *starts);
     rows_advance(c, t->rows, tokens, need);
@@ -86,17 +87,20 @@ static PyObject *turn_taken(Turn *t) {
 /* turn((cells, drafting int64[2][R] or empty, entries int64[4][E], samples bool[E], sampled int32, eos int64),
         (histories int32 writable, tables int32 writable, queue int32, status int64[N]),
         (out cells, out entries int64[4][R], out asks bool[R], out work int64[WORK_LINES][R], out blocks int32[R]),
-        (budget, threshold, size, free, head, used, caches, whole prompts, most drafts, row cost, spare tokens))
+        (budget, threshold, size, free, head, used, caches, whole prompts, most drafts, row cost, step cost, spare tokens))
    -> (entries, tokens, blocks taken, the queue's head, names of the commit, names of the plan), or None */
 static PyObject *turn(PyObject *self, PyObject *args) {
     Turn t = {0};
-    if (!PyArg_ParseTuple(
-            args, "(y*y*y*y*y*y*)(w*w*y*y*)(w*w*w*w*w*)(LLLnnnppLLL)", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories,
-            &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks, &t.budget, &t.threshold, &t.size, &t.free,
-            &t.head, &t.used, &t.caches, &t.whole_prompts, &t.most, &t.row_cost, &t.spare))
-        return NULL;
-    t.rows = rows_of(&t.before);
-    PyObject *result = turn_taken(&t);
+    PyObject *step, *stores, *out, *numbers, *result = NULL;
+    if (PyArg_ParseTuple(args, "O!O!O!O!", TUPLE(&step), TUPLE(&stores), TUPLE(&out), TUPLE(&numbers)) &&
+        PyArg_ParseTuple(step, "y*y*y*y*y*y*", &t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos) &&
+        PyArg_ParseTuple(stores, "w*w*y*y*", &t.histories, &t.tables, &t.queue, &t.status) &&
+        PyArg_ParseTuple(out, "w*w*w*w*w*", &t.cells, &t.entries_out, &t.asks, &t.work, &t.blocks) &&
+        PyArg_ParseTuple(numbers, "LLLnnnppLLLL", &t.budget, &t.threshold, &t.size, &t.free, &t.head, &t.used, &t.caches,
+                         &t.whole_prompts, &t.by.most, &t.by.row_cost, &t.by.step_cost, &t.spare)) {
+        t.rows = rows_of(&t.before);
+        result = turn_taken(&t);
+    }
     RELEASE(&t.before, &t.drafting, &t.entries, &t.samples, &t.sampled, &t.eos, &t.histories, &t.tables, &t.queue, &t.status, &t.cells, &t.entries_out,
             &t.asks, &t.work, &t.blocks);
     return result;

@@ -1,0 +1,76 @@
+"""What drafts cost a step, measured when a rank starts: it decides how many drafts pay (vnext/state/drafting.py).
+
+Runs real steps on a small cache of their own, before the engine's is made. The engine records the result in its first event, so
+a replay decides as the engine did, on any machine.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vnext.models.layers.kv_cache import kv_groups
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.steps import HostSteps
+from vnext.state.config import SchedulerConfig, Speculation
+from vnext.state.events import EngineStarted, RequestArrived, RequestId, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
+
+ROWS = 8
+STEPS_MIN, STEPS_MAX, SECONDS = 4, 40, 0.3
+BLOCK_SIZE, LENGTH, PROMPT = 16, 96, 12
+COST_MAX = 1000
+ONE_DRAFT = Speculation(num_speculative_tokens=1)
+CERTAIN = 1000.0
+"""Added to a token's logit: the model repeats it, so `ngram` has a draft in every step."""
+
+
+def draft_costs(runner: ModelRunner) -> tuple[int, int]:
+    """The row_cost and the step_cost of Speculation (0 to 1000 each), in thousandths of the time of a step of one row: what one
+    more draft adds, which is one more row and, with a draft model, the draft model's step; and what the first adds beyond that."""
+    _, alone_s, together_s = (_step_seconds(runner, rows) for rows in (ROWS, 1, ROWS))  # the first warms up
+    draft_s = _step_seconds(runner.draft, 1, block_size=1) if runner.draft else 0.0  # each step in a new block is made anew
+    row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
+    biased_s, drafted_s = (_step_seconds(runner, 1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
+    return _thousandths(row_s / alone_s), _thousandths((drafted_s - biased_s - row_s) / alone_s)
+
+
+def _thousandths(share: float) -> int:
+    return min(max(round(1000 * share), 0), COST_MAX)
+
+
+def _step_seconds(
+    runner: ModelRunner, rows: int, block_size: int = BLOCK_SIZE, speculation: Speculation | None = None, bias: float = 0.0
+) -> float:
+    """The shortest time of a decode step of this many rows with its two events: what disturbs a step is not its cost."""
+    windows = kv_groups(runner.config).windows
+    windows = windows if any(windows) else ()
+    config = SchedulerConfig(
+        block_size=block_size, page_count=rows * LENGTH // block_size * (len(windows) or 1),
+        max_num_batched_tokens=rows * BLOCK_SIZE, max_num_seqs=rows, max_model_len=LENGTH,
+        vocab_size=runner.config.vocab_size, pipeline_depth=1, digest_interval=2**31 - 1, windows=windows, speculation=speculation,
+    )  # fmt: skip
+    steps, seconds = HostSteps(runner), []
+    started = EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
+    state = start(started)
+    steps.start(state)
+    for row in range(rows):
+        likes = ((1 + row, bias),) if bias else ()
+        sampling = Sampling(seed=row, max_tokens=LENGTH - PROMPT, temperature=0.0, ignore_eos=True, logit_bias=likes)
+        prompt = pack_tokens([1 + row] * PROMPT)
+        state = reduce(
+            state, RequestArrived(id=RequestId(row), name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0)
+        )
+    admitted = tuple((row, PROMPT) for row in range(rows))
+    for step in range(STEPS_MAX):
+        began_s = time.perf_counter()
+        state = reduce(state, StepPlanned(step=step, admitted=() if step else admitted))
+        steps.launch(state)
+        computed = steps.wait()
+        committed = StepCommitted(step=step, tokens=computed.tokens, counts=computed.counts, drafted=computed.drafted)
+        state = reduce(state, committed)
+        if step and bool(computed.counts) == bool(speculation):
+            seconds.append(time.perf_counter() - began_s)
+        if step >= STEPS_MIN and sum(seconds) > SECONDS:
+            break
+    return min(seconds, default=0.0)
