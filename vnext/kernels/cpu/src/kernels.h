@@ -35,6 +35,8 @@ constexpr uint32_t PACKED_MAGIC = 0x564E5850;
 
 /* x [rows, in] (row stride in elements), result [rows, out or out / 2]. `bias` [out] of the result's kind or null: added
    to the rounded product of a weight without gate, and rounded again, as an addition of its own would be. */
+struct ThinCall;
+
 struct LinearCall {
     const Packed *weight;
     const void *bias;
@@ -44,6 +46,7 @@ struct LinearCall {
     int64_t result_stride;
     int result_kind;
     bool apart = false; /* gate and up of a gated weight side by side, [rows, out], without its activation */
+    const ThinCall *behind = nullptr; /* what is computed next, which a level may fetch meanwhile, or null */
 };
 
 /* Norms, gates and rotations; each over rows [first, last). Kinds: FLOAT32 or BFLOAT16 for all arrays of a call, or

@@ -21,9 +21,9 @@ void pack_linear(const WeightPart *parts, int weight_kind, const void *bias, int
                  int gate, void *buffer);
 
 /* result [rows, out], or [rows, out / 2] of a gated weight, = x [rows, in] * weight^T + the packed bias, rounded; then
-   + `bias` as in LinearCall. `apart`: gate and up of a gated weight as they are, [rows, out]. */
+   + `bias` as in LinearCall. `apart`: gate and up of a gated weight as they are, [rows, out]. `behind`: as in LinearCall. */
 void linear(const void *x, int64_t x_stride, int64_t rows, const Packed *weight, const void *bias, void *result,
-            int64_t result_stride, int result_kind, bool apart = false);
+            int64_t result_stride, int result_kind, bool apart = false, const ThinCall *behind = nullptr);
 
 /* result [count, in] = rows `ids` of a packed weight that is not gated, those of INT8 as BFLOAT16; an id outside
    [first, first + out) gives zeros. */

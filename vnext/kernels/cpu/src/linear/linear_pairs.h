@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "linear/linear_behind.h"
 #include "linear/linear_lanes.h"
 
 namespace vnx {
@@ -16,7 +17,9 @@ constexpr int PAIR_ROWS = 12;
 struct Ahead {
     const char *from;
     int lines;
+    Behind &behind;
     void fetch() {
+        behind.fetch();
         for (int i = 0; i < lines; ++i, from += 64)
             _mm_prefetch(from, _MM_HINT_T1);
     }
@@ -58,9 +61,10 @@ void linear_pairs(const LinearCall &call, int64_t row0, int64_t row1, int64_t pa
     const Packed &w = *call.weight;
     const int64_t rows = row1 - row0, blocks = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
     const int64_t lines = w.kind == BFLOAT16 ? 32 : 16;  // of one step
+    Behind behind(call, panel0, panel1, (panel1 - panel0) * blocks * ((w.in + STEP - 1) / STEP));
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const bf16 *weights = bf16_panel(w, panel);
-        Ahead ahead{panel_of(w, panel + 1), int((lines + blocks - 1) / blocks)};
+        Ahead ahead{panel_of(w, panel + 1), int((lines + blocks - 1) / blocks), behind};
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t row = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
             PAIR_FORMS[end - row](call, row, panel, weights, ahead);

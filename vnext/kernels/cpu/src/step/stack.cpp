@@ -59,9 +59,10 @@ struct Layer {
         const int64_t width = is_gated ? weight->out / 2 : weight->out;
         if (!is_changed) return linear(x, weight->in, rows, weight, bias, result, width, call.kind);
         void *changed = is_gated ? space.apart : result;
-        linear(x, weight->in, rows, weight, bias, changed, weight->out, call.kind, is_gated);
-        add_thin(call.kind, {x, weight->in, weight->in, changed, weight->out, call.parts + part_starts[product],
-                             part_starts[product + 1] - part_starts[product]});
+        const ThinCall thin{x, weight->in, weight->in, changed, weight->out, call.parts + part_starts[product],
+                            part_starts[product + 1] - part_starts[product]};
+        linear(x, weight->in, rows, weight, bias, changed, weight->out, call.kind, is_gated, &thin);
+        add_thin(call.kind, thin);
         if (is_gated) gate_and_mul(call.kind, rows, {changed, result, width, weight->out, weight->gate});
     }
 
