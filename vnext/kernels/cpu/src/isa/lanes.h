@@ -67,11 +67,10 @@ inline Lanes times_power(Lanes x, Lanes n) {
     return {_mm512_mul_ps(x.v, _mm512_castsi512_ps(_mm512_slli_epi32(
                                    _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23)))};
 }
-/* The even and the odd one of sixteen pairs of bf16. */
-inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
-    const __m512i pairs = _mm512_loadu_si512(p);
-    even = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
-    odd = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000u))))};
+/* The even or the odd one of sixteen pairs of bf16. */
+inline Lanes load_even(const bf16 *p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+inline Lanes load_odd(const bf16 *p) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000u))))};
 }
 
 #elif defined(VNX_AVX2)
@@ -120,61 +119,91 @@ inline __m256 power(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline Lanes times_power(Lanes x, Lanes n) { return {_mm256_mul_ps(x.a, power(n.a)), _mm256_mul_ps(x.b, power(n.b))}; }
-inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
-    const __m256i low = _mm256_loadu_si256((const __m256i *)p), high = _mm256_loadu_si256((const __m256i *)(p + 16));
-    const __m256i mask = _mm256_set1_epi32(int(0xffff0000u));
-    even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
-    odd = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+inline __m256i load_words(const bf16 *p) { return _mm256_loadu_si256((const __m256i *)p); }
+inline __m256 upper_halves(__m256i words) {
+    return _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(int(0xffff0000u))));
 }
+inline Lanes load_even(const bf16 *p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(load_words(p), 16)), _mm256_castsi256_ps(_mm256_slli_epi32(load_words(p + 16), 16))};
+}
+inline Lanes load_odd(const bf16 *p) { return {upper_halves(load_words(p)), upper_halves(load_words(p + 16))}; }
 
 #else
 
+typedef float Floats __attribute__((vector_size(16)));
+typedef uint32_t Words __attribute__((vector_size(16)));
+typedef int32_t Integers __attribute__((vector_size(16)));
+typedef bf16 Halves __attribute__((vector_size(8)));
+
+/* Registers of 16 bytes, as SSE2 and NEON have them. */
 struct Lanes {
-    float v[16];
+    Floats v[4];
 };
 inline bf16 narrow(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     return x != x ? bf16(0x7fc0) : bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-#define VNX_EACH(expression)        \
-    Lanes result;                   \
-    for (int i = 0; i < 16; ++i)    \
-        result.v[i] = (expression); \
-    return result
-inline Lanes all(float x) { VNX_EACH(x); }
-inline Lanes load(const float *p) { VNX_EACH(p[i]); }
-inline Lanes load(const bf16 *p) { VNX_EACH(to_float(p[i])); }
-inline void store(float *p, Lanes x) { memcpy(p, x.v, 64); }
-inline void store(bf16 *p, Lanes x) {
-    for (int i = 0; i < 16; ++i)
-        p[i] = narrow(x.v[i]);
-}
-inline Lanes operator+(Lanes a, Lanes b) { VNX_EACH(a.v[i] + b.v[i]); }
-inline Lanes operator-(Lanes a, Lanes b) { VNX_EACH(a.v[i] - b.v[i]); }
-inline Lanes operator*(Lanes a, Lanes b) { VNX_EACH(a.v[i] * b.v[i]); }
-inline Lanes operator/(Lanes a, Lanes b) { VNX_EACH(a.v[i] / b.v[i]); }
-inline Lanes fused(Lanes a, Lanes b, Lanes c) { VNX_EACH(a.v[i] * b.v[i] + c.v[i]); }
-inline Lanes larger(Lanes a, Lanes b) { VNX_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-inline Lanes smaller(Lanes a, Lanes b) { VNX_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-/* Adding and taking off 1.5 * 2^23 rounds to the nearest whole number: |x| below 2^22. */
-inline Lanes nearest(Lanes a) { VNX_EACH((a.v[i] + 12582912.0f) - 12582912.0f); }
-inline Lanes where_less(Lanes a, Lanes limit, Lanes b, Lanes c) { VNX_EACH(a.v[i] < limit.v[i] ? b.v[i] : c.v[i]); }
-inline Lanes times_power(Lanes x, Lanes n) {
-    Lanes result;
-    for (int i = 0; i < 16; ++i) {
-        const uint32_t bits = uint32_t(int32_t(n.v[i]) + 127) << 23;
-        float power;
-        memcpy(&power, &bits, 4);
-        result.v[i] = x.v[i] * power;
-    }
+template <typename V, typename T>
+inline V loaded(const T *p) {
+    V result;
+    memcpy(&result, p, sizeof result);
     return result;
 }
-inline void load_pairs(const bf16 *p, Lanes &even, Lanes &odd) {
-    for (int i = 0; i < 16; ++i)
-        even.v[i] = to_float(p[2 * i]), odd.v[i] = to_float(p[2 * i + 1]);
+inline void narrow(bf16 *p, Floats x) {
+    const Words bits = (Words)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const Halves result = __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0, Halves);
+    memcpy(p, &result, sizeof result);
 }
-#undef VNX_EACH
+/* The four registers one by one: an array with a running index would lie in memory. */
+template <typename F>
+inline Lanes each(F register_of) {
+    return {{register_of(0), register_of(1), register_of(2), register_of(3)}};
+}
+inline Lanes all(float x) {
+    return each([=](int) { return x - Floats{}; });
+}
+inline Lanes load(const float *p) {
+    return each([=](int i) { return loaded<Floats>(p + 4 * i); });
+}
+inline Lanes load(const bf16 *p) {
+    return each([=](int i) { return (Floats)(__builtin_convertvector(loaded<Halves>(p + 4 * i), Words) << 16); });
+}
+inline void store(float *p, Lanes x) { memcpy(p, x.v, 64); }
+inline void store(bf16 *p, Lanes x) { narrow(p, x.v[0]), narrow(p + 4, x.v[1]), narrow(p + 8, x.v[2]), narrow(p + 12, x.v[3]); }
+inline Lanes operator+(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline Lanes operator-(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Lanes operator*(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Lanes operator/(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline Lanes fused(Lanes a, Lanes b, Lanes c) { return a * b + c; }
+inline Lanes larger(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Lanes smaller(Lanes a, Lanes b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+/* Adding and taking off 1.5 * 2^23 rounds to the nearest whole number: |x| below 2^22. */
+inline Lanes nearest(Lanes a) { return a + all(12582912.0f) - all(12582912.0f); }
+inline Lanes where_less(Lanes a, Lanes limit, Lanes b, Lanes c) {
+    return each([&](int i) { return a.v[i] < limit.v[i] ? b.v[i] : c.v[i]; });
+}
+inline Lanes times_power(Lanes x, Lanes n) {
+    return each([&](int i) { return x.v[i] * (Floats)((__builtin_convertvector(n.v[i], Integers) + 127) << 23); });
+}
+inline Lanes load_even(const bf16 *p) {
+    return each([=](int i) { return (Floats)(loaded<Words>(p + 8 * i) << 16); });
+}
+inline Lanes load_odd(const bf16 *p) {
+    return each([=](int i) { return (Floats)(loaded<Words>(p + 8 * i) & 0xffff0000u); });
+}
 
 #endif
 

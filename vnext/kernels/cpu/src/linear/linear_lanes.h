@@ -13,13 +13,23 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
+/* Rows that share a loaded weight, and halves of a panel that share a loaded number: as many sums as there are registers. */
 #if defined(VNX_AVX512)
-constexpr int ROWS_AT_ONCE = 8;
+constexpr int ROWS_F32 = 8, HALVES_F32 = 2, ROWS_BF16 = 8;
 #elif defined(VNX_AVX2)
-constexpr int ROWS_AT_ONCE = 2;
+constexpr int ROWS_F32 = 6, HALVES_F32 = 1, ROWS_BF16 = 3;
+#elif defined(__aarch64__)
+constexpr int ROWS_F32 = 6, HALVES_F32 = 1, ROWS_BF16 = 3;
 #else
-constexpr int ROWS_AT_ONCE = 1;
+constexpr int ROWS_F32 = 2, HALVES_F32 = 1, ROWS_BF16 = 1;
 #endif
+
+/* The sums of ROWS_BF16 rows leave registers for one half of the pairs: the other is not loaded before the first is used up. */
+inline void keep_order() {
+#if defined(__GNUC__)
+    asm volatile("" ::: "memory");
+#endif
+}
 
 /* tdpbf16ps treats denormal numbers as zero; so must the implementations with the same sums, while they run. */
 struct DenormalsAreZero {
@@ -138,30 +148,42 @@ inline const bf16 *bf16_panel(const Packed &w, int64_t panel) {
     return expanded;
 }
 
-template <int R>
-inline void rows_f32(const LinearCall &call, int64_t row, int64_t panel) {
-    const Packed &w = *call.weight;
-    const float *weights = reinterpret_cast<const float *>(panel_of(w, panel));
-    const float *x = static_cast<const float *>(call.x) + row * call.x_stride;
-    Lanes first[R], second[R];
-    for (int r = 0; r < R; ++r)
-        first[r] = second[r] = all(0.0f);
-    for (int64_t k = 0; k < w.in; ++k) {
-        const Lanes a = load(weights + k * PANEL), b = load(weights + k * PANEL + 16);
+/* One or both halves of a panel. */
+template <int R, int H>
+inline void halves_f32(const float *x, int64_t stride, int64_t in, const float *weights, Lanes (*sums)[R]) {
+    Lanes totals[H][R];
+    for (int h = 0; h < H; ++h)
+        for (int r = 0; r < R; ++r)
+            totals[h][r] = all(0.0f);
+    for (int64_t k = 0; k < in; ++k) {
+        Lanes w[H];
+        for (int h = 0; h < H; ++h)
+            w[h] = load(weights + k * PANEL + 16 * h);
         for (int r = 0; r < R; ++r) {
-            const Lanes value = all(x[r * call.x_stride + k]);
-            first[r] = fused(value, a, first[r]);
-            second[r] = fused(value, b, second[r]);
+            const Lanes value = all(x[r * stride + k]);
+            for (int h = 0; h < H; ++h)
+                totals[h][r] = fused(value, w[h], totals[h][r]);
         }
     }
-    for (int r = 0; r < R; ++r)
-        finish_row(call, row + r, panel, first[r], second[r]);
+    for (int h = 0; h < H; ++h)
+        for (int r = 0; r < R; ++r)
+            sums[h][r] = totals[h][r];
 }
 
-/* x as float32 [R][steps * 32]; one half of a panel. */
 template <int R>
-inline void half_bf16(const float *x, int64_t steps, const bf16 *weights, Lanes *sums) {
-    const int64_t width = steps * STEP;
+void rows_f32(const LinearCall &call, const float *x, int64_t stride, int64_t row, int64_t panel) {
+    const float *weights = reinterpret_cast<const float *>(panel_of(*call.weight, panel));
+    Lanes sums[2][R];
+    constexpr int H = R <= 2 ? 2 : HALVES_F32;
+    for (int h = 0; h < 2; h += H)
+        halves_f32<R, H>(x, stride, call.weight->in, weights + 16 * h, sums + h);
+    for (int r = 0; r < R; ++r)
+        finish_row(call, row + r, panel, sums[0][r], sums[1][r]);
+}
+
+/* x as float32, zeros up to whole steps; one half of a panel. */
+template <int R>
+inline void half_bf16(const float *x, int64_t stride, int64_t steps, const bf16 *weights, Lanes *sums) {
     for (int r = 0; r < R; ++r)
         sums[r] = all(0.0f);
     for (int64_t step = 0; step < steps; ++step) {
@@ -169,13 +191,15 @@ inline void half_bf16(const float *x, int64_t steps, const bf16 *weights, Lanes 
         for (int r = 0; r < R; ++r)
             even[r] = odd[r] = all(0.0f);
         for (int pair = 0; pair < 16; ++pair) {
-            Lanes w_even, w_odd;
-            load_pairs(weights + step * 1024 + pair * 32, w_even, w_odd);
-            for (int r = 0; r < R; ++r) {
-                const float *at = x + r * width + step * STEP + 2 * pair;
-                even[r] = fused(all(at[0]), w_even, even[r]);
-                odd[r] = fused(all(at[1]), w_odd, odd[r]);
-            }
+            const bf16 *at = weights + step * 1024 + pair * 32;
+            const float *numbers = x + step * STEP + 2 * pair;
+            const Lanes w_even = load_even(at);
+            for (int r = 0; r < R; ++r)
+                even[r] = fused(all(numbers[r * stride]), w_even, even[r]);
+            if (R == ROWS_BF16) keep_order();
+            const Lanes w_odd = load_odd(at);
+            for (int r = 0; r < R; ++r)
+                odd[r] = fused(all(numbers[r * stride + 1]), w_odd, odd[r]);
         }
         for (int r = 0; r < R; ++r)
             sums[r] = sums[r] + (even[r] + odd[r]);
@@ -183,32 +207,49 @@ inline void half_bf16(const float *x, int64_t steps, const bf16 *weights, Lanes 
 }
 
 template <int R>
-inline void rows_bf16(const LinearCall &call, const float *x, int64_t row, int64_t panel) {
+void rows_bf16(const LinearCall &call, const float *x, int64_t stride, int64_t row, int64_t panel) {
     const Packed &w = *call.weight;
     const int64_t steps = (w.in + STEP - 1) / STEP;
     const bf16 *weights = bf16_panel(w, panel);
     Lanes first[R], second[R];
-    half_bf16<R>(x, steps, weights, first);
-    half_bf16<R>(x, steps, weights + 512, second);
+    half_bf16<R>(x, stride, steps, weights, first);
+    half_bf16<R>(x, stride, steps, weights + 512, second);
     for (int r = 0; r < R; ++r)
         finish_row(call, row + r, panel, first[r], second[r]);
 }
 
+typedef void (*Rows)(const LinearCall &, const float *, int64_t, int64_t, int64_t);
+template <int... R>
+struct RowForms {
+    static constexpr Rows F32[] = {rows_f32<R + 1>...}, BF16[] = {rows_bf16<R + 1>...};
+};
+template <int N, int... R>
+struct FormsUpTo : FormsUpTo<N - 1, N - 1, R...> {};
+template <int... R>
+struct FormsUpTo<0, R...> : RowForms<R...> {};
+
+/* x float32 [row1 - row0][stride]. A panel stays in the first cache while the rows pass, in blocks of nearly the same size, at
+   most `most`. */
+inline void in_blocks(const Rows *forms, int most, const LinearCall &call, const float *x, int64_t stride, int64_t row0,
+                      int64_t row1, int64_t panel0, int64_t panel1) {
+    const int64_t rows = row1 - row0, blocks = (rows + most - 1) / most;
+    for (int64_t panel = panel0; panel < panel1; ++panel)
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t first = rows * block / blocks, end = rows * (block + 1) / blocks;
+            forms[end - first - 1](call, x + first * stride, stride, row0 + first, panel);
+        }
+}
+
 void linear_f32(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
-    int64_t row = row0;
-    for (; row + ROWS_AT_ONCE <= row1; row += ROWS_AT_ONCE)
-        for (int64_t panel = panel0; panel < panel1; ++panel)
-            rows_f32<ROWS_AT_ONCE>(call, row, panel);
-    for (; row < row1; ++row)
-        for (int64_t panel = panel0; panel < panel1; ++panel)
-            rows_f32<1>(call, row, panel);
+    const float *x = static_cast<const float *>(call.x) + row0 * call.x_stride;
+    in_blocks(FormsUpTo<ROWS_F32>::F32, ROWS_F32, call, x, call.x_stride, row0, row1, panel0, panel1);
 }
 
 /* Rows [row, row + count) as float32 in scratch, padded with zeros to whole steps. */
-inline const float *widened(const LinearCall &call, int64_t row, int count) {
+inline const float *widened(const LinearCall &call, int64_t row, int64_t count) {
     const int64_t in = call.weight->in, width = (in + STEP - 1) / STEP * STEP;
     float *wide = static_cast<float *>(scratch(SLOT_ROWS, size_t(count) * width * 4));
-    for (int r = 0; r < count; ++r) {
+    for (int64_t r = 0; r < count; ++r) {
         const bf16 *x = static_cast<const bf16 *>(call.x) + (row + r) * call.x_stride;
         for (int64_t k = 0; k < width; k += 16)
             store(wide + r * width + k, k < in ? load_part(x + k, in - k) : all(0.0f));
@@ -218,17 +259,8 @@ inline const float *widened(const LinearCall &call, int64_t row, int count) {
 
 inline void linear_bf16(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const DenormalsAreZero guard;
-    int64_t row = row0;
-    for (; row + ROWS_AT_ONCE <= row1; row += ROWS_AT_ONCE) {
-        const float *x = widened(call, row, ROWS_AT_ONCE);
-        for (int64_t panel = panel0; panel < panel1; ++panel)
-            rows_bf16<ROWS_AT_ONCE>(call, x, row, panel);
-    }
-    for (; row < row1; ++row) {
-        const float *x = widened(call, row, 1);
-        for (int64_t panel = panel0; panel < panel1; ++panel)
-            rows_bf16<1>(call, x, row, panel);
-    }
+    const int64_t stride = (call.weight->in + STEP - 1) / STEP * STEP;
+    in_blocks(FormsUpTo<ROWS_BF16>::BF16, ROWS_BF16, call, widened(call, row0, row1 - row0), stride, row0, row1, panel0, panel1);
 }
 
 }  // namespace

@@ -101,44 +101,52 @@ inline int collect_lanes(Lanes x, float bound, int32_t id, float *values, int32_
 
 #else
 
+struct Numbers {
+    float at[16];
+    explicit Numbers(Lanes x) { store(at, x); }
+};
 struct Unordered {
     bool seen = false;
     void add(Lanes x) {
-        for (int i = 0; i < 16; ++i)
-            seen |= x.v[i] != x.v[i];
+        for (float number : Numbers(x).at)
+            seen |= number != number;
     }
     bool any() const { return seen; }
 };
 struct Mass {
     int64_t sum = 0;
     void add(Lanes x) {
-        for (int i = 0; i < 16; ++i)
-            sum += int64_t(x.v[i]);
+        for (float number : Numbers(x).at)
+            sum += int64_t(number);
     }
     int64_t total() const { return sum; }
 };
 inline float largest(Lanes x) {
-    float result = x.v[0];
-    for (int i = 1; i < 16; ++i)
-        result = x.v[i] > result ? x.v[i] : result;
+    const Numbers numbers(x);
+    float result = numbers.at[0];
+    for (float number : numbers.at)
+        result = number > result ? number : result;
     return result;
 }
 inline Lanes kept(Lanes x, uint32_t bits) {
+    Numbers numbers(x);
     for (int i = 0; i < 16; ++i)
-        x.v[i] = bits >> i & 1 ? x.v[i] : -__builtin_inff();
-    return x;
+        numbers.at[i] = bits >> i & 1 ? numbers.at[i] : -__builtin_inff();
+    return load(numbers.at);
 }
 inline Lanes toward_zero(Lanes x) {
-    for (int i = 0; i < 16; ++i)
-        x.v[i] = float(int64_t(x.v[i]));
-    return x;
+    Numbers numbers(x);
+    for (float &number : numbers.at)
+        number = float(int64_t(number));
+    return load(numbers.at);
 }
 inline int collect_lanes(Lanes x, float bound, int32_t id, float *values, int32_t *ids) {
+    const Numbers numbers(x);
     int count = 0;
     for (int i = 0; i < 16; ++i) {
-        values[count] = x.v[i];
+        values[count] = numbers.at[i];
         ids[count] = id + i;
-        count += x.v[i] >= bound;
+        count += numbers.at[i] >= bound;
     }
     return count;
 }
