@@ -91,7 +91,10 @@ def compiled_modules() -> dict[str, str]:
 
 def cpu_kernels() -> str:
     """Whether the CPU's kernels were compiled, and their instruction set."""
-    return f"compiled, {native.level().name}" if native.is_built() else f"plain torch: {native.why_absent()}"
+    if not native.is_built():
+        return f"plain torch: {native.why_absent()}"
+    names = [level.name.lower() for level in native.Level if level <= native.best_level()]
+    return f"compiled, {names[-1]}" + (f" (--isa can choose {', '.join(names[:-1])})" if names[1:] else "")
 
 
 def sampling() -> dict[str, str]:

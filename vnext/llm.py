@@ -119,7 +119,7 @@ class LLM:
         client = SyncEngineClient.connect(self._engine.address)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
-        self._client = client
+        self._client, self.ready = client, client.ready
         self._names = itertools.count()
         self._adapters = KnownAdapters(self._settings, client.ready.linear_layers)
         self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size

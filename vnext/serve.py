@@ -209,7 +209,12 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
 
 def _device(environment: Mapping[str, str]) -> str:
     name = environment.get("device", "cpu")
-    return "the CPU" if name == "cpu" else name
+    if name != "cpu":
+        return name
+    return (
+        f"the CPU ({environment['kernels'].lower()}, threads: {environment['threads']}, "
+        f"{int(environment['token_bytes']) / 1e6:,.1f} MB of weights a token)"
+    )
 
 
 def say_unused(engine: EngineSettings, environment: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -181,4 +182,8 @@ def test_throughput_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_latency_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["latency", "--batch-size", "2", "--repeats", "2", "--input-len", "20", "--output-len", "4", "--random"]
     assert main([*argv, *SMALL_ENGINE]) == 0
-    assert "step_p50_ms" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    figures = {name: float(value.replace(",", "")) for name, value in re.findall(r"^  (\w+) +([\d.,]+)$", said, re.M)}
+    weights_ms = figures["weights_mb_a_step"] / figures["memory_read_gb_per_s"]
+    assert figures["weights_mb_a_step"] == 7.2, "the demo model's weights in bfloat16"
+    assert abs(figures["share_of_memory_bound"] - weights_ms / figures["step_p50_ms"]) < 0.01

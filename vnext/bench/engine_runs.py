@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from vnext.bench.figures import rates, spread_ms
+from vnext.bench.memory_bound import memory_bound
 from vnext.bench.workload import Workload, params, prompts
 from vnext.llm import LLM, Generated
 from vnext.sampling_params import SamplingParams
@@ -23,14 +24,16 @@ def measure_throughput(llm: LLM, workload: Workload) -> dict[str, float]:
 
 
 def measure_latency(llm: LLM, workload: Workload, repeats: int) -> dict[str, float]:
-    """Send one batch repeatedly and measure the time until its last answer. Each repeat has different prompts."""
+    """Send one batch repeatedly and measure the time until its last answer, beside the bound that memory sets. Each repeat has
+    different prompts."""
     batches = prompts_of_repeats(llm, workload, repeats)
     warm_up(llm)
     elapsed_s = [timed(llm, batch, params(workload))[0] for batch in batches]
     tokens = workload.prompt_count * workload.output_length
     per_token_s = [each / workload.output_length for each in elapsed_s]
     figures = {"repeats": repeats, "batch": workload.prompt_count, "output_tokens_a_batch": tokens}
-    return figures | spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
+    figures |= spread_ms(elapsed_s, "batch") | spread_ms(per_token_s, "step")
+    return figures | memory_bound(llm.ready.environment, llm.ready.world_size, figures["step_p50_ms"])
 
 
 def prompts_of_repeats(llm: LLM, workload: Workload, repeats: int) -> list[list[list[int]]]:

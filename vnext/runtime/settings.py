@@ -15,6 +15,8 @@ from vnext.kernels.attention_backends import ATTENTION_BACKENDS
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
+"""Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
 GenerationConfig = Literal["auto", "none"]
@@ -55,6 +57,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
+    isa: Isa = "auto"
     deterministic: bool | None = None
     seed: int | None = None
     max_model_len: int | None = None
@@ -151,6 +154,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     measures_draft_costs: bool = False
     max_lora_rank: int = 0
     draft_path: str = ""
+    isa: Isa = "auto"
 
 
 class SettingsError(Exception):

@@ -170,6 +170,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             measures_draft_costs=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
             draft_path=settings.draft_path,
+            isa=engine.isa,
         )
 
     if engine.executor == "inproc":

@@ -27,7 +27,7 @@ from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
-from vnext.runtime.settings import RankSettings, SettingsError
+from vnext.runtime.settings import Isa, RankSettings, SettingsError
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
@@ -36,6 +36,7 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load too fast for a prog
 
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights loaded. Raises ModelError, SettingsError."""
+    use_isa(settings.isa)
     start_threads(settings.threads)
     if resolved_device(settings.device, settings.world_size) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
@@ -76,6 +77,19 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     )  # fmt: skip
 
 
+def use_isa(isa: Isa) -> None:
+    """Compute with this instruction set from now on. Raises SettingsError where there is none such."""
+    if isa == "auto":
+        return
+    wanted = native.Level[isa.upper()]
+    if not native.is_built():
+        raise SettingsError(f"--isa is {isa}, and the CPU kernels were not compiled here ({native.why_absent()}): leave it out")
+    try:
+        native.set_level(wanted)
+    except ValueError as error:
+        raise SettingsError(f"--isa is {isa}: {error}") from error
+
+
 def start_threads(threads: int) -> None:
     """Start the kernels' own thread pool if it was built. torch then uses one thread, so the two never compete for cores."""
     is_compiled = backend_for("cpu").name == "compiled"
@@ -109,6 +123,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     kernels = backend_for(runner.device.type).describe()
     dtype = str(runner.dtype).removeprefix("torch.")
     numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    if runner.device.type == "cpu":
+        numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes())}
     return numbers | {"batch_invariant": str(runner.invariance)}
 
 

@@ -17,6 +17,7 @@ from vnext.models.layers.adapted import AdaptedForward
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.traffic import token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.adapter import Base, Target
 from vnext.models.loading.weights import Progress, choose_dtype, load_params
@@ -84,6 +85,10 @@ class ModelRunner:
         """Bytes of one page of the cache on this rank, the draft model's too."""
         drafts = self.draft.block_bytes(block_size) if self.draft else 0
         return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel) + drafts
+
+    def token_bytes(self) -> int:
+        """Bytes of weights that this rank reads for a decoded token."""
+        return token_bytes(self._params, self.config)
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         """What constraints are matched with."""
