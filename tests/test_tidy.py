@@ -41,7 +41,7 @@ ARROWS = {
     "models/config": {"models/*"},
     "models/layers": {"models/*", "models/config", "kernels"},
     "models/loading": {"models/*", "models/config", "models/layers", "kernels"},
-    "models/families": {"models/*", "models/config", "models/layers"},
+    "models/families": {"models/*", "models/config", "models/layers", "kernels"},  # a draft head is no decoder
     "sampling": {"kernels", "state/params"},  # the table of sampling parameters
     "sampling/drafters": {"state/config", "compiled"},
     "text/structured": {"text/*", "state/params", "sampling_params"},

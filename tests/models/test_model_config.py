@@ -14,7 +14,7 @@ from vnext.models import families
 from vnext.models.config.model_config import Experts, ModelConfig, load_config, parse_config
 from vnext.models.config.rope_config import Rope
 from vnext.models.errors import ModelError
-from vnext.models.registry import FAMILIES, Family, family
+from vnext.models.registry import FAMILIES, HEADS, Family, family
 
 
 def test_defaults_of_an_older_file() -> None:
@@ -109,7 +109,7 @@ def test_every_architecture_has_a_whole_family() -> None:
 def test_every_file_of_a_family_is_in_the_table_and_defines_what_one_is_made_of() -> None:
     folder = Path(families.__file__).parent
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert files == {*FAMILIES.values()}
+    assert files == {*FAMILIES.values(), *HEADS.values()}
     for name in files:
         assert {*Family._fields} <= {*import_module(f"vnext.models.families.{name}").__all__}
 

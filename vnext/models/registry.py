@@ -50,8 +50,14 @@ FAMILIES = MappingProxyType(
 )
 
 
+HEADS = MappingProxyType({"LlamaForCausalLMEagle3": "llama_eagle3"})
+"""Heads that draft for a model and are none themselves."""
+
+
 def require_family(architecture: str) -> None:
     """Raise ModelError for an architecture that is unknown."""
+    if architecture in HEADS:
+        raise ModelError(f"{architecture!r} is a head that drafts for a model: name it in --speculative-config, method eagle3")
     if architecture not in FAMILIES:
         raise ModelError(f"architecture {architecture!r} is not supported; supported are {', '.join(FAMILIES)}")
 
@@ -59,6 +65,7 @@ def require_family(architecture: str) -> None:
 @cache
 def family(architecture: str) -> Family:
     """The family of an architecture. Raises ModelError for one that is unknown."""
-    require_family(architecture)
-    module = import_module(f"vnext.models.families.{FAMILIES[architecture]}")
+    if architecture not in HEADS:
+        require_family(architecture)
+    module = import_module(f"vnext.models.families.{(FAMILIES | HEADS)[architecture]}")
     return Family(*(getattr(module, name) for name in Family._fields))

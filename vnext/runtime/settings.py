@@ -103,8 +103,8 @@ def reads_generation_config(settings: EngineSettings) -> bool:
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model ("" for none); `log_dir` belongs
-    to this start, `run_dir` holds the sockets."""
+    """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model or head ("" for none); `log_dir`
+    belongs to this start, `run_dir` holds the sockets."""
 
     engine: EngineSettings
     model_path: str
@@ -130,7 +130,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's part of the engine's settings. `kv_cache_bytes` is this rank's memory for keys and values; 0 decides it.
 
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
-    `max_lora_rank` 0 means no adapters. `draft_path`: the draft model's folder, "" for none.
+    `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
+    `draft_method` is then the method.
     """
 
     rank: int
@@ -155,6 +156,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_lora_rank: int = 0
     draft_path: str = ""
     isa: Isa = "auto"
+    draft_method: str = ""
 
 
 class SettingsError(Exception):

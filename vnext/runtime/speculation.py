@@ -11,6 +11,7 @@ from vnext.runtime.settings import SettingsError
 from vnext.state.config import DRAFTERS, MEASURED, Speculation
 from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
+WITH_MODEL = ("draft_model", "eagle3")
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
@@ -36,9 +37,9 @@ def speculation_of(text: str) -> Speculation | None:
         found = msgspec.convert({"row_cost": MEASURED} | given | {"method": method}, Speculation)
     except msgspec.ValidationError as error:
         raise SettingsError(f"speculative_config is {text}: {error}.") from error
-    if (found.method == "draft_model") != bool(found.model):
-        which = f"with method draft_model, and {'no model' if not found.model else f'method {found.method}'} is given"
-        raise SettingsError(f"speculative_config takes a model {which}: give both or neither.")
+    if (found.method in WITH_MODEL) != bool(found.model):
+        which = f"{' or '.join(WITH_MODEL)}, and {'no model' if not found.model else f'method {found.method}'} is given"
+        raise SettingsError(f"speculative_config takes a model with method {which}: give both or neither.")
     _check_numbers(found)
     return found
 

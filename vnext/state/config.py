@@ -18,7 +18,7 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
-DRAFTERS = ("ngram", "grammar", "suffix", "draft_model")
+DRAFTERS = ("ngram", "grammar", "suffix", "draft_model", "eagle3")
 """The methods of speculative decoding, by vLLM's names."""
 
 
@@ -35,7 +35,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     of the time of a step of one token; drafts that cannot pay are left out. The
     suffix drafter looks for `suffix_decoding_max_tree_depth` tokens, keeps `suffix_decoding_max_cached_requests` answers, and
     drafts at most `suffix_decoding_max_spec_factor` times as many tokens as it has found, no draft that is less likely than
-    `suffix_decoding_min_token_prob`. `model` is the folder or hub id of the draft model, "" for none.
+    `suffix_decoding_min_token_prob`. `model` is the folder or hub id of the draft model or head, "" for none.
     """
 
     method: str = "ngram"

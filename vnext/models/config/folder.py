@@ -21,11 +21,15 @@ HEADER_SIZE_MAX = 100_000_000
 OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 
 
-def require_checkpoint(path: Path) -> None:
-    """Raise ModelError for a folder that cannot be loaded, as far as its configuration and its files' sizes say so."""
+def require_checkpoint(path: Path, is_head: bool = False) -> None:
+    """Raise ModelError for a folder that cannot be loaded, as far as its configuration and its files' sizes say so.
+
+    `is_head`: of a head that drafts, whose architecture may have any name.
+    """
     try:
         raw = read_config(path)
-        require_family(architecture(raw))
+        if not is_head:
+            require_family(architecture(raw))
         refuse_quantised(raw)
         for file in weight_files(path):
             read_header(file)

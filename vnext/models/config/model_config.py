@@ -37,6 +37,26 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     dense_layers: tuple[int, ...] = ()
 
 
+USUAL_LAYERS = 3
+"""The layers of a target that a head reads where its configuration names none."""
+HEAD_ARCHITECTURE = "LlamaForCausalLMEagle3"
+
+
+class DraftHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a head that drafts for another model has beside its own layer: `vocab_size` tokens that it knows, and the `layers` of
+    the target, rising, whose inputs of `target_size` it reads; () for the usual ones. `norm_before_residual`: what it adds to
+    is normed."""
+
+    vocab_size: int
+    target_size: int
+    layers: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layers) or USUAL_LAYERS
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
@@ -70,6 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_softcap: float = 0.0
     logits_softcap: float = 0.0
     experts: Experts | None = None
+    head: DraftHead | None = None
 
 
 def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:
@@ -79,6 +100,15 @@ def load_config(path: Path, with_generation: bool = True, asked_length: int | No
     """
     generation = read_optional_json(path / "generation_config.json") if with_generation else {}
     return parse_config(read_config(path) | {ASKED_LENGTH: asked_length or 0}, generation)
+
+
+def load_head_config(path: Path) -> ModelConfig:
+    """The configuration of the EAGLE-3 head in folder `path`, whatever its authors call the architecture. Raises ModelError."""
+    raw = read_config(path)
+    named = architecture(raw)
+    if "eagle3" not in named.lower() and "draft_vocab_size" not in raw:
+        raise ModelError(f"{path} holds no EAGLE-3 head, its config.json names {named}: name a head, or take method draft_model")
+    return parse_config(raw | {"architectures": [HEAD_ARCHITECTURE]}, {})
 
 
 def parse_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:

@@ -32,6 +32,9 @@ class Source(Protocol):
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert, packed; `gated`: gate and up."""
 
+    def integers(self, name: str, count: int) -> torch.Tensor:
+        """A tensor of whole numbers, int64 [count]."""
+
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor, moved to the device with its dtype kept."""
 

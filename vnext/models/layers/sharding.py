@@ -7,6 +7,8 @@
     kv_heads               evenly, or one head   key, value projection (column); with few heads, neighbours share one
     mlp, expert_mlp        evenly                gate and up projection (column), down projection (row)
     vocab                  evenly, last padded   embedding, output head
+    twice_hidden, target,  whole                 draft heads, which are whole on every rank
+    draft_vocab
 Models call the collectives and know no ranks. A row-parallel bias is whole on each rank and added after the reduce.
 """
 
@@ -36,9 +38,14 @@ class Axis(StrEnum):
     EXPERT_MLP = "expert_mlp"
     VOCAB = "vocab"
     POSITIONS = "positions"
+    TWICE_HIDDEN = "twice_hidden"
+    TARGET = "target"
+    DRAFT_VOCAB = "draft_vocab"
 
 
-WHOLE = frozenset({Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS})
+WHOLE = frozenset(
+    {Axis.HIDDEN, Axis.HEAD_DIM, Axis.EXPERTS, Axis.POSITIONS, Axis.TWICE_HIDDEN, Axis.TARGET, Axis.DRAFT_VOCAB}
+)
 
 
 class Layout(NamedTuple):
@@ -141,6 +148,12 @@ def axis_size(axis: Axis, config: ModelConfig) -> int:
             return config.vocab_size
         case Axis.POSITIONS:
             return config.position_count_max
+        case Axis.TWICE_HIDDEN:
+            return 2 * config.hidden_size
+        case Axis.TARGET:
+            return config.head.target_size * config.head.layer_count if config.head else 0
+        case Axis.DRAFT_VOCAB:
+            return config.head.vocab_size if config.head else 0
     assert_never(axis)
 
 

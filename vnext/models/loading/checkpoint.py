@@ -24,6 +24,7 @@ from vnext.models.errors import ModelError
 
 DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
 """The files' names of what can be read."""
+INTEGERS = MappingProxyType({"I32": torch.int32, "I64": torch.int64})
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
@@ -82,6 +83,15 @@ class Checkpoint:
             raise ModelError(
                 f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(DTYPES)}"
             )
+
+    def integers(self, name: str, count: int) -> torch.Tensor:
+        """A tensor that must have `count` whole numbers, copied as int64. Raises ModelError."""
+        found = self._tensors.get(name)
+        if found is None or found.shape != (count,) or found.dtype not in INTEGERS:
+            what = "no such tensor" if found is None else f"shape {list(found.shape)}, dtype {found.dtype}"
+            raise ModelError(f"{self.path} must have {count} whole numbers as {name!r} ({what}); download the model again")
+        read = torch.frombuffer(found.mapping, dtype=INTEGERS[found.dtype], count=count, offset=found.start)
+        return read.to(torch.int64, copy=True)
 
     def release(self, name: str) -> None:
         """Release the memory of a tensor's pages; another read takes them from the file."""

@@ -132,6 +132,10 @@ class Loader:
         self._check_finite((target,), names, self._form)
         return self._operations.pack_experts(target, self._config.activation if gated else "", self._form)
 
+    def integers(self, name: str, count: int) -> torch.Tensor:
+        """A tensor of whole numbers, int64 [count]."""
+        return self._checkpoint.integers(name, count).to(self._device)
+
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A computed tensor on the device, its dtype kept."""
         return tensor.to(self._device)

@@ -8,13 +8,15 @@ step before compare bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.decode_step import DecodeStep
-from vnext.runtime.batch.draft_batch import DraftBatch, DraftModel
+from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
@@ -37,9 +39,14 @@ class PersistentBatch:
     """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All tensors are on the CPU."""
 
     def __init__(
-        self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None, draft_model: DraftModel | None = None
+        self,
+        config: SchedulerConfig,
+        vocab_size: int,
+        vocabulary: Vocabulary | None = None,
+        drafts_of: Callable[..., DraftBatch] | None = None,
     ) -> None:
-        """`vocabulary`: what constraints are matched with. `draft_model`: what drafts, if a model does."""
+        """`vocabulary`: what constraints are matched with. `drafts_of(table, sampling, config)`: a model's drafts,
+        if a model drafts."""
         self._config = config
         row_count, width = config.max_num_seqs, blocks_for(config.max_model_len, config.block_size)
         self._groups = config.group_count
@@ -56,7 +63,7 @@ class PersistentBatch:
         self._decode_step: DecodeStep | None = None
         speculation = config.speculation
         drafter = speculation and drafter_of(speculation)
-        model_drafts = draft_model and DraftBatch(draft_model, self._table, self._sampling, config)
+        model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
         self._drafts = drafter and DraftRows(drafter, self._sampling, row_count, model_drafts)
         self._drafted: Drafted | None = None
 

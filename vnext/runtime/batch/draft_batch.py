@@ -18,6 +18,7 @@ from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.runtime.batch.sampling_rows import SamplingColumns
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
+from vnext.sampling.inputs import SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import blocks_for
 from vnext.state.store import extents
@@ -49,6 +50,9 @@ class Run(NamedTuple):
 class DraftBatch:
     """Drafts for the rows of one batch. `table` int32[rows, W] is the batch's own, of one group of layers."""
 
+    HOLDS_DRAFTS = True
+    """Whether what the model has computed of a draft serves later, when the draft was right."""
+
     def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
         self._model, self._table, self._sampling, self._config = model, table, sampling, config
         self._held = np.zeros(config.page_count, dtype=np.int64)  # tokens of each page, from its first, that the draft model holds
@@ -72,7 +76,7 @@ class DraftBatch:
             tokens = row.tokens[held : held + left]
             left -= len(tokens)
             runs.append(Run(row.place, tokens, held + len(tokens)))
-        going = [at for at, (row, run) in enumerate(zip(rows, runs)) if run.end == len(row.tokens)]
+        going = [at for at, (row, run) in enumerate(zip(rows, runs)) if len(run.tokens) and run.end == len(row.tokens)]
         self._compute([run for at, run in enumerate(runs) if at not in going and len(run.tokens)])
         for draft in range(max(row.most for row in rows)):
             going = [at for at in going if rows[at].most > draft]
@@ -96,15 +100,21 @@ class DraftBatch:
         places, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("place", "end"))
         sampling, _ = self._sampling.inputs(places, ends, drafts)
         assert sampling is not None
-        inputs = StepInputs(self._forward(runs), sampling._replace(logprobs=-1), np.full(len(runs), -1, dtype=np.int64))
-        tokens: np.ndarray = self._model.run(inputs).tokens
-        self._note(runs)
+        tokens = self._run(runs, sampling._replace(logprobs=-1))
+        if drafts is None or self.HOLDS_DRAFTS:
+            self._note(runs)
         return tokens
 
     def _compute(self, runs: Sequence[Run]) -> None:
         if runs:
-            self._model.run(StepInputs(self._forward(runs), None, np.empty(0, dtype=np.int64)))
+            self._run(runs, None)
             self._note(runs)
+
+    def _run(self, runs: Sequence[Run], sampling: SamplingInputs | None) -> np.ndarray:
+        """Compute the runs and sample the token behind each (int64[R]), none without `sampling`."""
+        logprobs = np.full(len(runs) if sampling else 0, -1, dtype=np.int64)
+        tokens: np.ndarray = self._model.run(StepInputs(self._forward(runs), sampling, logprobs)).tokens
+        return tokens
 
     def _note(self, runs: Sequence[Run]) -> None:
         """The draft model holds these runs."""

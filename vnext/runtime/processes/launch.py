@@ -140,13 +140,13 @@ def find_model(settings: EngineSettings) -> Path:
 
 
 def find_draft_model(settings: EngineSettings) -> str:
-    """The folder of the draft model, downloaded if necessary; "" without one. Raises StartRefused."""
+    """The folder of the draft model or head, downloaded if necessary; "" without one. Raises StartRefused."""
     speculation = speculation_of(settings.speculative_config)
     if speculation is None or not speculation.model:
         return ""
     try:
         folder = resolve(speculation.model)
-        require_checkpoint(folder)
+        require_checkpoint(folder, is_head=speculation.method == "eagle3")
     except ModelError as error:
         raise StartRefused(f"speculative_config: {error}") from error
     return str(folder)

@@ -27,9 +27,10 @@ CERTAIN = 1000.0
 
 def draft_costs(runner: ModelRunner) -> tuple[int, int]:
     """The row_cost and the step_cost of Speculation (0 to 1000 each), in thousandths of the time of a step of one row: what one
-    more draft adds, which is one more row and, with a draft model, the draft model's step; and what the first adds beyond that."""
+    more draft adds, which is one more row and, with a draft model or a head, its step; and what the first adds beyond that."""
     _, alone_s, together_s = (_step_seconds(runner, rows) for rows in (ROWS, 1, ROWS))  # the first warms up
     draft_s = _step_seconds(runner.draft, 1, block_size=1) if runner.draft else 0.0  # each step in a new block is made anew
+    draft_s = runner.head.step_seconds() if runner.head else draft_s
     row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
     biased_s, drafted_s = (_step_seconds(runner, 1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
     return _thousandths(row_s / alone_s), _thousandths((drafted_s - biased_s - row_s) / alone_s)

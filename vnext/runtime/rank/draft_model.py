@@ -25,12 +25,17 @@ def load_draft_model(settings: RankSettings, target: ModelRunner) -> ModelRunner
     if reason := why_not(path, config, target.path, target.config, settings.max_model_len):
         raise SettingsError(f"speculative_config names the draft model {path}, {reason}")
     runner = ModelRunner(path, settings.dtype, "cpu", alone(), None, settings.quantization, settings.deterministic, config)
+    require_same_drafts(settings, runner)
+    return runner
+
+
+def require_same_drafts(settings: RankSettings, runner: ModelRunner) -> None:
+    """Raise SettingsError where ranks that draft by what `runner` computes may draft differently."""
     if settings.world_size > 1 and not runner.invariance.holds:
         raise SettingsError(
-            f"speculative_config names the draft model {path}, whose drafts may differ between ranks ({runner.invariance.why}): "
+            f"speculative_config names {settings.draft_path}, whose drafts may differ between ranks ({runner.invariance.why}): "
             "take --deterministic, or another method"
         )
-    return runner
 
 
 def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConfig, max_model_len: int | None) -> str:
@@ -41,7 +46,7 @@ def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConf
             f"which has a vocabulary of {draft.vocab_size} tokens, and the model has {target.vocab_size}: name one with the "
             "model's tokenizer"
         )
-    if _vocabulary(path) != _vocabulary(target_path):
+    if vocabulary_of(path) != vocabulary_of(target_path):
         return "whose tokenizer.json gives tokens other numbers than the model's: name one with the model's tokenizer"
     if draft.position_count_max < longest:
         return f"which knows {draft.position_count_max} positions of {longest}: take --max-model-len {draft.position_count_max}"
@@ -50,7 +55,7 @@ def why_not(path: Path, draft: ModelConfig, target_path: Path, target: ModelConf
     return ""
 
 
-def _vocabulary(path: Path) -> Any:
+def vocabulary_of(path: Path) -> Any:
     """The numbers of a checkpoint's tokens; None without a tokenizer.json."""
     file = path / TOKENIZER
     if not file.is_file():

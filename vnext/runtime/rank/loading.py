@@ -24,6 +24,7 @@ from vnext.runtime.processes.determinism import describe_process
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
+from vnext.runtime.rank.eagle_head import load_eagle_head
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
@@ -62,7 +63,9 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
-    if settings.draft_path:
+    if settings.draft_method == "eagle3":
+        runner.head = load_eagle_head(settings, runner)
+    elif settings.draft_path:
         runner.draft = load_draft_model(settings, runner)
     return Rank(settings.rank, HostSteps(runner)), runner
 

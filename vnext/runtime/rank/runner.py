@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -16,6 +18,7 @@ from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.adapted import AdaptedForward
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.traffic import token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
@@ -30,8 +33,24 @@ from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.processes.determinism import Invariance, cpu_flags, gpu_invariance, has_strict_path, invariance
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.sampling.constraint import Vocabulary
-from vnext.sampling.inputs import is_plain
+from vnext.sampling.inputs import SamplingInputs, is_plain
 from vnext.sampling.sampling import sample
+
+
+class Head(Protocol):
+    """A draft head (eagle_head.py)."""
+
+    def block_bytes(self, block_size: int) -> int: ...
+
+    def make_cache(self, page_count: int, block_size: int) -> None: ...
+
+    def with_room(self, batch: ForwardBatch) -> ForwardBatch: ...
+
+    def keep(self, batch: ForwardBatch) -> None: ...
+
+    def run(self, rows: ForwardBatch, before: torch.Tensor, sampling: SamplingInputs | None) -> np.ndarray: ...
+
+    def step_seconds(self) -> float: ...
 
 
 class ModelRunner:
@@ -69,6 +88,7 @@ class ModelRunner:
         self._whole: WholeStep | None = None
         self._sums = PromptSums()
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
+        self.head: Head | None = None  # does, and reads hidden states of this model
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -82,8 +102,8 @@ class ModelRunner:
         )
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one page of the cache on this rank, the draft model's too."""
-        drafts = self.draft.block_bytes(block_size) if self.draft else 0
+        """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
+        drafts = sum(drafter.block_bytes(block_size) for drafter in (self.draft, self.head) if drafter)
         return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel) + drafts
 
     def token_bytes(self) -> int:
@@ -95,14 +115,15 @@ class ModelRunner:
         return Vocabulary(self.path, self.config.vocab_size, end_tokens)
 
     def make_cache(self, page_count: int, block_size: int) -> None:
-        """Allocate the cache and that of the draft model. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
+        """Allocate the cache and that of what drafts. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device.type == "cpu"
         self._kv = make_kv_cache(self.config, page_count, block_size, self.dtype, self.device, self.parallel, together)
         self._whole = (
             whole_step(self._family, self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )
-        if self.draft is not None:
-            self.draft.make_cache(page_count, block_size)
+        for drafter in (self.draft, self.head):
+            if drafter is not None:
+                drafter.make_cache(page_count, block_size)
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
@@ -114,6 +135,18 @@ class ModelRunner:
 
         The next step may overwrite the outputs.
         """
+        if self.head is None:
+            return self._run(inputs)
+        batch = self.head.with_room(inputs.forward)
+        outputs = self._run(inputs._replace(forward=batch))
+        self.head.keep(batch)
+        return outputs
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding [T, hidden]; every rank asks for the same."""
+        return embed(self._params.embedding, token_ids, self.parallel)
+
+    def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling
         if whole is None or inputs.prompts is not None:
             return self.run_by_parts(inputs)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
+from vnext.runtime.batch.draft_batch import DraftBatch
+from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
@@ -75,8 +78,9 @@ class HostSteps:
         config = state.config
         runner = self._runner
         vocabulary = runner.vocabulary(config.eos_token_ids)
-        draft_model = runner.draft if config.speculation else None
-        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary, draft_model)
+        models = ((HeadDrafts, runner.head), (DraftBatch, runner.draft)) if config.speculation else ()
+        drafts = next((partial(made_of, model) for made_of, model in models if model), None)
+        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary, drafts)
         self._runner.make_cache(config.page_count, config.block_size)
 
     def launch(self, state: State) -> None:
