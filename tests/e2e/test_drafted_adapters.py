@@ -41,7 +41,7 @@ def test_drafts_change_no_answer_of_an_adapter(
     undrafted: dict[int, list], adapters: list[LoRARequest], ranks: int, settings: dict[str, Any], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}, "log": "full", "log_dir": str(tmp_path)}
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "row_cost": 0}, "log": "full", "log_dir": str(tmp_path)}
     checks = {"check_laws": True, "digest_interval": 1}
     assert mixed(adapters, tensor_parallel_size=ranks, **drafts, **checks, **settings) == undrafted[ranks]
     (log,) = tmp_path.iterdir()

@@ -39,7 +39,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "two ranks": {"tensor_parallel_size": 2}, "two ranks, preempted": {"tensor_parallel_size": 2, "num_blocks_override": 60, "max_model_len": 512},
 }  # fmt: skip
 METHODS = {
-    "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}, "grammar": {"method": "grammar", "row_cost": 0},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "row_cost": 0},
+    "grammar": {"method": "grammar", "row_cost": 0},
     "suffix": {"method": "suffix", "num_speculative_tokens": 7, "row_cost": 0},
     "draft model": {"method": "draft_model", "model": str(DEMO_MODEL), "num_speculative_tokens": 3, "row_cost": 0},
     "liar": {"method": "ngram", "num_speculative_tokens": 3, "row_cost": 0},

@@ -24,8 +24,8 @@ CONSTRAINTS = (
     StructuredOutputsParams(json=SCHEMA), StructuredOutputsParams(regex=r"(abcdefgh|abcdzzzz)+ [0-9]{2,5} the end"),
     StructuredOutputsParams(choice=["the first answer", "the second answer"]),
 )  # fmt: skip
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
-SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "suffix_decoding_max_cached_requests": 9}
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 5, "row_cost": 0}  # a measured cost may forbid every draft
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 7, "suffix_decoding_max_cached_requests": 9, "row_cost": 0}
 
 
 def wishes() -> tuple[list[str], list[SamplingParams]]:
@@ -89,7 +89,7 @@ def test_a_request_may_forbid_its_drafts(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_grammar_s_forced_tokens_save_steps(undrafted: list[tuple[object, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answers(speculative_config={"method": "grammar", "num_speculative_tokens": 8}, log="full", log_dir=str(tmp_path)) == undrafted
+    assert answers(speculative_config={"method": "grammar", "num_speculative_tokens": 8, "row_cost": 0}, log="full", log_dir=str(tmp_path)) == undrafted
     (log,) = tmp_path.iterdir()
     assert main(["show", str(log), "--json"]) == 0
     counters = json.loads(capsys.readouterr().out)["state"]["counters"]
@@ -104,7 +104,7 @@ def test_drafts_of_two_ranks_change_no_answer(config: dict[str, object]) -> None
 
 @pytest.mark.parametrize("kept", [0, 100])
 def test_earlier_answers_are_drafted_if_they_are_kept(kept: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = SUFFIX | {"suffix_decoding_max_cached_requests": kept, "row_cost": 0}
+    config = SUFFIX | {"suffix_decoding_max_cached_requests": kept}
     asked = ["A quite ordinary question"], SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
     with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=config) as llm:
         first, second = (llm.generate(*asked, use_tqdm=False)[0].outputs[0].token_ids for _ in range(2))
@@ -151,7 +151,7 @@ def test_a_speculation_that_cannot_be_is_refused(config: object, sentence: str) 
 
 @pytest.mark.parametrize("given", [None, 7])
 def test_the_row_cost_is_measured_unless_it_is_given(given: int | None, tmp_path: Path) -> None:
-    config = SPECULATION | ({} if given is None else {"row_cost": given})
+    config = {"method": "ngram"} | ({} if given is None else {"row_cost": given})
     with LLM(threads=1, log="full", log_dir=str(tmp_path), speculative_config=config):
         pass
     (log,) = tmp_path.iterdir()

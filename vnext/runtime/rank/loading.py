@@ -84,12 +84,9 @@ def use_isa(isa: Isa) -> None:
     """Compute with this instruction set from now on. Raises SettingsError where there is none such."""
     if isa == "auto":
         return
-    wanted = native.Level[isa.upper()]
-    if not native.is_built():
-        raise SettingsError(f"--isa is {isa}, and the CPU kernels were not compiled here ({native.why_absent()}): leave it out")
     try:
-        native.set_level(wanted)
-    except ValueError as error:
+        native.set_level(native.Level[isa.upper()])
+    except (ValueError, RuntimeError) as error:
         raise SettingsError(f"--isa is {isa}: {error}") from error
 
 
