@@ -75,8 +75,16 @@ inline Lanes load_odd(const bf16 *p) {
 
 #elif defined(VNX_AVX2)
 
+/* Copied half by half: GCC keeps an array of structs that are copied whole in memory. */
 struct Lanes {
     __m256 a, b;
+    Lanes() = default;
+    Lanes(__m256 first, __m256 second) : a(first), b(second) {}
+    Lanes(const Lanes &x) : a(x.a), b(x.b) {}
+    Lanes &operator=(const Lanes &x) {
+        a = x.a, b = x.b;
+        return *this;
+    }
 };
 inline Lanes all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Lanes load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

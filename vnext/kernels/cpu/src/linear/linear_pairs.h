@@ -4,7 +4,6 @@
  */
 #pragma once
 
-#include "linear/linear_behind.h"
 #include "linear/linear_lanes.h"
 
 namespace vnx {
@@ -13,38 +12,31 @@ namespace {
 
 constexpr int PAIR_ROWS = 12;
 
-/* What the next panels' bytes are fetched from while this one is multiplied: so many lines at each step. */
-struct Ahead {
-    const char *from;
-    int lines;
-    Behind &behind;
-    void fetch() {
-        behind.fetch();
-        for (int i = 0; i < lines; ++i, from += 64)
-            _mm_prefetch(from, _MM_HINT_T1);
+/* One step of half a panel. */
+template <int R>
+inline void half_step(const bf16 *x, int64_t stride, const bf16 *weights, __m512 *sums) {
+    for (int pair = 0; pair < 16; ++pair) {
+        const __m512bh w = (__m512bh)_mm512_loadu_si512(weights + pair * 32);
+        UNROLLED for (int r = 0; r < R; ++r) {
+            int32_t bits;
+            memcpy(&bits, x + r * stride + 2 * pair, 4);
+            sums[r] = _mm512_dpbf16_ps(sums[r], w, (__m512bh)_mm512_set1_epi32(bits));
+        }
     }
-};
+}
 
 template <int R>
 void rows_pairs(const LinearCall &call, int64_t row, int64_t panel, const bf16 *weights, Ahead &ahead) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
-    const bf16 *x = static_cast<const bf16 *>(call.x) + row * call.x_stride;
+    const int64_t steps = (call.weight->in + STEP - 1) / STEP, stride = call.x_stride;
+    const bf16 *x = static_cast<const bf16 *>(call.x) + row * stride;
     __m512 first[R], second[R];
     for (int r = 0; r < R; ++r)
         first[r] = second[r] = _mm512_setzero_ps();
     for (int64_t step = 0; step < steps; ++step) {
+        const bf16 *at = weights + step * 1024;
         ahead.fetch();
-        for (int pair = 0; pair < 16; ++pair) {
-            const bf16 *at = weights + step * 1024 + pair * 32;
-            const __m512bh a = (__m512bh)_mm512_loadu_si512(at), b = (__m512bh)_mm512_loadu_si512(at + 512);
-            for (int r = 0; r < R; ++r) {
-                int32_t bits;
-                memcpy(&bits, x + r * call.x_stride + step * STEP + 2 * pair, 4);
-                const __m512bh value = (__m512bh)_mm512_set1_epi32(bits);
-                first[r] = _mm512_dpbf16_ps(first[r], a, value);
-                second[r] = _mm512_dpbf16_ps(second[r], b, value);
-            }
-        }
+        half_step<R>(x + step * STEP, stride, at, first);
+        half_step<R>(x + step * STEP, stride, at + 512, second);
     }
     for (int r = 0; r < R; ++r)
         finish_row(call, row + r, panel, {first[r]}, {second[r]});
@@ -60,11 +52,10 @@ constexpr PairRows PAIR_FORMS[PAIR_ROWS + 1] = {
 void linear_pairs(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
     const int64_t rows = row1 - row0, blocks = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
-    const int64_t lines = w.kind == BFLOAT16 ? 32 : 16;  // of one step
-    Behind behind(call, panel0, panel1, (panel1 - panel0) * blocks * ((w.in + STEP - 1) / STEP));
+    Ahead ahead(call, panel0, panel1, rows, blocks);
     for (int64_t panel = panel0; panel < panel1; ++panel) {
         const bf16 *weights = bf16_panel(w, panel);
-        Ahead ahead{panel_of(w, panel + 1), int((lines + blocks - 1) / blocks), behind};
+        ahead.begin(panel + 1);
         for (int64_t block = 0; block < blocks; ++block) {
             const int64_t row = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
             PAIR_FORMS[end - row](call, row, panel, weights, ahead);
