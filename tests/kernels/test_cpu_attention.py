@@ -42,10 +42,10 @@ def attend(
     starts = np.cumsum([0] + [stop - start for _, start, stop in ranges]).astype(np.int32)
     lengths = np.array([stop for _, _, stop in ranges], dtype=np.int32)
     query = torch.cat([sequences.query[index][start:stop] for index, start, stop in ranges])
-    _, kv_heads, block_size, head_dim = sequences.key_cache.shape
+    _, kv_heads, block_size, _ = sequences.key_cache.shape
     step = attention.plan(starts, lengths, torch.from_numpy(table), block_size, kv_heads, query.shape[1])
     found = attention.paged_attention(
-        query, sequences.key_cache, sequences.value_cache, step, head_dim**-0.5, *options
+        query, sequences.key_cache, sequences.value_cache, step, query.shape[2] ** -0.5, *options
     )
     return list(found.split([stop - start for _, start, stop in ranges]))
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vnext.kernels.mxint8 import head_dim_of
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
-"""What a cache may also be: its keys and values are kept divided by a scale each."""
+"""What a cache may also be: its keys and values are kept divided by a scale each. On the CPU it may be int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
 FORMS = ("plain", "int8", "wide", "fixed")
@@ -225,12 +227,13 @@ def check_experts(
 
 
 def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
-    """Both [page_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn.
+    """Both [page_count, kv_heads, block_size, D], contiguous, of one dtype: a float or float8_e4m3fn, or int8 with rows as
+    mxint8.py has them.
 
     On the CPU blocks may lie apart, each of them dense: other layers' may be between them.
     """
     apart = key_cache.device.type == "cpu" and key_cache.dim() == 4
-    expect("key_cache", key_cache, (None, None, None, None), (*FLOATS, FP8), contiguous=not apart)
+    expect("key_cache", key_cache, (None, None, None, None), (*FLOATS, FP8, torch.int8), contiguous=not apart)
     expect("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), contiguous=not apart)
     if apart and not have_dense_blocks(key_cache, value_cache):
         found = f"{key_cache.stride()} and {value_cache.stride()}"
@@ -274,7 +277,7 @@ def check_rotary_kv_write(
     expect_scales(key_cache, key_scale, value_scale)
     expect("qkv", qkv, (None, None), FLOATS)
     tokens, width = qkv.shape
-    _, kv_heads, _, head_dim = key_cache.shape
+    kv_heads, head_dim = key_cache.shape[1], head_dim_of(key_cache)
     if width % head_dim or (width // head_dim) % kv_heads or width // head_dim < 3 * kv_heads:
         raise ContractError(
             f"qkv is {width} wide, which is no query, key and value of {kv_heads} key-value heads of {head_dim}"
@@ -349,7 +352,8 @@ def check_paged_attention(
     """query [T, heads, D] with heads a multiple of kv_heads; metadata made for the same caches and the window."""
     check_caches(key_cache, value_cache)
     expect_scales(key_cache, key_scale, value_scale)
-    _, kv_heads, block_size, head_dim = key_cache.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    head_dim = head_dim_of(key_cache)
     expect("query", query, (None, None, head_dim), FLOATS)
     expect_together(query, key_cache=key_cache, value_cache=value_cache)
     if query.shape[1] % kv_heads:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels import mxint8
+
 PIECE_TOKENS = 128
 TILE_WIDTH = 16
 TILE_COUNT_MAX = 64
@@ -298,15 +300,15 @@ def walk(
 
 def gather(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """One piece of the cache as float32 [tiles * kv_heads, L, D], in memory of its own."""
-    page_count, kv_heads, block_size, head_dim = cache.shape
+    page_count, kv_heads, block_size, width = cache.shape
     piece_size = blocks_per_piece(block_size) * block_size
     kept = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache  # torch indexes bytes everywhere, fp8 not
     if cache.is_contiguous():
-        found = kept.view(page_count * kv_heads, block_size * head_dim).index_select(0, pages)
+        found = kept.view(page_count * kv_heads, block_size * width).index_select(0, pages)
     else:
         found = kept[pages // kv_heads, pages % kv_heads]
-    found = found.view(cache.dtype)
-    return found.view(-1, piece_size, head_dim).float()
+    found = found.view(cache.dtype).view(-1, piece_size, width)
+    return mxint8.unpack(found, mxint8.head_dim_of(cache)) if cache.dtype is torch.int8 else found.float()
 
 
 def apply_hidden(scores: torch.Tensor, values: torch.Tensor, hidden: Hidden, shape: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from vnext.kernels import forms
+from vnext.kernels import forms, mxint8
 from vnext.kernels.contracts import FP8
 
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
@@ -96,7 +96,7 @@ def rotary_kv_write(
     sine float32 [T, R / 2]: the first R channels of each head turn (None: none turn). Caches [page_count, kv_heads,
     block_size, D] give the number of heads; slots int64 [T] and scales as in `kv_write`.
     """
-    _, kv_heads, _, head_dim = key_cache.shape
+    kv_heads, head_dim = key_cache.shape[1], mxint8.head_dim_of(key_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     split = qkv.view(-1, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), dim=1)
     query, key, value = split
@@ -142,7 +142,7 @@ def kv_write(
     """Put key and value [T, kv_heads, D] at slots int64 [T] of both [page_count, kv_heads, block_size, D] caches.
 
     A slot is block * block_size + offset. In place; slots must be distinct. Caches of float8_e4m3fn keep keys and values
-    divided by the scales, what is then too large as their largest number.
+    divided by the scales, what is then too large as their largest number; caches of int8 keep them as mxint8.py has them.
     """
     block_size = key_cache.shape[2]
     blocks = torch.div(slots, block_size, rounding_mode="floor")
@@ -152,7 +152,7 @@ def kv_write(
             narrow = (given.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8)
             cache.view(torch.uint8)[blocks, :, offsets] = narrow.view(torch.uint8)
         else:
-            cache[blocks, :, offsets] = given.to(cache.dtype)
+            cache[blocks, :, offsets] = mxint8.pack(given) if cache.dtype is torch.int8 else given.to(cache.dtype)
 
 
 def embedding_rows(table: forms.Weight, ids: torch.Tensor, first: int) -> torch.Tensor:

@@ -92,7 +92,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("auto generate", "the server generates text", "leave it out", "--task", "--runner"),
             *_values("auto none", "the server generates text", "leave it out", "--convert"),
             *_values("auto slow", "the tokenizer is the model folder's tokenizer.json", "make one there", "--tokenizer-mode"),
-            *_values("auto", "the cache has the model's dtype", "see --dtype", "--kv-cache-dtype"),
             *_values("*", "a preempted request is computed again and never swapped", "", "--swap-space"),
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
             *_values("recompute", "a preempted request is computed again", "leave it out", "--preemption-mode"),

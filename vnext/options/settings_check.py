@@ -67,6 +67,7 @@ BOUNDS = {
 REMEDIES = {
     "generation_config": "; another file's values go into the model folder's generation_config.json",
     "quantization": "; a checkpoint that is quantised already is not read, so take the one in bfloat16",
+    "kv_cache_dtype": "; auto keeps keys and values in the dtype of the activations, int8 in half of it",
     "dtype": "; for weights of 8 bits see --quantization",
     "device": "; CUDA_VISIBLE_DEVICES chooses among several GPUs",
     "attention": "; our kernels serve every model, so leave it at auto",
@@ -174,6 +175,8 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
         )
+    if settings.kv_cache_dtype == "int8" and settings.device == "cuda":
+        raise SettingsError("kv_cache_dtype is int8, which is for the CPU, and device is cuda: leave one of the two out.")
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     if speculation_of(settings.speculative_config) and settings.device == "cuda":

@@ -15,6 +15,7 @@ from vnext.kernels.attention_backends import ATTENTION_BACKENDS
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8"]
+KvCacheDtype = Literal["auto", "int8"]
 Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc"]
@@ -31,7 +32,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. With `log_durable` each step waits for the
     disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long segments. With
     `log_required` an engine that cannot write its log ends.
-    `quantization` "int8" rounds the weights while loading and computes in bfloat16. `deterministic`: tokens do not depend on
+    `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
+    "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `generation_config` "none" ignores the checkpoint's generation_config.json.
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
@@ -57,6 +59,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device: DeviceName = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
+    kv_cache_dtype: KvCacheDtype = "auto"
     isa: Isa = "auto"
     deterministic: bool | None = None
     seed: int | None = None
@@ -157,6 +160,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft_path: str = ""
     isa: Isa = "auto"
     draft_method: str = ""
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 class SettingsError(Exception):

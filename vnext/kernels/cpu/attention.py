@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.cpu.native import KINDS, module
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, module
 
 
 class AttentionPlan(NamedTuple):
@@ -56,14 +56,14 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of query [T, heads, D], dense, to its rows' contexts in the paged caches -> [T, heads, D].
 
-    Caches [page_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16), D even and at most 256, both with
-    dense blocks at equal distances.
+    Caches [page_count, kv_heads, block_size, D] of the query's dtype (float32 or bfloat16) or of int8
+    (kernels/mxint8.py), D even and at most 256, both with dense blocks at equal distances.
     `window` > 0: a query sees its own key and the window - 1 before it. `softcap` > 0: scores are
     cap * tanh(score / cap). Tokens of no row give zeros.
     """
     result = torch.empty_like(query) if step.token_count == query.shape[0] else torch.zeros_like(query)
     module().attention(
         KINDS[query.dtype], step.handle, query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr(),
-        result.data_ptr(), query.shape[2], key_cache.stride(0), scale, window, softcap,
+        result.data_ptr(), query.shape[2], key_cache.stride(0), CACHE_KINDS[key_cache.dtype], scale, window, softcap,
     )  # fmt: skip
     return result

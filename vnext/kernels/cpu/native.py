@@ -44,6 +44,8 @@ _native = load(NAME, {member.name: member for enum in (Level, Kind) for member i
 
 KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
 """What activations may be."""
+CACHE_KINDS = KINDS | {torch.int8: Kind.INT8}
+"""What caches may be: of the activations' dtype, or int8."""
 
 
 def is_built() -> bool:

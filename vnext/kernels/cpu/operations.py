@@ -16,6 +16,7 @@ from vnext.kernels import contracts, paged_attention as plain_attention, product
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES, PackedLinear
 from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin import ThinParts
 
 HEAD_DIM_MAX = 256
@@ -171,11 +172,6 @@ def _norms_by(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return x.dtype in PACKED_TYPES and (weight.dtype is x.dtype or weight.dtype is torch.float32)
 
 
-def _alike(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Both of one dtype that the kernels know."""
-    return x.dtype is weight.dtype and x.dtype in PACKED_TYPES
-
-
 def rotary_kv_write(
     qkv: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -191,16 +187,22 @@ def rotary_kv_write(
 ) -> torch.Tensor:
     """As references.rotary_kv_write; caches of another dtype are the reference's."""
     arguments = (qkv, q_norm, k_norm, eps, cosine, sine, key_cache, value_cache, slots)
-    tokens, (_, kv_heads, _, head_dim) = slots.shape[0], key_cache.shape
+    tokens, kv_heads, head_dim = slots.shape[0], key_cache.shape[1], head_dim_of(key_cache)
     heads, rest = divmod(qkv.shape[-1], head_dim)
     fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
     fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
-    caches = _alike(qkv, key_cache) and key_cache.shape == value_cache.shape and value_cache.dtype is qkv.dtype
+    caches = _suit_caches(qkv, key_cache, value_cache) and key_cache.shape == value_cache.shape
     caches = caches and contracts.have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
     if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv, head_dim, eps):
         return rows.rotary_kv_write(*arguments)
     contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
     return references.rotary_kv_write(*arguments, key_scale, value_scale)
+
+
+def _suit_caches(x: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
+    """Caches of one dtype that the kernels take beside x: of its own, or int8."""
+    kinds = key_cache.dtype is x.dtype or (key_cache.dtype is torch.int8 and head_dim_of(key_cache) <= HEAD_DIM_MAX)
+    return kinds and value_cache.dtype is key_cache.dtype and x.dtype in PACKED_TYPES
 
 
 def _turns(cosine: torch.Tensor | None, sine: torch.Tensor | None, tokens: int, head_dim: int) -> bool:
@@ -281,10 +283,11 @@ def paged_attention(
 ) -> torch.Tensor:
     """As paged_attention.paged_attention; other dtypes and head sizes are the reference's."""
     wanted = (metadata.kv_head_count, metadata.block_size, query.shape[-1])
-    fits = key_cache.shape[1:] == wanted and value_cache.shape == key_cache.shape and query.is_contiguous()
+    fits = (*key_cache.shape[1:3], head_dim_of(key_cache)) == wanted
+    fits = fits and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
     sized = sized and key_scale == value_scale == 1.0 and contracts.have_dense_blocks(key_cache, value_cache)
-    if fits and sized and _alike(query, key_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
+    if fits and sized and _suit_caches(query, key_cache, value_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
         plan = metadata.kernel(query.shape[1])
         return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)
     arguments = (scale, window, softcap, key_scale, value_scale)

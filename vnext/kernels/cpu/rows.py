@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from vnext.kernels.cpu.linear import GATES
-from vnext.kernels.cpu.native import KINDS, Kind, module
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind, module
+from vnext.kernels.mxint8 import head_dim_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> torch.Tensor:
@@ -70,10 +71,11 @@ def rotary_kv_write(
 
     Norm weights [D], both of one dtype, or None; cosine and sine float32 [T, D / 2], dense (narrower: only so much of
     a head turns; None: no turn). Halves form pairs. Key and value go to slots int64 [T] of caches [page_count,
-    kv_heads, block_size, D] of the same dtype, both with dense blocks at equal distances, in place; slots must be
-    distinct.
+    kv_heads, block_size, D] of the same dtype or of int8 (kernels/mxint8.py), both with dense blocks at equal distances,
+    in place; slots must be distinct.
     """
-    _, kv_heads, block_size, head_dim = key_cache.shape
+    _, kv_heads, block_size, _ = key_cache.shape
+    head_dim = head_dim_of(key_cache)
     tokens = joined.shape[0]
     heads = joined.shape[1] // head_dim - 2 * kv_heads
     query = torch.empty((tokens, heads, head_dim), dtype=joined.dtype)
@@ -81,8 +83,7 @@ def rotary_kv_write(
         kind_of(joined, query_norm), joined.data_ptr(), joined.stride(0), tokens, address(query_norm), address(key_norm),
         weight_offset, eps, address(cosine), address(sine), 0 if cosine is None else 2 * cosine.shape[1],
         key_cache.data_ptr(), value_cache.data_ptr(), slots.data_ptr(), heads, kv_heads, head_dim, block_size,
-        key_cache.stride(0),
-        query.data_ptr(),
+        key_cache.stride(0), CACHE_KINDS[key_cache.dtype], query.data_ptr(),
     )  # fmt: skip
     return query
 

@@ -13,17 +13,18 @@ import torch
 
 from vnext.kernels.cpu.attention import AttentionPlan
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, agree_on_struct, module
 from vnext.kernels.cpu.rows import address
 
 
 class Caches(NamedTuple):
     """Addresses int64 [2 * layers] of each layer's keys and values [page_count, kv_heads, block_size, head_dim], their blocks
-    dense and `block_stride` elements apart."""
+    dense and `block_stride` elements of `dtype` apart."""
 
     places: np.ndarray
     block_stride: int
     head_dim: int
+    dtype: torch.dtype
 
 
 class StackLayer(NamedTuple):
@@ -107,7 +108,8 @@ def run(
     found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
-        KINDS[residual.dtype], stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
+        KINDS[residual.dtype], CACHE_KINDS[caches.dtype],
+        stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
         address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),

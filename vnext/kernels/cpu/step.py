@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import KINDS, agree_on_struct, module
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, AuxStates, Caches, Stack, aux_numbers
 from vnext.kernels.thin import StackParts
@@ -81,6 +81,7 @@ def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
     eps, scale, cap = np.array([model.eps, model.scale, model.softcap]).view(np.int64)
     fields = {
         "kind": KINDS[stack.dtype],
+        "cache_kind": CACHE_KINDS[caches.dtype],
         "layers": stack.table.ctypes.data,
         "caches": caches.places.ctypes.data,
         "layer_count": len(stack.layers),

@@ -13,6 +13,7 @@ import torch
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
+from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
@@ -46,10 +47,10 @@ def run(
     if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous():
         return None
     caches = caches_of(stack, norm, kv)
-    _, kv_heads, block_size, head_dim = kv[0][0].shape
+    _, kv_heads, block_size, _ = kv[0][0].shape
     if caches is None or (kv_heads, block_size) != (step.metadata.kv_head_count, step.metadata.block_size):
         return None
-    plan, config = step.metadata.kernel(stack.joined // head_dim - 2 * kv_heads), step.config
+    plan, config = step.metadata.kernel(stack.joined // caches.head_dim - 2 * kv_heads), step.config
     if plan.token_count != residual.shape[0]:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
@@ -62,13 +63,13 @@ def run(
 def caches_of(stack: Stack, norm: torch.Tensor, kv: KvCache) -> Caches | None:
     """The cache as the kernels see it beside these layers and the norm behind them; None where they do not take it."""
     keys = kv[0][0]
-    _, kv_heads, _, head_dim = keys.shape
-    if keys.dtype is not stack.dtype or norm.dtype is not stack.dtype or head_dim > HEAD_DIM_MAX or head_dim % 2:
+    kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
+    if keys.dtype not in (stack.dtype, torch.int8) or norm.dtype is not stack.dtype or head_dim > HEAD_DIM_MAX or head_dim % 2:
         return None
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
     if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
         return None
-    return Caches(places, keys.stride(0), head_dim)
+    return Caches(places, keys.stride(0), head_dim, keys.dtype)
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:

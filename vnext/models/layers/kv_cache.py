@@ -17,7 +17,9 @@ import torch
 
 from vnext.kernels.contracts import have_dense_blocks
 from vnext.kernels.cpu.memory import huge
+from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
+from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, local_kv_heads
 
 KvCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -79,13 +81,14 @@ def make_kv_cache(
     parallel: Parallel,
     together: bool = False,
 ) -> KvCache:
-    """An empty cache, zeroed: a (key, value) pair for each layer. On the CPU a page takes memory when it is first used.
+    """An empty cache of `dtype` (the activations', or int8: kernels/mxint8.py), zeroed: a (key, value) pair for each
+    layer. On the CPU a page takes memory when it is first used.
 
     `together`: a page's layers are one run of memory, [page_count, layers, 2, ...], so that few pages take few huge pages;
     else each tensor is. What computes on the CPU takes both forms, with the same bits.
     """
     groups = kv_groups(config)
-    shape = (local_kv_heads(config, parallel.world_size), block_size, config.head_dim)
+    shape = (local_kv_heads(config, parallel.world_size), block_size, row_width(config, dtype))
 
     def zeros(*sizes: int) -> torch.Tensor:
         if torch.device(device).type != "cpu":
@@ -101,7 +104,21 @@ def make_kv_cache(
     return KvPairs(layers) if torch.device(device).type == "cpu" else layers  # compilers want a plain tuple
 
 
+def cache_dtype(name: str, dtype: torch.dtype, device: str) -> torch.dtype:
+    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`. Raises ModelError on a GPU."""
+    if name == "auto":
+        return dtype
+    if device != "cpu":
+        raise ModelError(f"--kv-cache-dtype is {name}, which is for the CPU, and the device is {device}: leave it out")
+    return torch.int8
+
+
+def row_width(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Elements of a token's key, or value, of one head in a cache of `dtype`."""
+    return packed_width(config.head_dim) if dtype is torch.int8 else config.head_dim
+
+
 def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:
     """Bytes of one page on one rank, over all layers of a group, keys and values."""
-    per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * config.head_dim * dtype.itemsize
+    per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * row_width(config, dtype) * dtype.itemsize
     return per_layer * kv_groups(config).page_layers

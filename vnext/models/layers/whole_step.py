@@ -98,7 +98,8 @@ def whole_step(
     caches = fused.caches_of(params.stack, params.norm, kv)
     if caches is None:
         return None
-    _, kv_heads, block_size, head_dim = kv[0][0].shape
+    _, kv_heads, block_size, _ = kv[0][0].shape
+    head_dim = caches.head_dim
     model = kernel.StepModel(
         stack=params.stack,
         caches=caches,

@@ -20,9 +20,11 @@ from vnext.replay.rerun.numerics import prepare
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8")
-OTHERWISE = {"dtype": "dtype", "quantization": "quantization", "kernels": "kernels", "deterministic": "deterministic"} | {
-    "tp": "ranks"
-}
+CACHES = ("auto", "int8")
+OTHERWISE = {
+    "dtype": "dtype", "quantization": "quantization", "kv-cache-dtype": "kv_cache_dtype", "kernels": "kernels",
+    "deterministic": "deterministic", "tp": "ranks",
+}  # fmt: skip
 """Options that change the run, and what they change."""
 
 
@@ -51,6 +53,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--any-model", action="store_true", help="allow a model whose weights are not those of the log")
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
+    parser.add_argument("--kv-cache-dtype", choices=CACHES, help="data type of keys and values")
     parser.add_argument("--kernels", metavar="NAME", help="kernels: torch, portable, avx2, avx512, avx512_bf16 or amx")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as in vnext serve")
     parser.add_argument("--tp", metavar="N", type=int, dest="ranks", help="number of ranks that share each layer (run in turns)")
@@ -84,7 +87,7 @@ def _chosen(arguments: argparse.Namespace) -> ModelChoice:
     for name in ("ranks", "threads"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise UnusableLog(f"--{'tp' if name == 'ranks' else name} {getattr(arguments, name)}: it must be at least 1")
-    names = ("dtype", "quantization", "kernels", "deterministic", "ranks", "threads")
+    names = ("dtype", "quantization", "kv_cache_dtype", "kernels", "deterministic", "ranks", "threads")
     prepare(arguments.threads or 0, arguments.deterministic is not False)
     return ModelChoice(
         model=arguments.model, any_model=arguments.any_model, changes={name: getattr(arguments, name) for name in names}

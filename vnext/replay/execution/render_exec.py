@@ -36,7 +36,8 @@ def numbers(numerics: dict[str, object]) -> str:
     """How numbers are stored, multiplied and shared, in words."""
     ranks, threads = numerics["ranks"], numerics["threads"]
     form = [] if numerics["quantization"] == "none" else [numerics["quantization"]]
-    words = [numerics["dtype"], *form, numerics["kernels"], counted(threads, "thread")]
+    cache = [] if numerics["kv_cache_dtype"] == "auto" else [f"a cache of {numerics['kv_cache_dtype']}"]
+    words = [numerics["dtype"], *form, *cache, numerics["kernels"], counted(threads, "thread")]
     return ", ".join(map(str, [*words, *([counted(ranks, "rank")] if ranks > 1 else [])]))
 
 

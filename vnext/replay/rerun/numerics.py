@@ -17,7 +17,7 @@ TORCH = "torch"
 """The name of plain torch among kernels."""
 PLAIN = "plain torch"
 """The name of plain torch in a log."""
-COMPARED = ("dtype", "quantization", "kernels", "batch_invariant", "torch", "cpu_capability", "machine")
+COMPARED = ("dtype", "quantization", "kv_cache_dtype", "kernels", "batch_invariant", "torch", "cpu_capability", "machine")
 """Entries of the environment that may affect bits."""
 
 
@@ -35,6 +35,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
     dtype: str = "auto"
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     kernels: str = ""
     deterministic: bool | None = None
     ranks: int = 1
@@ -43,7 +44,9 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """The numerics in words."""
-        parts = [self.dtype, *([self.quantization] if self.quantization != "none" else []), self.kernels or "best kernels"]
+        weights = [self.quantization] if self.quantization != "none" else []
+        cache = [f"a cache of {self.kv_cache_dtype}"] if self.kv_cache_dtype != "auto" else []
+        parts = [self.dtype, *weights, *cache, self.kernels or "best kernels"]
         return ", ".join([*parts, *([f"{self.ranks} ranks"] if self.ranks > 1 else [])])
 
 
@@ -63,6 +66,7 @@ def recorded_numerics(environment: Mapping[str, str], ranks: int, model_length: 
     return Numerics(
         dtype=environment.get("dtype", "auto"),
         quantization=environment.get("quantization", "none"),
+        kv_cache_dtype=environment.get("kv_cache_dtype", "auto"),
         kernels=TORCH if kernels == PLAIN else kernels.lower(),
         deterministic=asked,
         ranks=ranks,

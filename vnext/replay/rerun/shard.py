@@ -18,7 +18,7 @@ from vnext.kernels.table import Operations, operations, plain_operations, substi
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.kv_cache import KvCache, make_kv_cache
+from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.adapter import Base, Target
 from vnext.models.loading.weights import choose_dtype, load_params
@@ -36,6 +36,7 @@ class Shard:
         self.parallel = parallel
         self.family = family(self.config.architecture)
         self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)
+        self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype, "cpu")
         if numerics.quantization not in ("none", "int8"):
             raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
         if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:
@@ -54,7 +55,7 @@ class Shard:
 
     def cache(self, pages: int, block_size: int) -> KvCache:
         """An empty cache. Raises MemoryError or OSError if there is not enough memory."""
-        return make_kv_cache(self.config, pages, block_size, self.dtype, "cpu", self.parallel)
+        return make_kv_cache(self.config, pages, block_size, self.kv_dtype, "cpu", self.parallel)
 
     def logits(self, batch: ForwardBatch, cache: KvCache, params: Any = None) -> torch.Tensor | None:
         """Run one step: writes keys and values to the cache; returns float32 [S, V] of the sampled rows, None if there

@@ -158,6 +158,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             model_path=settings.model_path,
             dtype=engine.dtype,
             quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache_dtype,
             max_model_len=engine.max_model_len,
             deterministic=engine.deterministic,
             device=engine.device,

@@ -76,7 +76,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
-        settings.max_lora_rank,
+        settings.max_lora_rank, settings.kv_cache_dtype,
     )  # fmt: skip
 
 
@@ -123,6 +123,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     kernels = backend_for(runner.device.type).describe()
     dtype = str(runner.dtype).removeprefix("torch.")
     numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    if settings.kv_cache_dtype != "auto":
+        numbers["kv_cache_dtype"] = settings.kv_cache_dtype
     if runner.device.type == "cpu":
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes())}
     return numbers | {"batch_invariant": str(runner.invariance)}

@@ -17,7 +17,7 @@ from vnext.kernels.cpu.operations import serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.adapted import AdaptedForward
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.kv_cache import KvCache, cache_dtype, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.layers import embed
 from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.traffic import token_bytes
@@ -67,6 +67,7 @@ class ModelRunner:
         deterministic: bool | None = None,
         config: ModelConfig | None = None,
         max_lora_rank: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters. Raises ModelError, and SettingsError where
         `deterministic` is impossible."""
@@ -74,6 +75,7 @@ class ModelRunner:
         self.config = config or load_config(path)
         self.device = torch.device(device)
         self.dtype = choose_dtype(dtype, self.config, quantization, self.device.type)
+        self.kv_dtype = cache_dtype(kv_cache_dtype, self.dtype, self.device.type)
         self.parallel = parallel
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
@@ -104,7 +106,7 @@ class ModelRunner:
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
         drafts = sum(drafter.block_bytes(block_size) for drafter in (self.draft, self.head) if drafter)
-        return kv_bytes_per_page(self.config, block_size, self.dtype, self.parallel) + drafts
+        return kv_bytes_per_page(self.config, block_size, self.kv_dtype, self.parallel) + drafts
 
     def token_bytes(self) -> int:
         """Bytes of weights that this rank reads for a decoded token."""
@@ -117,7 +119,7 @@ class ModelRunner:
     def make_cache(self, page_count: int, block_size: int) -> None:
         """Allocate the cache and that of what drafts. Raises MemoryError (RuntimeError on CUDA) if memory does not suffice."""
         together = self.device.type == "cpu"
-        self._kv = make_kv_cache(self.config, page_count, block_size, self.dtype, self.device, self.parallel, together)
+        self._kv = make_kv_cache(self.config, page_count, block_size, self.kv_dtype, self.device, self.parallel, together)
         self._whole = (
             whole_step(self._family, self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )

@@ -17,6 +17,11 @@ enum Gate : int { NO_GATE, SILU, GELU_TANH };
 constexpr int PANEL = 32;      // output columns of a packed panel, two halves of 16
 constexpr int STEP = 32;       // inputs of one step over K in bfloat16 and int8 panels
 constexpr int ALIGNMENT = 64;  // bytes
+constexpr int HEAD_MAX = 256;  // head_dim at most, as operations.py has it
+constexpr int CODES_A_SCALE = 32;
+
+/* A head's number of bytes in a cache of kind INT8: a code for each number, then an exponent for each CODES_A_SCALE of them. */
+constexpr int64_t coded_bytes(int64_t head_dim) { return head_dim + (head_dim + CODES_A_SCALE - 1) / CODES_A_SCALE; }
 
 /* A struct whose fields Python writes as 64-bit numbers is made from a list of them, STRUCT(X): module.cpp tells Python their places. */
 #define VNX_FIELD(type, name) type name;
@@ -91,16 +96,18 @@ struct RotaryCall {
     void *key_cache, *value_cache, *query;
     int64_t joined_stride, heads, kv_heads, head_dim, rotated_dim, block_size, block_stride;
     float eps, weight_offset;
+    int cache_kind;
 };
 
-/* One step's attention. Caches [block_count, kv_heads, block_size, head_dim], each block dense and `block_stride`
-   elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
+/* One step's attention. Caches [block_count, kv_heads, block_size, head_dim] of the queries' kind, or of INT8 with coded_bytes in
+   place of head_dim, each block dense and `block_stride` elements behind the one before, as in RotaryCall; query and result [tokens, heads, head_dim]. `padded_dim` is head_dim
    in whole steps of 32. `cap` 0: none. `window` 0: none, else a query sees its last `window` keys. */
 struct AttentionCall {
     const void *query, *key_cache, *value_cache;
     void *result;
     int64_t heads, kv_heads, head_dim, block_size, block_stride, padded_dim, window;
     float scale, cap;
+    int cache_kind;
 };
 
 constexpr int SPLIT_KEYS = 256;  // a context is cut at multiples of this: partial results are joined in order
@@ -158,6 +165,8 @@ struct Kernels {
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    /* Neighbouring heads of a cache of kind INT8 as dense rows [count][head_dim] of `kind`. */
+    void (*widen_codes)(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to);
     void (*thin)(int kind, const ThinCall &, const ThinPart &, int64_t first, int64_t last);
     /* Logits become minus infinity where their bit is 0, the lowest bit of the first word first. */
     void (*keep_allowed)(float *logits, int64_t count, const uint32_t *words);

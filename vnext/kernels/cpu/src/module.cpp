@@ -119,10 +119,10 @@ void do_thin(int kind, const void *x, int64_t x_stride, int64_t in, void *produc
 void do_rotary(int kind, const void *joined, int64_t joined_stride, int64_t tokens, const void *query_norm,
                const void *key_norm, float offset, float eps, const float *cosine, const float *sine,
                int64_t rotated_dim, void *key_cache, void *value_cache, const int64_t *slots, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t block_stride, void *query) {
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t block_stride, int cache_kind, void *query) {
     rotary_kv_write(kind, tokens,
                     {joined, query_norm, key_norm, cosine, sine, slots, key_cache, value_cache, query, joined_stride,
-                     heads, kv_heads, head_dim, rotated_dim, block_size, block_stride, eps, offset});
+                     heads, kv_heads, head_dim, rotated_dim, block_size, block_stride, eps, offset, cache_kind});
 }
 
 constexpr int64_t LONG_SAMPLING = int64_t(1) << 22;  // logits
@@ -148,8 +148,8 @@ PyObject *do_plan(const int64_t *query_starts, const int64_t *context_lengths, c
 }
 
 void do_attention(int kind, const AttentionPlan *plan, const void *query, const void *key_cache,
-                  const void *value_cache, void *result, int64_t head_dim, int64_t block_stride, float scale,
-                  int64_t window, float cap) {
+                  const void *value_cache, void *result, int64_t head_dim, int64_t block_stride, int cache_kind,
+                  float scale, int64_t window, float cap) {
     AttentionCall call{};
     call.query = query;
     call.key_cache = key_cache;
@@ -160,6 +160,7 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     call.scale = scale;
     call.window = window;
     call.cap = cap;
+    call.cache_kind = cache_kind;
     int64_t work = 0;
     for (const AttentionRow &row : plan->rows)
         work += int64_t(row.query_count) * row.context;
@@ -167,13 +168,13 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     run_attention(kind, *plan, call);
 }
 
-void do_stack(int kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
+void do_stack(int kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
               const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
               const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
               const int64_t *aux_layers, int64_t aux_count, void *aux) {
     const WithoutLock apart(true);
-    run_stack({kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
+    run_stack({kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
                sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}});
 }
@@ -212,7 +213,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
              "rotated_dim, "
-             "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, query)"),
+             "key_cache, value_cache, slots, heads, kv_heads, head_dim, block_size, block_stride, cache_kind, query)"),
     VNX_ENTRY("gather_rows", gather_rows, "gather_rows(table, row_bytes, table_rows, ids, count, first, result)"),
     VNX_ENTRY("sample_rows", do_sample,
              "sample_rows(logits, stride, rows, vocabulary, columns, tokens)"),
@@ -221,9 +222,9 @@ PyMethodDef methods[] = {
              "plan_attention(query_starts, context_lengths, table, table_stride, rows, heads, kv_heads, block_size) -> "
              "plan"),
     VNX_ENTRY("attention", do_attention,
-             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, scale, window, cap)"),
+             "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, cache_kind, scale, window, cap)"),
     VNX_ENTRY("run_stack", do_stack,
-             "run_stack(kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
+             "run_stack(kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),

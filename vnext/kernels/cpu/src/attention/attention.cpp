@@ -110,9 +110,36 @@ Split split_of(const Run &run, const AttentionItem &item, int64_t kv_head, int64
     return {run.plan.blocks.data() + row.blocks_at, kv_head, int32_t(split * SPLIT_KEYS), int32_t(last)};
 }
 
+/* What the lanes see of a split of codes, as a cache of one block in the calling thread's scratch. */
+AttentionCall widened(const Run &run, const LaneSet &lanes, const Split &split, int32_t *blocks) {
+    AttentionCall call = run.call;
+    const int64_t row_bytes = call.head_dim * (run.kind == FLOAT32 ? 4 : 2), width = coded_bytes(call.head_dim);
+    char *memory = static_cast<char *>(scratch(SLOT_CODES, size_t(2 * SPLIT_KEYS * row_bytes)));
+    const int64_t first = std::max(split.first_key, *std::min_element(lanes.low, lanes.low + lanes.count));
+    const int64_t last = std::min(split.last_key, *std::max_element(lanes.high, lanes.high + lanes.count));
+    for (int64_t key = first; key < last;) {
+        const int64_t count = std::min(last - key, call.block_size - key % call.block_size);
+        const int64_t from = split.blocks[key / call.block_size] * call.block_stride +
+                             (split.kv_head * call.block_size + key % call.block_size) * width;
+        char *to = memory + (key - split.first_key) * row_bytes;
+        const auto *keys = static_cast<const int8_t *>(call.key_cache), *values = static_cast<const int8_t *>(call.value_cache);
+        kernels().widen_codes(run.kind, keys + from, call.head_dim, count, to);
+        kernels().widen_codes(run.kind, values + from, call.head_dim, count, to + SPLIT_KEYS * row_bytes);
+        key += count;
+    }
+    blocks[split.first_key / SPLIT_KEYS] = 0;
+    call.key_cache = memory;
+    call.value_cache = memory + SPLIT_KEYS * row_bytes;
+    call.block_size = SPLIT_KEYS;
+    return call;
+}
+
 void attend(const Run &run, const LaneSet &lanes, const Split &split, const Split *next, const SplitState &state) {
     const auto function = run.kind == FLOAT32 ? kernels().attend_f32 : kernels().attend_bf16;
-    function(run.call, lanes, split, next, state);
+    if (run.call.cache_kind != INT8) return function(run.call, lanes, split, next, state);
+    thread_local std::vector<int32_t> blocks;
+    blocks.resize(std::max(blocks.size(), size_t(split.first_key / SPLIT_KEYS + 1)));
+    function(widened(run, lanes, split, blocks.data()), lanes, {blocks.data(), 0, split.first_key, split.last_key}, nullptr, state);
 }
 
 void clear(const SplitState &state, int64_t count, int64_t width) {

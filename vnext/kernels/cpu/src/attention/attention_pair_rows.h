@@ -9,7 +9,6 @@ namespace VNX_LEVEL {
 namespace {
 
 constexpr int PAIRS_A_PIECE = PIECE_KEYS / 2;
-constexpr int64_t ROW_MAX = 256;  // head_dim at most, as operations.py has it
 
 /* Where the rows of a piece are in the caches; rows of zeros in place of keys that are not to be read. */
 struct PieceOfRows {
@@ -31,7 +30,7 @@ inline KeyGroups groups_of(int64_t piece, int64_t low, int64_t high) {
 /* Of the piece at `piece`, the keys that are in [low, high). */
 inline void find_piece(const AttentionCall &call, const Split &split, int64_t piece, int64_t low, int64_t high,
                        PieceOfRows &rows) {
-    alignas(64) static const bf16 nothing[ROW_MAX] = {};
+    alignas(64) static const bf16 nothing[HEAD_MAX] = {};
     const int64_t first = low < piece ? piece : low, last = high < piece + PIECE_KEYS ? high : piece + PIECE_KEYS;
     for (int i = 0; i < PIECE_KEYS; ++i)
         if (piece + i < first || piece + i >= last) rows.key[i] = rows.value[i] = nothing;

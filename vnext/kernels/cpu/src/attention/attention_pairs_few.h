@@ -180,7 +180,7 @@ void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Spl
                       const SplitState &state) {
     static constexpr WalkFew walk[FEW_PAIR_LANES + 1] = {nullptr, walk_few_pairs<1>, walk_few_pairs<2>, walk_few_pairs<3>,
                                                          walk_few_pairs<4>};
-    alignas(64) uint32_t query[FEW_PAIR_LANES * ROW_MAX / 2];
+    alignas(64) uint32_t query[FEW_PAIR_LANES * HEAD_MAX / 2];
     FewPairs few;
     few.query = query;
     few.total = state.total;

@@ -4,7 +4,7 @@
    weight). */
 #pragma once
 
-#include "isa/lanes.h"
+#include "rows/codes_lanes.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
@@ -115,17 +115,25 @@ inline void place_head(const RotaryCall &call, const void *norm_weight, const T 
 
 template <typename T, typename W>
 inline void rotary_rows(const RotaryCall &call, int64_t first, int64_t last) {
-    const int64_t size = call.head_dim;
+    const bool is_coded = call.cache_kind == INT8;
+    const int64_t size = call.head_dim, width = is_coded ? coded_bytes(size) : size;
+    alignas(64) T turned[HEAD_MAX];
     for (int64_t token = first; token < last; ++token) {
         const T *joined = static_cast<const T *>(call.joined) + token * call.joined_stride;
         T *query = static_cast<T *>(call.query) + token * call.heads * size;
         for (int64_t head = 0; head < call.heads; ++head)
             place_head<T, W>(call, call.query_norm, joined + head * size, query + head * size, token);
         const int64_t slot = call.slots[token];
-        const int64_t at = slot / call.block_size * call.block_stride + slot % call.block_size * size;
+        const int64_t at = slot / call.block_size * call.block_stride + slot % call.block_size * width;
         const T *keys = joined + call.heads * size, *values = keys + call.kv_heads * size;
         for (int64_t head = 0; head < call.kv_heads; ++head) {
-            const int64_t place = at + head * call.block_size * size;
+            const int64_t place = at + head * call.block_size * width;
+            if (is_coded) {
+                place_head<T, W>(call, call.key_norm, keys + head * size, turned, token);
+                pack_codes(turned, size, static_cast<int8_t *>(call.key_cache) + place);
+                pack_codes(values + head * size, size, static_cast<int8_t *>(call.value_cache) + place);
+                continue;
+            }
             place_head<T, W>(call, call.key_norm, keys + head * size, static_cast<T *>(call.key_cache) + place, token);
             memcpy(static_cast<T *>(call.value_cache) + place, values + head * size, size_t(size) * sizeof(T));
         }

@@ -79,7 +79,8 @@ struct Layer {
         rotary_kv_write(call.kind, call.tokens,
                         {space.joined_or_wide, weights.query_norm, weights.key_norm, call.cosine, call.sine, call.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
-                         call.head_dim, call.rotated_dim, plan.block_size, call.block_stride, call.eps, 0});
+                         call.head_dim, call.rotated_dim, plan.block_size, call.block_stride, call.eps, 0,
+                         call.cache_kind});
         AttentionCall attention{};
         attention.query = space.query_or_mixed;
         attention.key_cache = cache.keys;
@@ -90,6 +91,7 @@ struct Layer {
         attention.window = weights.window;
         attention.scale = call.scale;
         attention.cap = call.cap;
+        attention.cache_kind = call.cache_kind;
         run_attention(call.kind, plan, attention);
     }
 

@@ -39,7 +39,7 @@ struct AuxStates {
    cosine and sine as in RotaryCall. All arrays are of one `kind`. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. */
 struct StackCall {
-    int kind;
+    int kind, cache_kind;
     const StackLayer *layers;
     const StackCache *caches;
     int64_t layer_count, block_stride;

@@ -73,7 +73,7 @@ bool run_step(const StepModel &model, const StepArrays &step) {
     const int64_t angle_bytes = model.rotated_dim * 2;
     gather_rows(model.cosine, angle_bytes, model.angle_rows, step.positions, step.tokens, 0, space.cosine);
     gather_rows(model.sine, angle_bytes, model.angle_rows, step.positions, step.tokens, 0, space.sine);
-    run_stack({int(model.kind), model.layers, model.caches, model.layer_count, model.block_stride, model.last_norm,
+    run_stack({int(model.kind), int(model.cache_kind), model.layers, model.caches, model.layer_count, model.block_stride, model.last_norm,
                attention.get(), step.tokens, model.hidden, model.head_dim, model.rotated_dim, float(model.eps),
                float(model.scale), float(model.cap), space.cosine, space.sine, step.slots, step.sample_at, step.samples,
                step.parts, step.part_starts, space.residual, space.hidden,

@@ -13,7 +13,7 @@ namespace vnx {
    rows of `hidden` elements of `kind`. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on.
    `layers`, `caches` and the rest as in StackCall. */
 #define VNX_STEP_MODEL(X)                                                                                            \
-    X(int64_t, kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
+    X(int64_t, kind) X(int64_t, cache_kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
     X(int64_t, block_stride) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, block_size) X(int64_t, head_dim)      \
     X(int64_t, hidden) X(const void *, last_norm) X(const void *, embedding) X(int64_t, embedding_is_packed)         \
     X(int64_t, embedding_rows) X(const Packed *, head) X(int64_t, vocabulary) X(int64_t, rotated_dim)                \

@@ -1,0 +1,107 @@
+/* Rows of 8-bit numbers that share a power of two in blocks of 32: MXINT8 of the Open Compute Project's Microscaling Formats
+   (MX) v1.0. See coded_bytes in kernels.h.
+
+   A number is code * 2^(exponent - 127 - 6). It has 7 bits and a sign, so it is exact in bfloat16 and float32: what reads a row
+   computes with the same numbers at every level. */
+#pragma once
+
+#include "isa/lanes.h"
+
+namespace vnx {
+namespace VNX_LEVEL {
+namespace {
+
+constexpr int CODE_BITS = 6;           // behind the point
+constexpr int LEAST_EXPONENT_OF_CODES = -100;  // smaller numbers become zero; no bfloat16 is denormal then
+
+inline float power_of_two(int exponent) {
+    const uint32_t bits = uint32_t(exponent + 127) << 23;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+#if defined(VNX_AVX512)
+inline Lanes load_codes(const int8_t *p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)))};
+}
+inline void store_codes(int8_t *p, Lanes x) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+#else
+#if defined(VNX_AVX2)
+inline __m256 eight_codes(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+inline Lanes load_codes(const int8_t *p) { return {eight_codes(p), eight_codes(p + 8)}; }
+#else
+inline Lanes load_codes(const int8_t *p) {
+    float numbers[16];
+    for (int i = 0; i < 16; ++i)
+        numbers[i] = float(p[i]);
+    return load(numbers);
+}
+#endif
+inline void store_codes(int8_t *p, Lanes x) {
+    float numbers[16];
+    store(numbers, x);
+    for (int i = 0; i < 16; ++i)
+        p[i] = int8_t(numbers[i]);
+}
+#endif
+
+/* The exponent of the largest of up to 32 numbers; a NaN is not looked at. */
+template <typename T>
+inline int shared_exponent(const T *from, int64_t count) {
+    Lanes largest = all(0.0f);
+    for (int64_t i = 0; i < count; i += 16) {
+        const Lanes x = load_part(from + i, count - i);
+        largest = larger(larger(x, all(0.0f) - x), largest);
+    }
+    float numbers[16], top = 0.0f;
+    store(numbers, largest);
+    for (int i = 0; i < 16; ++i)
+        top = numbers[i] > top ? numbers[i] : top;
+    uint32_t bits;
+    memcpy(&bits, &top, 4);
+    const int exponent = int(bits >> 23) - 127;
+    return exponent < LEAST_EXPONENT_OF_CODES ? LEAST_EXPONENT_OF_CODES : exponent > 127 ? 127 : exponent;
+}
+
+/* A row to codes and exponents, rounded to the nearest, ties to even; what is out of range, and a NaN, is +-127. */
+template <typename T>
+inline void pack_codes(const T *from, int64_t head_dim, int8_t *to) {
+    for (int64_t block = 0; block < head_dim; block += CODES_A_SCALE) {
+        const int64_t end = block + CODES_A_SCALE < head_dim ? block + CODES_A_SCALE : head_dim;
+        const int exponent = shared_exponent(from + block, end - block);
+        const Lanes factor = all(power_of_two(CODE_BITS - exponent));
+        to[head_dim + block / CODES_A_SCALE] = int8_t(exponent + 127);
+        for (int64_t d = block; d < end; d += 16) {
+            const Lanes scaled = load_part(from + d, end - d) * factor;
+            int8_t codes[16];
+            store_codes(codes, nearest(smaller(larger(scaled, all(-127.0f)), all(127.0f))));
+            memcpy(to + d, codes, size_t(end - d < 16 ? end - d : 16));
+        }
+    }
+}
+
+template <typename T>
+inline void widen_rows_of_codes(const int8_t *rows, int64_t head_dim, int64_t count, T *to) {
+    for (; count > 0; --count, rows += coded_bytes(head_dim), to += head_dim)
+        for (int64_t d = 0; d < head_dim; d += 16) {
+            const Lanes scale = all(power_of_two(int(uint8_t(rows[head_dim + d / CODES_A_SCALE])) - 127 - CODE_BITS));
+            int8_t part[16] = {};
+            const int8_t *codes = rows + d;
+            if (head_dim - d < 16) memcpy(part, codes, size_t(head_dim - d)), codes = part;
+            store_part(to + d, load_codes(codes) * scale, head_dim - d);
+        }
+}
+
+void widen_codes(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to) {
+    if (kind == FLOAT32) return widen_rows_of_codes(rows, head_dim, count, static_cast<float *>(to));
+    widen_rows_of_codes(rows, head_dim, count, static_cast<bf16 *>(to));
+}
+
+}  // namespace
+}  // namespace VNX_LEVEL
+}  // namespace vnx
