@@ -47,6 +47,32 @@ def test_references_lead_to_numbered_definitions() -> None:
     assert admits('{"left": 1, "all": [{}, {"all": [{}]}]}', json=tree) and not admits('{"all": [{"all": [1]}]}', json=tree)
 
 
+def test_definitions_lead_to_definitions() -> None:
+    defined = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"items": {"$ref": "#/$defs/c"}}, "c": {"const": 3}}
+    chain = {"$ref": "#/$defs/a", "$defs": defined}
+    assert [*read(chain)["$defs"].values()] == [{"items": {"$ref": "#/$defs/1"}}, {"items": {"$ref": "#/$defs/2"}}, {"const": 3}]
+    assert admits("[[3]]", json=chain) and not admits("[[4]]", json=chain)
+
+
+def nested(depth: int, value: Any, wrap: Any) -> Any:
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}], ids=["lists", "objects"])
+def test_constants_are_as_deep_and_texts_as_long_as_their_bounds(wrap: Any) -> None:
+    deepest = nested(50, 1, wrap)
+    assert read({"const": deepest}) == {"const": deepest}
+    with pytest.raises(InvalidRequest, match="nested more than 50 deep"):
+        read({"const": wrap(deepest)})
+    longest = wrap("x" * 8192)
+    assert read({"enum": [longest], "pattern": "y" * 8192}) == {"enum": [longest], "pattern": "y" * 8192}
+    for longer in ({"enum": [wrap("x" * 8193)]}, {"pattern": "y" * 8193}):
+        with pytest.raises(InvalidRequest, match="text has more than 8192 characters"):
+            read(longer)
+
+
 def test_objects_are_closed_on_request() -> None:
     schema = {"properties": {"a": {"properties": {}}}, "patternProperties": {"b": {"type": "object"}}}
     closed = {
@@ -98,6 +124,10 @@ def test_a_keyword_that_cannot_be_kept_is_named(schema: Any, error: str) -> None
             "at $defs.a.anyOf[1]: look-around",
         ),
         ({"items": {"oneOf": [{"minimum": 1}, {"maximum": 3}]}}, "at items: oneOf constraints are not supported"),
+        (
+            {"items": {"oneOf": [{"$ref": "#/$defs/a"}, {"maximum": 3}]}, "$defs": {"a": {"minimum": 1}}},
+            "at items: oneOf constraints are not supported",
+        ),
         ({"minItems": 2, "maxItems": 1, "type": "array"}, "cannot be kept: Unsatisfiable schema: minItems (2)"),
     ],
 )

@@ -214,7 +214,7 @@ def _levels(root: Schema, definitions: Mapping[str, Schema]) -> int:
     """An upper bound on the nested schemas of a path through references. Definitions that refer to each other in a circle
     count as one path."""
     heights = {name: _height(schema) for name, schema in definitions.items()}
-    following = {name: definitions.keys() & set(_references(schema)) for name, schema in definitions.items()}
+    following = {name: definitions.keys() & _references(schema) for name, schema in definitions.items()}
     sorter, reach = TopologicalSorter(following), {}
     try:
         sorter.prepare()
