@@ -50,6 +50,18 @@ inline void store_codes(int8_t *p, Lanes x) {
 }
 #endif
 
+/* Numbers that are exact in bfloat16: nothing is rounded. */
+inline void store_exact(float *p, Lanes x) { store(p, x); }
+#if defined(VNX_AVX2)
+inline __m256i upper_words(__m256 x) { return _mm256_srli_epi32(_mm256_castps_si256(x), 16); }
+inline void store_exact(bf16 *p, Lanes x) {
+    const __m256i words = _mm256_packus_epi32(upper_words(x.a), upper_words(x.b));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(words, 0xd8));
+}
+#else
+inline void store_exact(bf16 *p, Lanes x) { store(p, x); }
+#endif
+
 /* The exponent of the largest of up to 32 numbers; a NaN is not looked at. */
 template <typename T>
 inline int shared_exponent(const T *from, int64_t count) {
@@ -85,16 +97,31 @@ inline void pack_codes(const T *from, int64_t head_dim, int8_t *to) {
     }
 }
 
+inline Lanes scale_of(const int8_t *row, int64_t head_dim, int64_t block) {
+    return all(power_of_two(int(uint8_t(row[head_dim + block / CODES_A_SCALE])) - 127 - CODE_BITS));
+}
+
+/* The last numbers of a row, fewer than CODES_A_SCALE. */
 template <typename T>
-inline void widen_rows_of_codes(const int8_t *rows, int64_t head_dim, int64_t count, T *to) {
-    for (; count > 0; --count, rows += coded_bytes(head_dim), to += head_dim)
-        for (int64_t d = 0; d < head_dim; d += 16) {
-            const Lanes scale = all(power_of_two(int(uint8_t(rows[head_dim + d / CODES_A_SCALE])) - 127 - CODE_BITS));
-            int8_t part[16] = {};
-            const int8_t *codes = rows + d;
-            if (head_dim - d < 16) memcpy(part, codes, size_t(head_dim - d)), codes = part;
-            store_part(to + d, load_codes(codes) * scale, head_dim - d);
+inline void widen_rest(const int8_t *row, int64_t head_dim, int64_t block, T *to) {
+    int8_t codes[CODES_A_SCALE] = {};
+    memcpy(codes, row + block, size_t(head_dim - block));
+    const Lanes scale = scale_of(row, head_dim, block);
+    for (int64_t d = 0; d < head_dim - block; d += 16)
+        store_part(to + block + d, load_codes(codes + d) * scale, head_dim - block - d);
+}
+
+template <typename T>
+inline void widen_rows_of_codes(const int8_t *row, int64_t head_dim, int64_t count, T *to) {
+    const int64_t whole = head_dim / CODES_A_SCALE * CODES_A_SCALE;
+    for (; count > 0; --count, row += coded_bytes(head_dim), to += head_dim) {
+        for (int64_t block = 0; block < whole; block += CODES_A_SCALE) {
+            const Lanes scale = scale_of(row, head_dim, block);
+            store_exact(to + block, load_codes(row + block) * scale);
+            store_exact(to + block + 16, load_codes(row + block + 16) * scale);
         }
+        if (whole < head_dim) widen_rest(row, head_dim, whole, to);
+    }
 }
 
 void widen_codes(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to) {
