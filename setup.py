@@ -71,6 +71,7 @@ COMMANDS = [
 
 STORE = "vnext/state/store"
 WRAPS = "-fwrapv"  # integers that overflow wrap, as numpy's do: a damaged log may hold any number
+UNFUSED = "-ffp-contract=off"  # a product is rounded before it is added, on machines with fused instructions too
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]  # CPython passes each function a module or a type, which few use
 
 
@@ -78,7 +79,7 @@ def compiled(name: str, source: str, *headers: str) -> Extension:
     """A C module with the state's store among its headers: the log hashes as it does."""
     return Extension(
         name, [source], depends=["vnext/compiled.h", *headers], include_dirs=["vnext", STORE, "vnext/runtime"],
-        extra_compile_args=["-O3", "-g0", WRAPS, *WARNINGS], optional=True,
+        extra_compile_args=["-O3", "-g0", WRAPS, UNFUSED, *WARNINGS], optional=True,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ CPU_KERNELS = "vnext.kernels.cpu._native"
 CPU_FOLDER = Path("vnext") / "kernels" / "cpu" / "src"
 CPU_WARNINGS = [*WARNINGS, "-Wshadow", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # intrinsics start from undefined values
 CPU_WARNINGS += ["-Wno-psabi"]  # vectors are arguments of inlined functions only
-CPU_FLAGS = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off", *CPU_WARNINGS]
+CPU_FLAGS = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", UNFUSED, *CPU_WARNINGS]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]

@@ -17,7 +17,9 @@
 #define LANES 8
 #define LANES_TARGET WIDE_TARGET
 #include "blake2b_keyed.h"
-#define WIDE
+#define WIDE 1
+#else
+#define WIDE 0
 #endif
 
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15, STRIDE = 0xD1342543DE82EF95;
@@ -77,7 +79,7 @@ static inline void reckon(Chunk *c, Py_ssize_t count, uint64_t base, int half) {
 }
 
 static void reckon_plain(Chunk *c, Py_ssize_t count, uint64_t base, int half) { reckon(c, count, base, half); }
-#ifdef WIDE
+#if WIDE
 WIDE_TARGET static void reckon_wide(Chunk *c, Py_ssize_t count, uint64_t base, int half) { reckon(c, count, base, half); }
 #endif
 
@@ -103,11 +105,11 @@ static void begin_next(OpenBlocks *self, const int32_t *numbers, Py_ssize_t coun
     uint64_t secrets[8][2];
     const uint8_t *messages[8];
     for (Py_ssize_t at = 0, lanes; at < count; at += lanes) {
-        lanes = self->wide && count - at > 2 ? (count - at < 8 ? count - at : 8) : 1;
+        lanes = WIDE && self->wide && count - at > 2 ? (count - at < 8 ? count - at : 8) : 1;
         for (Py_ssize_t lane = 0; lane < 8; ++lane) /* those that are too many do the first again */
             messages[lane] = tail_at(self, numbers[lane < lanes ? at + lane : at])->message;
         if (lanes == 1) keyed_digests_1(self->keyed, messages, self->message_size, secrets);
-#ifdef WIDE
+#if WIDE
         else keyed_digests_8(self->keyed, messages, self->message_size, secrets);
 #endif
         for (Py_ssize_t lane = 0; lane < lanes; ++lane) begin(tail_at(self, numbers[at + lane]), secrets[lane]);
@@ -371,7 +373,7 @@ static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *names) {
     keyed_start((const uint8_t *)key, self->keyed);
     self->block_size = block_size, self->base = base, self->half = bits / 2, self->bits = bits + 1;
     self->reckon = reckon_plain;
-#ifdef WIDE
+#if WIDE
     self->wide = !portable && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
     if (self->wide) self->reckon = reckon_wide;
 #endif

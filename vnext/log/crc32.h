@@ -12,10 +12,10 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define CRC32_FOLDS
+static int crc32_can_fold;
 #endif
 
 static uint32_t crc32_table[8][256];
-static int crc32_can_fold;
 
 static void crc32_begin(void) {
     for (uint32_t byte = 0; byte < 256; ++byte) {

@@ -45,6 +45,14 @@ struct DenormalsAreZero {
     unsigned saved = __builtin_ia32_stmxcsr();
     DenormalsAreZero() { __builtin_ia32_ldmxcsr(saved | 0x8040); }
     ~DenormalsAreZero() { __builtin_ia32_ldmxcsr(saved); }
+#elif defined(__aarch64__)
+    uint64_t saved;
+    DenormalsAreZero() {
+        asm volatile("mrs %0, fpcr" : "=r"(saved));
+        set(saved | 1u << 24);
+    }
+    ~DenormalsAreZero() { set(saved); }
+    static void set(uint64_t control) { asm volatile("msr fpcr, %0" ::"r"(control) : "memory"); }
 #endif
 };
 
