@@ -55,16 +55,19 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_the_inputs_of_layers(tmp_path: Path, name: str) -> None:
-    """What draft heads read are transformers' hidden states."""
+    """What draft heads read are transformers' hidden states: before each layer, and behind the last one."""
     oracle = save_case(tmp_path / name, name)
     expected = oracle(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
     model = load_model(tmp_path / name, asked_length=CASES[name].asked_length)
+    count = model.config.layer_count
     batch = make_batch([Chunk(PROMPT, 0, range(10))], 16, len(kv_groups(model.config).windows))
-    batch = with_aux(batch, range(model.config.layer_count), model.config.hidden_size)
+    batch = with_aux(batch, range(count + 1), model.config.hidden_size)
     model.family.forward(model.params, model.kv, batch, model.config, model.parallel)
-    assert batch.aux is not None and model.config.layer_count > 1
-    for layer in range(model.config.layer_count):
+    assert batch.aux is not None and count > 1
+    for layer in range(count):
         assert relative_error(batch.aux.states[:, layer], expected[layer][0]) < ERROR_MAX
+    norm = oracle.transformer.ln_f if name.startswith("gpt2") else oracle.model.norm
+    assert relative_error(norm(batch.aux.states[:, count]), expected[count][0]) < ERROR_MAX
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,11 @@ def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: 
     chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
     whole = whole_step(chosen, params, kv, config, alone())
     assert whole is not None
-    for chunks in STEPS:
+    for chunks, layers in product(STEPS, ([1, 0], [config.layer_count, 0])):
         plain = make_batch(chunks, 16)
-        batches = [with_aux(plain, [1, 0], config.hidden_size, dtype) for _ in range(3)]
-        sampling = sampling_of(plain.positions)
+        plain = plain._replace(sample_at=plain.sample_at[::2])
+        batches = [with_aux(plain, layers, config.hidden_size, dtype) for _ in range(3)]
+        sampling = sampling_of(plain.positions[plain.sample_at])
         for _ in range(2):
             assert whole.run(batches[0], sampling).tolist() == whole.run(plain, sampling).tolist()
             chosen.forward(params, plain_kv, batches[1], config, alone())

@@ -38,6 +38,7 @@ FAMILIES = MappingProxyType(
         "MistralForCausalLM": "mistral",
         "MixtralForCausalLM": "mixtral",
         "Qwen2ForCausalLM": "qwen2",
+        "MiMoForCausalLM": "mimo",
         "Qwen3ForCausalLM": "qwen3",
         "Qwen3MoeForCausalLM": "qwen3_moe",
         "Gemma2ForCausalLM": "gemma2",

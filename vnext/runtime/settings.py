@@ -134,7 +134,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
     `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
-    `draft_method` is then the method.
+    `draft_method`: the method, "" without drafts.
     """
 
     rank: int

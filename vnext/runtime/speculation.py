@@ -12,7 +12,7 @@ from vnext.state.config import DRAFTERS, MEASURED, Speculation
 from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
 WITH_MODEL = ("draft_model", "eagle3")
-ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
     "num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),

@@ -18,7 +18,7 @@ STORED_NAMES = {
 """The names of these fields in logs and JSON answers, unchanged since the first version."""
 
 
-DRAFTERS = ("ngram", "grammar", "suffix", "draft_model", "eagle3")
+DRAFTERS = ("ngram", "grammar", "suffix", "draft_model", "eagle3", "mtp")
 """The methods of speculative decoding, by vLLM's names."""
 
 

@@ -66,7 +66,7 @@ class Angles(NamedTuple):
 
 class AuxStates(NamedTuple):
     """`states` [T, n, hidden], dense, takes the inputs of the layers with the indices `layers` int64 [n]: the sums of the embedding
-    and of what all layers before have added."""
+    and of what all layers before have added. The index behind the last layer's stands for the last sum."""
 
     layers: np.ndarray
     states: torch.Tensor

@@ -62,7 +62,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `rms_norm_eps` applies to every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all layers see
     all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
-    `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none.
+    `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
+    layers for multi-token prediction the checkpoint has beside `layer_count`.
     """
 
     architecture: str
@@ -91,6 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logits_softcap: float = 0.0
     experts: Experts | None = None
     head: DraftHead | None = None
+    mtp_layers: int = 0
 
 
 def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:

@@ -25,6 +25,7 @@ from vnext.models.layers.layers import (
     attention as attention_layer,
     embed,
     keep_input,
+    keep_output,
     layer_steps,
     output_logits,
     row,
@@ -143,6 +144,7 @@ def forward(
     for layer, cache, step in zip(params.layers, kv, steps):
         keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)
+    keep_output(hidden, steps[-1])
     return steps[0].operations.layer_norm(
         hidden.index_select(0, batch.sample_at), *params.norm, config.rms_norm_eps
     ), kv

@@ -17,10 +17,9 @@ from vnext.models.config.json_keys import flag, positive, shown
 from vnext.models.config.model_config import DraftHead, ModelConfig, common_config
 from vnext.models.errors import ModelError
 from vnext.models.layers.assembly import Source, attention, gated_mlp
-from vnext.models.layers.batch import ForwardBatch, host_batch
+from vnext.models.layers.head_layer import HeadBatch, HeadLayer, run_head_layer
 from vnext.models.layers.kv_cache import KvCache
-from vnext.models.layers.layers import Attention, GatedMlp
-from vnext.models.layers.rope import inverse_frequencies, rotary_angles
+from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel, matrix
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
@@ -47,25 +46,9 @@ class Params(NamedTuple):
     embedding: torch.Tensor | None
     embedding_norm: torch.Tensor
     state_norm: torch.Tensor
-    attention: Attention
-    mlp_norm: torch.Tensor
-    mlp: GatedMlp
-    norm: torch.Tensor
+    layer: HeadLayer
     head: Any
     token_ids: torch.Tensor | None
-    frequencies: torch.Tensor
-
-
-class HeadBatch(NamedTuple):
-    """What a head computes: `embeddings` of the tokens and `states` of those before them, [T, hidden] each.
-
-    `rows`: its cache has pages of one token. Queries, their starts, contexts and the table are of the tokens at sample_at
-    alone: only they go on after their keys and values are written.
-    """
-
-    rows: ForwardBatch
-    embeddings: torch.Tensor
-    states: torch.Tensor
 
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -107,13 +90,15 @@ def assemble(source: Source, config: ModelConfig) -> Params:
         embedding=source.fused(("embed_tokens.weight",)) if "embed_tokens.weight" in source else None,
         embedding_norm=source.fused((layer + "input_layernorm.weight",)),
         state_norm=source.fused((layer + "hidden_norm.weight",)),
-        attention=attention(source, layer, qkv_bias=config.attention_bias, output_bias=config.attention_bias),
-        mlp_norm=source.fused((layer + "post_attention_layernorm.weight",)),
-        mlp=gated_mlp(source, layer, bias=config.mlp_bias),
-        norm=source.fused(("norm.weight",)),
+        layer=HeadLayer(
+            attention=attention(source, layer, qkv_bias=config.attention_bias, output_bias=config.attention_bias),
+            mlp_norm=source.fused((layer + "post_attention_layernorm.weight",)),
+            mlp=gated_mlp(source, layer, bias=config.mlp_bias),
+            norm=source.fused(("norm.weight",)),
+            frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
+        ),
         head=source.packed(("lm_head.weight",)),
         token_ids=None if same else token_ids(source, config, config.head.vocab_size),
-        frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
     )
 
 
@@ -137,23 +122,11 @@ def forward(
     """Write the tokens' keys and values, and of those at sample_at give (normed hidden states, states for the next), [S, hidden]
     each."""
     assert config.head is not None
-    chosen, rows, eps = operations(batch.states.device.type), batch.rows, config.rms_norm_eps
+    chosen, eps = operations(batch.states.device.type), config.rms_norm_eps
     normed = chosen.rms_norm(batch.states, params.state_norm, eps)
     joined = torch.cat((chosen.rms_norm(batch.embeddings, params.embedding_norm, eps), normed), dim=1)
-    qkv = chosen.linear(joined, params.attention.qkv.weight, params.attention.qkv.bias)
-    angles = rotary_angles(rows.positions, params.frequencies, config.rope)
-    query = chosen.rotary_kv_write(qkv, None, None, eps, *angles, *kv[0], rows.slots)
-    residual = (normed if config.head.norm_before_residual else batch.states).index_select(0, rows.sample_at)
-    if not len(rows.sample_at):
-        return residual, residual
-    metadata = chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, config.kv_head_count, (0,))
-    seen = chosen.paged_attention(query.index_select(0, rows.sample_at), *kv[0], metadata, config.head_dim**-0.5, 0, 0.0)
-    mixed = chosen.linear(seen.flatten(1), params.attention.output.weight, params.attention.output.bias)
-    normed, residual = chosen.add_rms_norm(mixed, residual, params.mlp_norm, eps)
-    widened = chosen.gated_linear(normed, params.mlp.gate_up.weight, params.mlp.gate_up.bias, config.activation)
-    added = chosen.linear(widened, params.mlp.down.weight, params.mlp.down.bias)
-    hidden, states = chosen.add_rms_norm(added, residual, params.norm, eps)
-    return hidden, states
+    residual = normed if config.head.norm_before_residual else batch.states
+    return run_head_layer(params.layer, kv, batch.rows, joined, residual, config)
 
 
 def logits(params: Params, hidden: torch.Tensor, config: ModelConfig, parallel: Parallel) -> torch.Tensor:

@@ -22,6 +22,7 @@ from vnext.models.layers.layers import (
     attend,
     embed,
     keep_input,
+    keep_output,
     layer_steps,
     mlp,
     output_logits,
@@ -101,6 +102,7 @@ def forward(
     for layer, cache, step in zip(params.layers, kv, steps):
         keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)
+    keep_output(hidden, steps[-1])
     return steps[0].operations.rms_norm(hidden.index_select(0, batch.sample_at), params.norm, config.rms_norm_eps), kv
 
 

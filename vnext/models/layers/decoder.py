@@ -26,6 +26,7 @@ from vnext.models.layers.layers import (
     attention,
     embed,
     keep_input,
+    keep_output,
     layer_steps,
     mlp,
     output_logits,
@@ -83,6 +84,7 @@ def run_layers(
     for layer, cache, next_norm, step in zip(params.layers, kv, next_norms, steps):
         keep_input(residual, step)
         normed, residual = run(layer, cache, normed, residual, next_norm, step)
+    keep_output(residual, steps[-1])
     return normed
 
 

@@ -58,7 +58,7 @@ class Step(NamedTuple):
     """What a layer of one step needs beside its weights; layers of one group share one.
 
     `cosine` and `sine` float32 [T, R / 2], None where nothing turns. `scale` multiplies scores.
-    `aux` [T, hidden] takes the layer's input; None where nobody reads it.
+    `aux` [T, hidden] takes the layer's input and `output` what the last layer adds up to; None where nothing reads it.
     """
 
     operations: Operations
@@ -71,6 +71,7 @@ class Step(NamedTuple):
     scale: float
     window: int
     aux: torch.Tensor | None = None
+    output: torch.Tensor | None = None
 
 
 def layer_steps(
@@ -102,7 +103,8 @@ def layer_steps(
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
     found = [(still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)]
     for place, layer in enumerate(batch.aux.layers.tolist() if batch.aux else ()):
-        found[layer] = found[layer]._replace(aux=batch.aux.states[:, place])
+        at, name = (layer, "aux") if layer < len(found) else (-1, "output")
+        found[at] = found[at]._replace(**{name: batch.aux.states[:, place]})
     return tuple(found)
 
 
@@ -110,6 +112,12 @@ def keep_input(hidden: torch.Tensor, step: Step) -> None:
     """Keep a layer's input [T, hidden] where the step asks for it."""
     if step.aux is not None:
         step.aux.copy_(hidden)
+
+
+def keep_output(hidden: torch.Tensor, step: Step) -> None:
+    """Keep the last layer's output [T, hidden], before the last norm, where its step asks for it."""
+    if step.output is not None:
+        step.output.copy_(hidden)
 
 
 def describe_attention(

@@ -41,16 +41,18 @@ def load_params(
     quantization: str = "none",
     form: str = "plain",
     targets: list[Target] | None = None,
+    assemble: Callable[..., Any] | None = None,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
 
     `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
     kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
+    `assemble` takes the place of the family's, for other tensors of its checkpoints.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
         loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, form)
-        params = family(config.architecture).assemble(loader, config)
+        params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
         targets += loader.targets

@@ -1,4 +1,4 @@
-"""Drafts of a head that reads the target's hidden states (EAGLE-3): as a draft model's, one token after another.
+"""Drafts of a head that reads the target's hidden states (EAGLE-3, MTP): as a draft model's, one token after another.
 
 A head computes a token from its embedding and from the state of the token before. What it keeps of a token lies at the token's own
 place in the target's pages, so it follows from the tokens up to this one, like all else in a page: rows that share pages share it.
@@ -23,7 +23,7 @@ from vnext.state.store import extents
 
 
 class HeadModel(Protocol):
-    """A head with a cache (runtime/rank/eagle_head.py)."""
+    """A head with a cache (runtime/rank/draft_head.py)."""
 
     def run(self, rows: ForwardBatch, before: torch.Tensor, sampling: SamplingInputs | None) -> np.ndarray: ...
 

@@ -172,7 +172,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
             draft_path=settings.draft_path,
             isa=engine.isa,
-            draft_method=speculation.method if speculation is not None and settings.draft_path else "",
+            draft_method=speculation.method if speculation is not None else "",
         )
 
     if engine.executor == "inproc":

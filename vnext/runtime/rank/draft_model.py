@@ -33,8 +33,8 @@ def require_same_drafts(settings: RankSettings, runner: ModelRunner) -> None:
     """Raise SettingsError where ranks that draft by what `runner` computes may draft differently."""
     if settings.world_size > 1 and not runner.invariance.holds:
         raise SettingsError(
-            f"speculative_config names {settings.draft_path}, whose drafts may differ between ranks ({runner.invariance.why}): "
-            "take --deterministic, or another method"
+            f"speculative_config asks for method {settings.draft_method}, whose drafts may differ between ranks "
+            f"({runner.invariance.why}): take --deterministic, or another method"
         )
 
 

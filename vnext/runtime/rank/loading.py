@@ -25,6 +25,7 @@ from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.eagle_head import load_eagle_head
+from vnext.runtime.rank.mtp_layer import load_mtp_layer
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
@@ -65,6 +66,8 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     runner = load_runner(settings, "cpu", parallel)
     if settings.draft_method == "eagle3":
         runner.head = load_eagle_head(settings, runner)
+    elif settings.draft_method == "mtp":
+        runner.head = load_mtp_layer(settings, runner)
     elif settings.draft_path:
         runner.draft = load_draft_model(settings, runner)
     return Rank(settings.rank, HostSteps(runner)), runner

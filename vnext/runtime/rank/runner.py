@@ -38,7 +38,7 @@ from vnext.sampling.sampling import sample
 
 
 class Head(Protocol):
-    """A draft head (eagle_head.py)."""
+    """A draft head (draft_head.py)."""
 
     def block_bytes(self, block_size: int) -> int: ...
 
@@ -148,6 +148,11 @@ class ModelRunner:
         """Rows of the embedding [T, hidden]; every rank asks for the same."""
         return embed(self._params.embedding, token_ids, self.parallel)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states [S, hidden] -> float32 [S, V]; every rank asks for the same."""
+        found: torch.Tensor = self._family.logits(self._params, hidden, self.config, self.parallel)
+        return found
+
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling
         if whole is None or inputs.prompts is not None:
@@ -165,7 +170,7 @@ class ModelRunner:
         places = places_of(forward.sample_at.cpu().numpy(), prompts, lambda tensor: tensor.to(self.device))
         hidden = self._hidden(forward._replace(sample_at=places.at))
         outputs = self._sampled(hidden[places.samples], inputs)
-        computed = compute(prompts, hidden[places.prompts], self._logits, lambda tensor: tensor.to(self.device))
+        computed = compute(prompts, hidden[places.prompts], self.logits, lambda tensor: tensor.to(self.device))
         return replace(outputs, prompts=self._sums.results(prompts, [tensor.cpu() for tensor in computed]))
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
@@ -176,9 +181,6 @@ class ModelRunner:
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
         if inputs.sampling is None:
             return NOTHING_SAMPLED
-        sampled = sample(self._logits(hidden), inputs.sampling)
+        sampled = sample(self.logits(hidden), inputs.sampling)
         tokens = sampled.tokens if self.device.type == "cpu" else sampled.tokens.cpu()
         return StepOutputs(tokens.numpy(), reported(sampled, inputs.logprobs))
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._family.logits(self._params, hidden, self.config, self.parallel)

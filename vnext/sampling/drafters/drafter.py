@@ -31,7 +31,7 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Of methods that do not draft from tokens alone: `grammar` drafts what a grammar forces (vnext/runtime/batch/masks.py), and
-    `draft_model` and `eagle3` compute drafts (vnext/runtime/batch/draft_batch.py)."""
+    `draft_model`, `eagle3` and `mtp` compute drafts (vnext/runtime/batch/draft_batch.py)."""
 
     def row(self, scope: bytes, prompt_length: int) -> NoDrafter:
         return self
@@ -44,7 +44,7 @@ class NoDrafter:
 
 def drafter_of(speculation: Speculation) -> Drafter:
     """The drafter of `speculation.method`, for requests without a constraint."""
-    if speculation.method in ("grammar", "draft_model", "eagle3"):
+    if speculation.method in ("grammar", "draft_model", "eagle3", "mtp"):
         return NoDrafter()
     if speculation.method == "suffix":
         return SuffixDrafter(speculation)

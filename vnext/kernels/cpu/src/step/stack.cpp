@@ -105,6 +105,10 @@ struct Layer {
     }
 };
 
+bool keeps_output(const StackCall &call) {
+    return std::find(call.aux.layers, call.aux.layers + call.aux.count, call.layer_count) != call.aux.layers + call.aux.count;
+}
+
 /* Keep the residual stream as the input of this layer, where it is asked for. */
 void keep_input(const StackCall &call, int64_t layer, int64_t element) {
     const int64_t row_bytes = call.hidden * element;
@@ -120,6 +124,7 @@ void run_stack(const StackCall &call) {
     if (call.tokens == 0) return;
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
+    const bool is_whole = call.part_starts != nullptr || keeps_output(call);
     rms_norm(call.kind, call.tokens,
              {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
               call.hidden, 0, call.eps, 0});
@@ -129,7 +134,7 @@ void run_stack(const StackCall &call) {
         const bool is_last = i + 1 == call.layer_count;
         keep_input(call, i, sizes.element);
         layer.attend();
-        if (!is_last || starts != nullptr) {
+        if (!is_last || is_whole) {
             const void *next_norm = is_last ? call.last_norm : call.layers[i + 1].attention_norm;
             layer.finish(call.tokens, space.seen_or_normed, call.residual, next_norm, space.seen_or_normed);
             continue;
@@ -140,7 +145,8 @@ void run_stack(const StackCall &call) {
                     space.picked_residual);
         layer.finish(call.samples, space.picked_seen, space.picked_residual, call.last_norm, call.result);
     }
-    if (call.part_starts != nullptr)
+    keep_input(call, call.layer_count, sizes.element);
+    if (is_whole)
         gather_rows(space.seen_or_normed, call.hidden * sizes.element, call.tokens, call.sample_at, call.samples, 0,
                     call.result);
 }

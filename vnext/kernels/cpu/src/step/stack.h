@@ -28,7 +28,8 @@ struct StackCache {
     void *keys, *values;
 };
 
-/* States that are kept beside the result: `states` [tokens, count, hidden] takes the inputs of the layers with these indices. */
+/* States that are kept beside the result: `states` [tokens, count, hidden] takes the inputs of the layers with these indices. The
+   index behind the last layer's stands for its output. */
 struct AuxStates {
     const int64_t *layers;
     int64_t count;
@@ -56,7 +57,7 @@ struct StackCall {
     AuxStates aux;
 };
 
-/* In the last layer only the sampled rows go on after the attention, unless there are adapters. */
+/* In the last layer only the sampled rows go on after the attention, unless there are adapters or its output is kept. */
 void run_stack(const StackCall &call);
 
 }  // namespace vnx

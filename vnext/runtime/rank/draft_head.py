@@ -1,0 +1,99 @@
+"""A draft head of a rank: one layer that reads the target's hidden states, whole on every rank.
+
+Owns the head's keys and values and the states that it reads, all under the target's page numbers. A step of the target writes
+the states of its tokens, as it writes keys and values: what holds for these, after a hit in the prefix cache or a preemption,
+holds for the states. Behind the tokens that the target has computed, the head writes states of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.kernels.cpu.memory import huge
+from vnext.kernels.cpu.stack import AuxStates
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.batch import ForwardBatch, HostBatch
+from vnext.models.layers.head_layer import HeadBatch
+from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
+from vnext.models.layers.sharding import alone
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.sampling.inputs import SamplingInputs
+from vnext.sampling.sampling import sample
+
+TIMED_STEPS = 9
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+class Functions(NamedTuple):
+    """What a head computes. `embed`: token ids [T] -> [T, hidden]. `combine`: the target's states [T, n, width] -> [T, hidden].
+    `forward`: (normed hidden states, states for the next), [S, hidden] each. `logits`: hidden states -> float32 [S, V]."""
+
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    combine: Callable[[torch.Tensor], torch.Tensor]
+    forward: Callable[[KvCache, HeadBatch], tuple[torch.Tensor, torch.Tensor]]
+    logits: Callable[[torch.Tensor], torch.Tensor]
+
+
+class DraftHead:
+    """A head with its cache. Call `make_cache` before the first `run`."""
+
+    def __init__(self, functions: Functions, config: ModelConfig, layers: Sequence[int], target: ModelRunner) -> None:
+        """`config`: of one layer. `layers`: of the target, as in AuxStates."""
+        self._do, self._config, self._target = functions, config, target
+        self._layers = np.array(layers, dtype=np.int64)
+        self._roomy: tuple[ForwardBatch, ForwardBatch] | None = None
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one page: keys and values of one layer, and states."""
+        states = block_size * self._config.hidden_size * self._target.dtype.itemsize
+        return kv_bytes_per_page(self._config, block_size, self._target.dtype, alone()) + states
+
+    def make_cache(self, page_count: int, block_size: int) -> None:
+        """Allocate keys, values and states. Raises MemoryError."""
+        dtype, width, slots = self._target.dtype, self._config.hidden_size, page_count * block_size
+        self._kv = make_kv_cache(self._config, slots, 1, dtype, "cpu", alone())
+        self._states = huge(slots * width * dtype.itemsize).view(dtype).view(slots, width)
+
+    def with_room(self, batch: ForwardBatch) -> ForwardBatch:
+        """The target's batch with room for the states; the same one for the same batch."""
+        if self._roomy is None or self._roomy[0] is not batch:
+            sizes = (len(batch.token_ids), len(self._layers), self._target.config.hidden_size)
+            states = torch.empty(sizes, dtype=self._target.dtype)
+            self._roomy = batch, batch._replace(aux=AuxStates(self._layers, states))
+        return self._roomy[1]
+
+    @torch.inference_mode()
+    def keep(self, batch: ForwardBatch) -> None:
+        """Write the states of a batch that the target has computed."""
+        assert batch.aux is not None
+        self._states.index_copy_(0, batch.slots, self._do.combine(batch.aux.states))
+
+    @torch.inference_mode()
+    def run(self, rows: ForwardBatch, before: torch.Tensor, sampling: SamplingInputs | None) -> np.ndarray:
+        """Compute tokens, of which those `before` (slots, int64 [T]) have states; sample what follows those at sample_at
+        (int64 [S]), whose own states become the head's. Rows as in HeadBatch."""
+        batch = HeadBatch(rows, self._do.embed(rows.token_ids), self._states.index_select(0, before))
+        hidden, states = self._do.forward(self._kv, batch)
+        if sampling is None:
+            return NOTHING
+        self._states.index_copy_(0, rows.slots.index_select(0, rows.sample_at), states)
+        drawn: np.ndarray = sample(self._do.logits(hidden), sampling).tokens.numpy()
+        return drawn
+
+    def step_seconds(self) -> float:
+        """The shortest time of a draft."""
+        one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        host = HostBatch(np.array([0, 1], dtype=np.int32), np.array([1], dtype=np.int32))
+        rows = ForwardBatch(one, one, one, *map(torch.from_numpy, host), one.int()[None], zero, host)
+        sampling = SamplingInputs(zero.float(), zero, one.float(), zero.float(), zero, one, any_random=False, any_filter=False)
+        seconds = []
+        for _ in range(TIMED_STEPS):
+            began_s = time.perf_counter()
+            self.run(rows, zero, sampling)
+            seconds.append(time.perf_counter() - began_s)
+        return min(seconds)
