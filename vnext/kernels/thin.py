@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -90,6 +90,16 @@ class ThinParts:
     def pairs(self) -> Iterator[tuple[ThinBlock, torch.Tensor]]:
         """Each block with its tokens."""
         return ((block, rows.tokens) for blocks, rows in self._parts for block in blocks.blocks)
+
+    def replaced(self, blocks: Callable[[ThinBlocks], ThinBlocks]) -> ThinParts:
+        """The same tokens with other blocks."""
+        return ThinParts([(blocks(own), rows) for own, rows in self._parts])
+
+    def cut(self, start: int, stop: int) -> ThinParts | None:
+        """Of the tokens [start, stop) alone, counted from `start`; None if they have no adapter."""
+        each = ((blocks, rows.tokens[(rows.tokens >= start) & (rows.tokens < stop)] - start) for blocks, rows in self._parts)
+        found = [(blocks, thin_rows(tokens)) for blocks, tokens in each if len(tokens)]
+        return ThinParts(found) if found else None
 
     @cached_property
     def needs(self) -> ThinNeeds:

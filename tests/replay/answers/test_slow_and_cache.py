@@ -127,6 +127,14 @@ def test_cache_tells_why_each_block_was_not_there(crowded):
     assert [each.missed for each in answer.partings] == sorted((each.missed for each in answer.partings), reverse=True)
 
 
+def test_a_prompt_under_another_adapter_is_none_that_the_cache_lacked():
+    """Two prompts, each with three adapters and none."""
+    path = Path(__file__).parents[2] / "golden" / "logs" / "digest-2-adapters"
+    answer = cache_use(open_log(path), MANY)
+    assert (answer.found, answer.absent, answer.salted, answer.new) == (0, 0, 12, 4)
+    assert [(each.token, each.like) for each in answer.partings] == [(0, -1)]
+
+
 def test_cache_agrees_with_the_engine_and_with_a_log_of_shapes(tmp_path):
     config = small_config(page_count=400)
     full = record(tmp_path / "full", config=config, seed=5, arrivals=60)

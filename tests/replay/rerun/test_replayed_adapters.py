@@ -1,23 +1,30 @@
-"""Logs of engines with LoRA adapters: exec gives every token again, fork loads adapters in its futures, and what does not know
-adapters refuses such a log."""
+"""Logs of engines with LoRA adapters: exec gives every token again, bisect repeats what adapters add and names a fault in it,
+and fork loads adapters in its futures."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from engine_here import engines_here
 from saved_adapters import DEMO, save_adapter
 
+from vnext.kernels.table import chosen_operations, substituted
 from vnext.llm import LLM
 from vnext.lora_request import LoRARequest
+from vnext.replay.cli.main import main
+from vnext.replay.execution.recorded import Asked, Walk
 from vnext.replay.futures.fork import states_at
 from vnext.replay.futures.forking import future_of, future_options
 from vnext.replay.reading.source import open_log
 from vnext.sampling_params import SamplingParams
+from vnext.sched import residency
 from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 LATER = ("--steps", "40:90")
+DOWN_INPUTS = json.loads((DEMO / "config.json").read_text())["intermediate_size"]
 PROMPTS = ["The module", "What is", "Return the", "def main"]
 
 
@@ -73,7 +80,68 @@ def test_futures_load_adapters(log, answer):
         assert sum(isinstance(event, kind) for event in reported) > 5
 
 
-def test_verify_knows_adapters_and_what_does_not_says_so(log, answer, sentence):
+ELSEWHERE = [(), ("--solo", *LATER), ("--kernels", "torch"), ("--kernels", "portable", *LATER), ("--dtype", "bfloat16", "--steps", ":30")]
+
+
+@pytest.mark.parametrize("extra", ELSEWHERE, ids=" ".join)
+def test_no_operation_differs(log, answer, extra):
+    code, found = answer("bisect", log, *extra)
+    assert (code, found["same"], found["found"]) == (0, True, None)
+    calls = {each["operation"]: each["calls"] for each in found["operations"]}
+    assert calls["add_thin"] > calls["gated_linear"] > 0
+
+
+def faulty(change):
+    """The table, but that the part of an adapter is another where `change(result, x, parts)` is."""
+    served = chosen_operations("cpu")
+    return substituted(served._replace(add_thin=lambda product, x, parts: change(served.add_thin(product, x, parts), x, parts)))
+
+
+def nudged_of_many(result, x, parts):
+    """One unit in the last place of one element, where a batch has several adapters and the product the inputs of `down`."""
+    if x.shape[1] == DOWN_INPUTS and len(parts._parts) > 1:
+        row, column = int(parts._parts[1][1].tokens[0]), 2
+        result[row, column] = torch.nextafter(result[row, column], torch.tensor(torch.inf))
+    return result
+
+
+def test_a_part_that_depends_on_the_batch_is_named(log, answer):
+    first = next(step for step in Walk(log, Asked()).steps() if len(adapters_of(step.state)) > 1)
+    with faulty(nudged_of_many):
+        code, found = answer("bisect", log)
+    named = found["found"]
+    assert (code, named["operation"], named["weight"]) == (1, "add_thin", "layers.0.mlp.down.weight")
+    assert (named["step"], named["layer"], named["elements_differ"]) == (first.step, 0, 1)
+    request = first.state.requests[named["rows"][0]["request"]]
+    assert request.sampling.adapter and answer("bisect", log)[0] == 0
+
+
+def test_a_wrong_part_is_named_beside_plain_torch(log, answer):
+    """Of the gated product: what is added to it is repeated before it is activated."""
+    with faulty(lambda result, x, parts: result.mul_(1.01) if result.shape[1] == 2 * DOWN_INPUTS else result):
+        code, found = answer("bisect", log, "--kernels", "torch")
+    named = found["found"]
+    assert (code, named["operation"], named["weight"]) == (1, "add_thin", "layers.0.mlp.gate_up.weight")
+
+
+def adapters_of(state):
+    return {state.requests[id_].sampling.adapter for id_ in state.in_flight[-1].ids.tolist()} - {""}
+
+
+def test_ranks_are_refused(log, sentence):
+    assert "what adapters add is compared on one rank: give --solo" in sentence("bisect", log, "--tp", "2")
+
+
+def test_verify_decides_every_load_again(log, answer, monkeypatch):
     assert answer("verify", "--laws", log)[0] == 0
-    for command in (("what-if", log, "--sweep", "max_num_seqs=4,8"), ("bisect", log)):
-        assert "was recorded with --enable-lora: this command does not know LoRA adapters yet" in sentence(*command)
+    right = residency._needed
+    monkeypatch.setattr(residency, "_needed", lambda state: right(state)[::-1])
+    code, found = answer("verify", log)
+    assert code == 1 and found["decisions_differ"] > 0
+    first = found["difference"]
+    assert first["field"] == "adapter" and first["recorded"].endswith("into slot 0") and "into slot 0" in first["recomputed"]
+
+
+def test_an_engine_that_reads_an_adapter_is_not_stuck(log, capsys):
+    assert main(["watch", str(log), "--once", "--whole"]) == 0
+    assert "all is well" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -89,6 +89,17 @@ class AdaptedStack:
         return stack_parts([(self._lines[adapter], rows) for adapter, rows in chosen], len(self._products))
 
 
+class Addition(NamedTuple):
+    """What adapters add to the product of x with one weight, by this `add_thin`. Called with the product, which it changes."""
+
+    add_thin: Callable[[torch.Tensor, torch.Tensor, ThinParts], torch.Tensor]
+    x: torch.Tensor
+    parts: ThinParts
+
+    def __call__(self, product: torch.Tensor) -> torch.Tensor:
+        return self.add_thin(product, self.x, self.parts)
+
+
 def adapted(base: Operations, chosen: Chosen) -> Operations:
     """The operations whose products of [T, in] add what the adapters do to their rows."""
 
@@ -104,6 +115,6 @@ def adapted(base: Operations, chosen: Chosen) -> Operations:
     def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
         if not (parts := parts_of(id(weight))):
             return base.gated_linear(x, weight, bias, activation)
-        return base.gated_linear(x, weight, bias, activation, lambda product: base.add_thin(product, x, parts))
+        return base.gated_linear(x, weight, bias, activation, Addition(base.add_thin, x, parts))
 
     return base._replace(linear=linear, gated_linear=gated_linear)

@@ -45,7 +45,7 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
     """`asked` prompt tokens that the cache could have had: full blocks, without the prompt's last token. They divide
-    into those it had (`found`), those it had under another salt (`salted`), those of an earlier text that were
+    into those it had (`found`), those it had under another salt or adapter (`salted`), those of an earlier text that were
     absent at that moment (`absent`: evicted, forgotten, or not computed yet), and `new` ones. `partings` are sorted
     by missed tokens.
 
@@ -81,22 +81,22 @@ class _Texts:
         self._by_key: dict[bytes, list[int]] = {}
         self._texts: dict[int, np.ndarray] = {}
 
-    def longest(self, salt: str, tokens: bytes) -> tuple[int, int, int]:
+    def longest(self, salt: str, adapter: str, tokens: bytes) -> tuple[int, int, int]:
         """(tokens shared with the nearest text, how many of those are in full blocks, the request that the text belongs
         to)."""
-        root = root_hash(salt, self._size)
+        root = root_hash(salt, self._size, adapter)
         keys, blocks = block_hashes(root, tokens, self._size), 0
         while blocks < len(keys) and keys[blocks] in self._by_key:
             blocks += 1
         mine, best, like = unpack_tokens(tokens), blocks * self._size, NOBODY
         for id_ in self._by_key.get(keys[blocks - 1] if blocks else root, ()):
             common = _common(mine, self._texts[id_])
-            if common >= best:
+            if common and common >= best:
                 best, like = common, id_
         return best, blocks * self._size, like
 
-    def add(self, id_: int, salt: str, tokens: bytes) -> None:
-        root = root_hash(salt, self._size)
+    def add(self, id_: int, salt: str, adapter: str, tokens: bytes) -> None:
+        root = root_hash(salt, self._size, adapter)
         self._texts[id_] = unpack_tokens(tokens)
         for key in (root, *block_hashes(root, tokens, self._size)):
             ids = self._by_key.setdefault(key, [])
@@ -119,7 +119,7 @@ class _Counting:
         self._size = config.block_size
         self._salted, self._plain = _Texts(config.block_size), _Texts(config.block_size)
         self._asked: dict[int, _Asked] = {}
-        self._living: dict[int, tuple[str, bytes, list[int]]] = {}
+        self._living: dict[int, tuple[RequestArrived, list[int]]] = {}
         self.sums: Counter[str] = Counter()
         self._partings: dict[int, list[int]] = {}
 
@@ -133,25 +133,26 @@ class _Counting:
             case StepCommitted():
                 for reported in outputs(item.before, item.event, item.after):
                     if reported.sample >= 0 and reported.id in self._living:
-                        self._living[reported.id][2].append(reported.token)
+                        self._living[reported.id][1].append(reported.token)
                     if reported.finish:
                         self._ended(reported.id)
 
     def _arrived(self, event: RequestArrived) -> None:
-        common, known, like = self._salted.longest(event.cache_salt, event.prompt)
-        _, plain, _ = self._plain.longest("", event.prompt)
+        common, known, like = self._salted.longest(event.cache_salt, event.sampling.adapter, event.prompt)
+        _, plain, _ = self._plain.longest("", "", event.prompt)
         self._asked[event.id] = _Asked(common, known, plain, like)
-        self._living[event.id] = (event.cache_salt, event.prompt, [])
-        self._salted.add(event.id, event.cache_salt, event.prompt)
-        self._plain.add(event.id, "", event.prompt)
+        self._living[event.id] = (event, [])
+        self._add(event, event.prompt)
+
+    def _add(self, event: RequestArrived, tokens: bytes) -> None:
+        self._salted.add(event.id, event.cache_salt, event.sampling.adapter, tokens)
+        self._plain.add(event.id, "", "", tokens)
 
     def _ended(self, id_: int) -> None:
         """Add a finished request's text: its answer can begin the next turn's prompt."""
         if (found := self._living.pop(id_, None)) is not None:
-            salt, prompt, answer = found
-            whole = prompt + pack_tokens(answer)
-            self._salted.add(id_, salt, whole)
-            self._plain.add(id_, "", whole)
+            event, answer = found
+            self._add(event, event.prompt + pack_tokens(answer))
 
     def _admitted(self, before: State, event: StepPlanned, after: State) -> None:
         scheduled = after.in_flight[-1]
@@ -161,7 +162,7 @@ class _Counting:
                 self._count(id_, asked, int(scheduled.starts[scheduled.ids == id_][0]))
 
     def _count(self, id_: int, asked: _Asked, found: int) -> None:
-        most = (len(self._living[id_][1]) // 4 - 1) // self._size * self._size
+        most = (len(self._living[id_][0].prompt) // 4 - 1) // self._size * self._size
         known, salted = max(min(asked.known, most), found), min(asked.salted, most)
         new = most - max(known, salted)
         self.sums.update(
@@ -222,7 +223,7 @@ def print_cache_use(console: Console, answer: CacheUse) -> None:
                  f"of {render.counted(answer.requests, 'request')}", [
         ("in the cache", share(answer.found) if answer.caching else "none: it is switched off"),
         ("absent", f"{share(answer.absent)}: in earlier texts, but evicted, forgotten or not computed yet"),
-        ("another salt", f"{share(answer.salted)}: in earlier texts under another cache_salt"),
+        ("another salt", f"{share(answer.salted)}: in earlier texts under another cache_salt or adapter"),
         ("new", f"{share(answer.new)}: no earlier text began like this"),
     ])  # fmt: skip
     rows = [

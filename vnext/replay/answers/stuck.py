@@ -14,6 +14,7 @@ from vnext.log.codec import Frame
 from vnext.sched.policies import BUILT_IN
 from vnext.sched.ranking import PATIENCE
 from vnext.sched.schedule import schedule
+from vnext.state.adapters import may_run
 from vnext.state.events import AnyEvent, StepPlanned
 from vnext.state.state import State
 
@@ -50,12 +51,19 @@ class StuckDetector:
         if any(isinstance(event, StepPlanned) for event in frame.events) or not after.requests or after.in_flight:
             self._idle_frames = 0
             return ""
+        if _awaits_adapter(after):
+            return ""
         if _decides_nothing(after):
             return f"law S6: {len(after.requests)} requests live, nothing runs, and the decision is to do nothing"
         self._idle_frames += 1
         if self._idle_frames < IDLE_FRAMES:
             return ""
         return f"idle: {len(after.requests)} requests live, nothing runs, and {IDLE_FRAMES} frames in a row plan nothing"
+
+
+def _awaits_adapter(state: State) -> bool:
+    """Whether nothing runs and a request waits for an adapter that no slot holds: ranks read it, which may take frames."""
+    return bool(state.slots) and not len(state.rows) and not all(may_run(state, entry.id) for entry in state.waiting)
 
 
 def _decides_nothing(state: State) -> bool:

@@ -24,12 +24,12 @@ from vnext.replay.console.ended import Ended
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.tail import Damaged, Tail, newest_log
-from vnext.replay.reading.verify import plan_difference, why_not_decided
+from vnext.replay.reading.verify import load_difference, plan_difference, why_not_decided
 from vnext.sched.policies import PolicyError
 from vnext.sched.schedule import schedule
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
 from vnext.state.state import State
@@ -104,6 +104,9 @@ class Watcher:
     def _event(self, event: AnyEvent) -> None:
         if isinstance(event, StepPlanned) and self._decides:
             self._decision(event)
+        if isinstance(event, AdapterLoaded | AdapterEvicted) and self._decides:
+            if difference := load_difference(self.state, event):
+                self.raise_alarm("decision", f"of adapters {difference[1]} where the scheduler decides {difference[2]}")
         try:
             self.state = reduce(self.state, event)
         except IllegalEvent as error:

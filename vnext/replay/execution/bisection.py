@@ -23,7 +23,7 @@ from vnext.replay.execution.execution import (
     token_differences,
 )
 from vnext.replay.execution.recorded import Asked, RecordedStep, Walk
-from vnext.replay.reading.source import UnusableLog, open_base_log
+from vnext.replay.reading.source import UnusableLog
 from vnext.replay.rerun.numerics import Ground, grounds
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ def bisect(
 ) -> Bisected:
     """Compare the log's own numerics on one rank with each request alone, with `chosen.changes`, or, if `alone` is
     None, with the log's own ranks if there were several. Raises UnusableLog as `execute` does."""
-    open_base_log(path)
     walk = Walk(path, asked)
     threads = {"threads": chosen.changes.get("threads"), "ranks": 1}
     if alone is None:

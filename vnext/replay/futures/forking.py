@@ -115,7 +115,7 @@ class _Course:
                 self._fold(plan)
                 self.steps += 1
             if self.state.in_flight:
-                self._commit(StepCommitted(step=self.state.in_flight[0].step, tokens=self._sampled()))
+                self._commit(self._sampled())
             elif self.state.requests:
                 raise LawBroken("S6", f"{len(self.state.requests)} requests live, nothing runs and nothing is planned")
             elif not options.arrivals or not options.arrivals_per_mille:
@@ -160,12 +160,18 @@ class _Course:
         if refusal(self.state.config, again) is None:
             self._fold(again)
 
-    def _sampled(self) -> bytes:
-        """Tokens for the oldest step: the next ones, restarting from the first if there are too few."""
-        count = int(np.count_nonzero(self.state.in_flight[0].samples))
+    def _sampled(self) -> StepCommitted:
+        """Tokens for the oldest step: the next ones, restarting from the first if there are too few. Of each request's
+        drafts some are kept."""
+        scheduled = self.state.in_flight[0]
+        count, more = int(np.count_nonzero(scheduled.samples)), {}
+        if scheduled.drafts is not None and scheduled.drafts.any():
+            drafted = bytes(scheduled.drafts[scheduled.samples].tolist())
+            counts = bytes(1 + self._rng.below(most + 1) for most in drafted)
+            count, more = sum(counts), {"counts": counts, "drafted": drafted}
         first = 0 if self._drawn + count > len(self._samples) else self._drawn
         self._drawn = first + count
-        return self._samples[first : self._drawn].tobytes()
+        return StepCommitted(step=scheduled.step, tokens=self._samples[first : self._drawn].tobytes(), **more)
 
     def _commit(self, event: StepCommitted) -> None:
         """Commit the oldest step. Folds the following plan too if both are a steady turn, which checks the cheap laws

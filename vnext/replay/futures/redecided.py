@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vnext.log.codec import Frame
+from vnext.replay.futures.loads import resident
 from vnext.replay.futures.revived import revived, salted
 from vnext.replay.reading.folding import first_state
 from vnext.replay.reading.source import Log, UnusableLog
@@ -67,6 +68,8 @@ def redecided_ring(first: State, started: EngineStarted, events: Sequence[AnyEve
         answers.setdefault(str(news.id), []).append(news.token)
     arrivals = [replace(life.arrival, name=str(life.arrival.id)) for life in lives]
     author = Author(started, recorded_voice(started.config, answers, own_ends([*arrivals, *events])))
+    for load in resident(first, started.config.max_loras):
+        author.follow(NOWHERE, load)
     for arrival in (arrival for arrival, life in zip(arrivals, lives) if life.last):
         author.follow(NOWHERE, arrival)
     _catch_up(author)

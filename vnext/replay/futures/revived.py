@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from vnext.replay.futures.loads import resident
 from vnext.sched.schedule import schedule
 from vnext.state.block_hash import root_hash
 from vnext.state.config import SchedulerConfig
@@ -49,22 +50,25 @@ def _revived(state: State, request: Request, tokens: bytes, runs: bool) -> Reviv
     )  # the answer's tokens are known
     arrival = RequestArrived(
         id=request.id, name=request.name, prompt=tokens[:cut], sampling=left, priority=request.priority,
-        arrival_ns=request.arrival_ns, cache_salt=_salt_of(request.root, state.config),
+        arrival_ns=request.arrival_ns, cache_salt=_salt_of(request.root, state.config, sampling.adapter),
     )  # fmt: skip
     return Revived(arrival, before, tokens[cut:])
 
 
 def salted(arrival: RequestArrived, config: SchedulerConfig) -> RequestArrived:
     """A request of the log whose salt is named by its root key, as for revived requests."""
-    return replace(arrival, cache_salt=_salt_of(root_hash(arrival.cache_salt, config.block_size), config))
+    adapter = arrival.sampling.adapter
+    root = root_hash(arrival.cache_salt, config.block_size, adapter)
+    return replace(arrival, cache_salt=_salt_of(root, config, adapter))
 
 
-def _salt_of(root: bytes, config: SchedulerConfig) -> str:
-    return "" if root == root_hash("", config.block_size) else root.hex()
+def _salt_of(root: bytes, config: SchedulerConfig, adapter: str) -> str:
+    return "" if root == root_hash("", config.block_size, adapter) else root.hex()
 
 
-def warmed(started: EngineStarted, lives: Sequence[Revived]) -> tuple[State, dict[int, int]]:
-    """An engine in which `lives` continue, and their new numbers by their old ones; rejected requests have none.
+def warmed(started: EngineStarted, first: State, lives: Sequence[Revived]) -> tuple[State, dict[int, int]]:
+    """An engine in which `lives`, the requests of state `first`, continue, and their new numbers by their old ones; rejected
+    requests have none. It begins with the adapters of `first`, as many as there are slots for.
 
     Their tokens are computed in one step of any size, as far as there is room; requests without room wait.
     """
@@ -74,6 +78,8 @@ def warmed(started: EngineStarted, lives: Sequence[Revived]) -> tuple[State, dic
         config, max_num_batched_tokens=max(config.max_num_batched_tokens, tokens), long_prefill_token_threshold=0
     )
     state, ids = start(replace(started, config=wide)), {}
+    for load in resident(first, config.max_loras):
+        state = reduce(state, load)
     for life in (life for life in lives if life.last):
         state = _arrived(state, life, ids, config)
     plan = schedule(state)

@@ -20,6 +20,8 @@ import operator
 import msgspec
 import numpy as np
 
+from vnext.replay.futures.drafts_seen import DraftsSeen
+from vnext.replay.futures.loads import Loads, LoadsSeen
 from vnext.replay.futures.paced_fit import least, windows_of
 from vnext.replay.futures.revived import Revived, revived
 from vnext.replay.reading.folding import Broken, Folded, first_state, fold
@@ -64,7 +66,7 @@ class Recorded(msgspec.Struct, frozen=True):
     at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
     `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
     request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
-    `times_us` is when each of `events` happened.
+    `times_us` is when each of `events` happened. `loads` are those of adapters.
     """
 
     first: State
@@ -80,6 +82,8 @@ class Recorded(msgspec.Struct, frozen=True):
     answers: dict[int, list[int]]
     events: list[AnyEvent]
     times_us: list[float]
+    loads: Loads
+    drafts: DraftsSeen
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -151,11 +155,13 @@ class _Taken:
         self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
         self._events: list[AnyEvent] = []
         self._times_us: list[float] = []
+        self._loads, self._drafts = LoadsSeen(), DraftsSeen({}, {})
 
     def hear(self, item: Folded, now_us: float) -> None:
         event = item.event
         self._events.append(event)
         self._times_us.append(now_us)
+        self._loads.hear(event, item.after, now_us)
         match event:
             case StepPlanned():
                 self._planned_us[event.step] = now_us
@@ -166,6 +172,7 @@ class _Taken:
                 self._entries.append(scheduled.entries)
                 self._commits.append(event)
                 self._last_us = now_us
+                self._drafts.hear(scheduled, event, self._answers)
                 for news in outputs(item.before, event, item.after):
                     self._answers.setdefault(news.id, []).append(news.token)
             case RequestArrived() | PrefixCacheReset():
@@ -184,7 +191,7 @@ class _Taken:
         overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
         return Recorded(
             self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
-            self._answers, self._events, self._times_us,
+            self._answers, self._events, self._times_us, self._loads.loads, self._drafts,
         )  # fmt: skip
 
 

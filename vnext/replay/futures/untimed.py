@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from vnext.replay.futures.drafts_seen import DraftsSeen
+from vnext.replay.futures.loads import Loads
 from vnext.replay.futures.revived import revived
 from vnext.replay.futures.step_times import Outside, Recorded
 from vnext.replay.reading.folding import Folded, first_state, fold
 from vnext.replay.reading.source import Log
-from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, unpack_tokens
+from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, unpack_tokens
 from vnext.state.outputs import outputs
 
 
@@ -21,10 +23,13 @@ def on_times_of(log: Log, learnt: Recorded) -> Recorded:
     first = first_state(log)
     lives, outside, now_us, began_ns = revived(first), [], 0.0, None
     answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in lives}
+    drafts = DraftsSeen({}, {})
     for item in fold(log):
         if not isinstance(item, Folded):
             continue
         event = item.event
+        if isinstance(event, StepCommitted):
+            drafts.hear(item.before.in_flight[0], event, answers)
         for news in outputs(item.before, event, item.after):
             if news.token >= 0:
                 answers.setdefault(news.id, []).append(news.token)
@@ -37,5 +42,6 @@ def on_times_of(log: Log, learnt: Recorded) -> Recorded:
         elif isinstance(event, RequestArrived | PrefixCacheReset):
             outside.append(Outside(now_us, event, {}))
     return replace(
-        learnt, first=first, lives=lives, outside=outside, entries=[], commits=[], answers=answers, events=[], times_us=[]
+        learnt, first=first, lives=lives, outside=outside, entries=[], commits=[], answers=answers, events=[], times_us=[],
+        loads=Loads([], learnt.loads.took_us), drafts=drafts,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from vnext.replay.futures.step_times import Model, Recorded, fit, held_out, kind
 from vnext.replay.futures.untimed import on_times_of
 from vnext.replay.futures.what_if_run import Ran, StepTime, rerun, retrace
 from vnext.replay.futures.what_if_score import Between, Objective, RunScore, recommendation, score, with_bounds, worth
-from vnext.replay.reading.source import Log, UnusableLog, open_base_log
+from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.policies import PolicyError, policy_of
 from vnext.state.config import STORED_NAMES, SchedulerConfig
@@ -119,7 +119,7 @@ def what_if(
 ) -> WhatIf:  # fmt: skip
     """Run every candidate, with step times learnt from the log `times_of` if given. Raises UnusableLog if there are no
     times, or a configuration cannot work; `own_policy` as in `verify`."""
-    log = open_base_log(log_path)
+    log = open_log(log_path)
     if why_not := why_not_decided(log, own_policy):
         raise UnusableLog(f"the steps of this log cannot be decided here: {why_not}")
     for changes in candidates:
@@ -143,7 +143,7 @@ def what_if(
 def ground_of(log: Log, times_of: Path | None = None) -> Ground:
     """The model and the pace of a log; `times_of` names another log to take them from. Raises UnusableLog if that has
     no times."""
-    taken = recorded(log) if times_of is None else on_times_of(log, recorded(open_base_log(times_of)))
+    taken = recorded(log) if times_of is None else on_times_of(log, recorded(open_log(times_of)))
     model = fit(taken.features, taken.step_us, taken.began_us)
     return Ground(log.header.started, taken, model, Pace(taken.began_us, taken.ends_us, usual_us(model, taken)))
 
@@ -189,7 +189,7 @@ def _all(paths: Paths, ground: Ground, trials: Sequence[Trial], objective: Objec
 def _share(share: tuple[Paths, list[Trial], Objective]) -> list[RunScore]:
     """One process's runs. It reads and fits the log itself, with the same result."""
     (path, times_of), trials, objective = share
-    ground = ground_of(open_base_log(path), times_of)
+    ground = ground_of(open_log(path), times_of)
     return [ground.score(trial, objective) for trial in trials]
 
 

@@ -7,6 +7,7 @@ would have asked later, or something else, still asks when it did.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -14,11 +15,22 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from vnext.replay.futures.loads import LoadClock
 from vnext.replay.futures.revived import salted, warmed
 from vnext.replay.futures.step_times import Recorded
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestArrived, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
+    AnyEvent,
+    EngineStarted,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+)
 from vnext.state.feasibility import refusal
 from vnext.state.outputs import outputs
 from vnext.state.reduce import fold, reduce
@@ -116,8 +128,9 @@ class _Engine:
         if exact:
             self.state, self._ids = log.first, {life.arrival.id: life.arrival.id for life in log.lives}
         else:
-            self.state, self._ids = warmed(started, log.lives)
+            self.state, self._ids = warmed(started, log.first, log.lives)
             self._refused = len(log.lives) - len(self._ids)
+        self._loading = LoadClock(log.loads, exact)
         self._before = self.state.counters
         self._recorded_of = {id_: recorded for recorded, id_ in self._ids.items()}
         self._served |= self._older()
@@ -153,8 +166,9 @@ class _Engine:
         outside, ends = self._outside, self._ends
         if not self._exact:
             self._plan()
-        while outside or ends:
-            self._now_us = min(outside[0][0] if outside else float("inf"), ends[0] if ends else float("inf"))
+        while outside or ends or self._loading.next_us(self._now_us) < math.inf:
+            coming = (outside[0][0] if outside else math.inf, ends[0] if ends else math.inf)
+            self._now_us = min(*coming, self._loading.next_us(self._now_us))
             while outside and outside[0][0] <= self._now_us:
                 self._come(outside.popleft()[1])
             while ends and ends[0] <= self._now_us + AT_ONCE_US:
@@ -177,9 +191,13 @@ class _Engine:
                     if not self._ends:
                         return
                     self._commit()
+                case AdapterEvicted() | AdapterLoaded():
+                    recorded = event if isinstance(event, AdapterLoaded) else None
+                    for decided in self._loading.decided(self.state, recorded)[:1]:
+                        self._fold(decided)
                 case _:
                     self._come(event)
-            if self._events[-1] != event:
+            if self._events[-1:] != [event]:
                 return
 
     def _come(self, event: AnyEvent) -> None:
@@ -200,8 +218,15 @@ class _Engine:
             case _:
                 self._fold(event)
 
+    def _decided(self) -> StepPlanned | None:
+        """The next plan, behind the loads that are done."""
+        while loaded := self._loading.due(self.state, self._now_us):
+            for event in loaded:
+                self._fold(event)
+        return schedule(self.state)
+
     def _plan(self) -> None:
-        while (plan := schedule(self.state)) is not None:
+        while (plan := self._decided()) is not None:
             self._fold(plan)
             self._steps += 1
             scheduled = self.state.in_flight[-1]
@@ -221,6 +246,8 @@ class _Engine:
 
     def _tell(self, id_: int, finished: bool) -> None:
         served, now_us = self._served[id_], self._now_us
+        if served.finished:
+            return  # a token behind its stop string
         if served.tokens:
             gap = now_us - served.last_us
             self._gaps.append(gap)
@@ -234,23 +261,29 @@ class _Engine:
             self._fold(RequestAborted(ids=(id_,), reason="stop"))
 
     def _result(self, scheduled: StepInFlight) -> StepCommitted:
-        """The recorded token at each place; where none was recorded, a token that ends nothing. No draft is kept.
+        """The recorded token at each place; where none was recorded, a token that ends nothing. Drafts are as the log shows
+        them (drafts_seen.py).
 
         A step that equals one of the log's samples exactly what that one did, including samples that were never
         reported and drafts.
         """
-        log = self._log
-        if self._exact and (recorded := recorded_place(log, scheduled)) is not None:
-            return log.commits[recorded]
-        tokens, ends = [], scheduled.starts + scheduled.counts - (0 if scheduled.drafts is None else scheduled.drafts)
-        ids, ends = scheduled.ids[scheduled.samples].tolist(), ends[scheduled.samples].tolist()
-        for id_, end in zip(ids, ends):
-            request = self.state.requests.get(id_)
-            reported = log.answers.get(self._recorded_of[id_], ())
-            began = self._reported_at.get(self._recorded_of[id_])
-            place = end - (request.prompt_length if began is None else began) if request is not None else len(reported)
-            tokens.append(reported[place] if place < len(reported) else self._filler(id_))
-        return StepCommitted(step=scheduled.step, tokens=pack_tokens(tokens))
+        if self._exact and (recorded := recorded_place(self._log, scheduled)) is not None:
+            return self._log.commits[recorded]
+        drafts = np.zeros_like(scheduled.counts) if scheduled.drafts is None else scheduled.drafts
+        ends, asked = scheduled.starts + scheduled.counts - drafts, scheduled.samples
+        runs = [self._run(*each) for each in zip(*(each[asked].tolist() for each in (scheduled.ids, ends, drafts)))]
+        commit = StepCommitted(step=scheduled.step, tokens=pack_tokens([token for tokens, _ in runs for token in tokens]))
+        if not any(made for _, made in runs):
+            return commit
+        return replace(commit, counts=bytes(len(tokens) for tokens, _ in runs), drafted=bytes(made for _, made in runs))
+
+    def _run(self, id_: int, end: int, drafts: int) -> tuple[list[int], int]:
+        """The tokens that a step samples of a request behind its first `end` tokens, and how many drafts it made there."""
+        request, recorded = self.state.requests.get(id_), self._recorded_of[id_]
+        reported, began = self._log.answers.get(recorded, ()), self._reported_at.get(recorded)
+        place = end - (request.prompt_length if began is None else began) if request is not None else len(reported)
+        made, kept = self._log.drafts.run(recorded, place, drafts)
+        return [reported[at] if at < len(reported) else self._filler(id_) for at in range(place, place + kept + 1)], made
 
     def _filler(self, id_: int) -> int:
         request = self.state.requests.get(id_)

@@ -51,14 +51,6 @@ def open_log(path: Path) -> Log:
     return Log(paths=paths, header=first.header, chain=first.chain)
 
 
-def open_base_log(path: Path) -> Log:
-    """As `open_log`, for a command that computes or decides anew and knows no adapters. Raises UnusableLog."""
-    log = open_log(path)
-    if log.header.started.config.max_loras:
-        raise UnusableLog(f"{log.paths[0]} was recorded with --enable-lora: this command does not know LoRA adapters yet")
-    return log
-
-
 def _message(item: Item) -> str:
     return item.message if isinstance(item, LogEnd) else "it holds no header"
 

@@ -18,10 +18,11 @@ from vnext.log.snapshot import BadSnapshot, decode, snapshot
 from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
 from vnext.replay.reading.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
+from vnext.sched.residency import next_load
 from vnext.sched.schedule import schedule
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest, hexadecimal
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, StepPlanned
 from vnext.state.laws import check, check_cheap
 from vnext.state.state import State
 
@@ -159,20 +160,24 @@ class _Checks:
             return
         if decided == item.event:
             return
+        self._decides_differently(item.event.step, item.number, plan_difference(item.event, decided))
+
+    def _decides_differently(self, step: int, number: int, difference: tuple[str, str, str]) -> None:
         self._decisions_differ += 1
         if len(self.decisions) < DECISIONS_SHOWN:
-            field, recorded, recomputed = plan_difference(item.event, decided)
+            field, recorded, recomputed = difference
+            why = "the scheduler decides differently now"
             self.decisions.append(
-                Difference(
-                    step=item.event.step, event=item.number, field=field, recorded=recorded, recomputed=recomputed,
-                    message="the scheduler decides differently now",
-                )
-            )  # fmt: skip
+                Difference(step=step, event=number, field=field, recorded=recorded, recomputed=recomputed, message=why)
+            )
 
     def folded(self, item: Folded) -> None:
         self._events += 1
         if self._also is not None and (why := self._also(item.before, item.event, item.after)):
             self._differ(item.after.planned - 1, item.number, "tokens", "", "", why)
+        if isinstance(item.event, AdapterLoaded | AdapterEvicted) and not self._plans_unchecked:
+            if difference := load_difference(item.before, item.event):
+                self._decides_differently(item.before.planned - 1, item.number, difference)
         if isinstance(item.event, StepPlanned):
             self._steps += 1
             if not self._digests_unchecked:
@@ -323,6 +328,18 @@ def drifted_fields(reported: tuple[RankDetail, ...], report: RankDigest, state: 
     if not found or state is None:
         return []
     return [name for name, one, other in zip(DETAIL_NAMES, found[0].words, details(state)) if one != other]
+
+
+def load_difference(before: State, event: AdapterLoaded | AdapterEvicted) -> tuple[str, str, str] | None:
+    """As `plan_difference`, of a slot whose adapter changes; None where the scheduler decides so too."""
+    wish = next_load(before)
+    decided = wish.events("")[0] if wish is not None else None
+    recorded, recomputed = _change(event), "none" if decided is None else _change(decided)
+    return None if recorded == recomputed else ("adapter", recorded, recomputed)
+
+
+def _change(event: AdapterLoaded | AdapterEvicted) -> str:
+    return f"{event.digest} into slot {event.slot}" if isinstance(event, AdapterLoaded) else f"slot {event.slot} is evicted"
 
 
 def plan_difference(recorded: StepPlanned, decided: StepPlanned | None) -> tuple[str, str, str]:

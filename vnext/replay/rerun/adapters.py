@@ -5,9 +5,10 @@ Owns the places of adapters on the shards, which stay; the slots of an engine ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vnext.kernels.thin import ThinBlocks
 from vnext.models.config.adapter_config import RANK_MAX
 from vnext.models.errors import ModelError
 from vnext.models.layers.batch import ForwardBatch
@@ -28,6 +29,15 @@ class Adapters:
         """A batch of this state, with the places of its adapters instead of the engine's slots. Raises CannotRun."""
         digests = [slot.digest if slot is not None else "" for slot in state.slots]
         return batch._replace(adapters=tuple(each._replace(slot=self._place(digests[each.slot])) for each in batch.adapters))
+
+    def paired(self, place: int, there: Adapters, weight_of: Callable[[int], int | None]) -> Iterator[tuple[int, ThinBlocks]]:
+        """The identity of each product's blocks of the adapter at `place`, with the blocks of the same product on the first rank
+        of another machine; `weight_of` gives the identity of a weight there. Raises CannotRun."""
+        digest = next(digest for digest, own in self._places.items() if own == place)
+        theirs = there._shards[0].adapters[there._place(digest)].blocks
+        for key, blocks in self._shards[0].adapters[place].blocks.items():
+            if (weight := weight_of(key)) is not None:
+                yield id(blocks), theirs[weight]
 
     def _place(self, digest: str) -> int:
         if digest not in self._places:

@@ -15,13 +15,19 @@ import numpy as np
 import torch
 
 from vnext.kernels.table import Operations
+from vnext.kernels.thin import ThinBlocks, ThinParts
+from vnext.models.layers.adapted import Addition
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.sharding import local_heads, local_kv_heads
+from vnext.replay.rerun.adapters import Adapters
 from vnext.replay.rerun.gaps import Pair, parts_of
 from vnext.replay.rerun.machine import Caches, Machine, tensors_of
+from vnext.replay.rerun.numerics import CannotRun
 from vnext.replay.rerun.turns import added
 from vnext.replay.rerun.watching import ACTIVATIONS, BESIDE, CACHES, METADATA, PARTS, SLOTS, Call, Names, Watch
+
+NOTHING_ADDED = ThinParts(())
 
 
 class Counterpart(Protocol):
@@ -84,7 +90,16 @@ class Single:
                 arguments[place] = self._own[id(arguments[place])]
         elif call.operation == "paged_attention":
             arguments[METADATA] = self._described(arguments[METADATA], number)
-        return arguments
+        return [self._cut(value, start, stop) for value in arguments]
+
+    def _cut(self, value: Any, start: int, stop: int) -> Any:
+        """What adapters add, of one request alone."""
+        if isinstance(value, ThinParts):
+            return value.cut(start, stop) or NOTHING_ADDED
+        if isinstance(value, Addition):
+            parts = value.parts.cut(start, stop)
+            return Addition(self._served.add_thin, value.x[start:stop].clone(), parts) if parts else None
+        return value
 
     def _described(self, metadata: Any, number: int) -> Any:
         """The metadata of one request alone."""
@@ -103,8 +118,9 @@ class Single:
 class Elsewhere:
     """Another machine's operations, with its own weight format, on the inputs of the watched run."""
 
-    def __init__(self, machine: Machine, watched: Names, caches: Caches) -> None:
-        self._machine, self._watched = machine, watched
+    def __init__(self, machine: Machine, watched: Names, caches: Caches, adapters: Adapters) -> None:
+        """`adapters` are those of the watched machine."""
+        self._machine, self._watched, self._adapters = machine, watched, adapters
         self._names = [Names(shard.params) for shard in machine.shards]
         self._ranks = machine.numerics.ranks
         self._dtype = machine.shards[0].dtype
@@ -114,6 +130,15 @@ class Elsewhere:
     def begin(self, batch: ForwardBatch, watch: Watch) -> None:
         self._watch = watch
         self._metadata: dict[tuple[int, int], Any] = {}
+        if batch.adapters and self._ranks > 1:
+            raise CannotRun("what adapters add is compared on one rank: give --solo, or --tp 1 and --kernels, --dtype or the like")
+        self._blocks: dict[int, ThinBlocks] = {}
+        for rows in batch.adapters:
+            self._blocks.update(self._adapters.paired(rows.slot, self._machine.adapters, self._weight))
+
+    def _weight(self, key: int) -> int | None:
+        """The identity of the weight here whose counterpart in the watched machine has this identity."""
+        return id(self._names[0].at(where)) if (where := self._watched.place_of(key)) else None
 
     def pairs(self, call: Call) -> list[Pair]:
         with self._machine.kernels.used():
@@ -133,6 +158,11 @@ class Elsewhere:
     def _argument(self, call: Call, rank: int, place: int, value: Any) -> Any:
         if where := self._watched.place(value):
             return self._names[rank].at(where)
+        if isinstance(value, ThinParts):
+            return value.replaced(lambda blocks: self._blocks[id(blocks)])
+        if isinstance(value, Addition):
+            add_thin, parts = self._machine.kernels.operations.add_thin, value.parts.replaced(lambda each: self._blocks[id(each)])
+            return Addition(add_thin, value.x.to(self._dtype), parts)
         return value.to(self._dtype) if place in ACTIVATIONS[call.operation] else value
 
     def _heads(self, rank: int) -> tuple[slice, slice]:

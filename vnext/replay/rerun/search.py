@@ -71,7 +71,8 @@ class Search:
         exact = other is None and shard.invariance.holds
         widest = max(ROUNDING[each.shards[0].dtype] for each in (machine, other or machine))
         self.tolerance = tolerance if tolerance is not None else 0.0 if exact else widest
-        self._counterpart: Counterpart = Single(machine, served, caches) if other is None else Elsewhere(other, names, caches)
+        alone = Single(machine, served, caches) if other is None else None
+        self._counterpart: Counterpart = alone or Elsewhere(other, names, caches, machine.adapters)
         self.seen: dict[str, Seen] = {}
         self._tokens = 0
         self.found: Found | None = None

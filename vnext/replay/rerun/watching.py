@@ -18,7 +18,7 @@ ACTIVATIONS = MappingProxyType(
     {
         "paged_attention": (0,), "rotary_kv_write": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1),
         "layer_norm": (0,), "gelu_tanh": (0,), "linear": (0,), "gated_linear": (0,), "logits": (0,), "route": (0,),
-        "experts": (0,), "embedding_rows": (),
+        "experts": (0,), "embedding_rows": (), "add_thin": (0, 1),
     }  # fmt: skip
 )
 """Arguments [rows, ...] in the model's dtype, by operation. Operations missing here are not part of a step."""
@@ -27,6 +27,8 @@ BESIDE = MappingProxyType({"rotary_kv_write": (4, 5, 8), "experts": (1, 2), "emb
 CACHES = MappingProxyType({"paged_attention": (1, 2), "rotary_kv_write": (6, 7)})
 SLOTS = 8  # index of this argument of rotary_kv_write
 METADATA = 3  # index of this argument of paged_attention
+OVERWRITTEN = frozenset({"rotary_kv_write", "add_thin"})
+"""Operations that overwrite their first argument."""
 PARTS = MappingProxyType(
     {"add_rms_norm": ("normed", "residual"), "route": ("shares", "experts"), "rotary_kv_write": ("query",)}
 )
@@ -63,6 +65,10 @@ class Names:
         """The place of a value, "" if it has none."""
         return self._places.get(id(value), "") if isinstance(value, (torch.Tensor, tuple)) else ""
 
+    def place_of(self, identity: int) -> str:
+        """The place of the value with this identity, "" if it has none."""
+        return self._places.get(identity, "")
+
     def at(self, place: str) -> Any:
         return self._values[place]
 
@@ -89,12 +95,12 @@ class Watch:
     def __init__(self, served: Operations, names: Names, meet: Callable[[Call], None]) -> None:
         self.operations = Operations(*(self._door(name, getattr(served, name)) for name in Operations._fields))
         self._names, self._meet = names, meet
-        self._layer = -1
+        self._layer, self._weight = -1, ""
         self._described: dict[int, tuple[Any, tuple[Any, ...]]] = {}
 
     def begin(self) -> None:
         """Begin the next step."""
-        self._layer = -1
+        self._layer, self._weight = -1, ""
         self._described.clear()
 
     def described(self, metadata: Any) -> tuple[Any, ...]:
@@ -114,10 +120,12 @@ class Watch:
         return metadata
 
     def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        given = (arguments[0].clone(), *arguments[1:]) if name == "rotary_kv_write" else arguments  # it overwrites its first one
-        result = function(*arguments)
-        weight = next(filter(None, map(self._names.place, arguments)), "")
+        weight = self._weight if name == "add_thin" else next(filter(None, map(self._names.place, arguments)), "")
         if weight or name in ("logits", "embedding_rows"):
-            self._layer = layer_of(weight)
-        self._meet(Call(name, self._layer, weight, given, result))
+            self._layer, self._weight = layer_of(weight), weight
+        layer, given = self._layer, arguments
+        if name in OVERWRITTEN:
+            given = (arguments[0].clone(), *arguments[1:])
+        result = function(*arguments)
+        self._meet(Call(name, layer, weight, given, result))
         return result
