@@ -35,7 +35,7 @@ from vnext.kernels import products
 from vnext.kernels.batch_index import plain_batch_operations
 from vnext.kernels.contracts import ContractError
 from vnext.kernels.cuda import attention, backends, compiled, operations
-from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, view_plan, word_count, write_plan
+from vnext.kernels.cuda.decode_plan import DecodeAttention, slot_count, tiles_of, view_plan, word_count, write_plan
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.table import Operations, plain_operations
 from vnext.models.layers.layers import describe_attention
@@ -56,8 +56,9 @@ CONTEXTS = [700, 1, 256, 257, 33]
 
 
 def plan_of(contexts: list[int], units: int, window: int, rows: list[int]) -> torch.Tensor:
+    tiles = tiles_of(np.ones(len(contexts), dtype=np.int64), 2)
     flat = np.full(word_count(len(contexts), units), 12345, dtype=np.int32)
-    write_plan(flat, units, np.array(contexts), np.array(rows), window)
+    write_plan(flat, units, np.array(contexts), np.array(rows), window, tiles)
     return torch.from_numpy(flat)
 
 
@@ -73,7 +74,7 @@ def test_a_plan_of_fixed_shape_gives_the_bits_of_the_step_s_own(shim: HostBacken
     starts, contexts = np.arange(len(CONTEXTS) + 1), np.array(CONTEXTS)
     own = make_plan(starts, contexts, 2, window, 0, attention.warps_of(16), torch.device("cpu"))
     expected = attention.paged_attention(query, *sequences.caches, table, own, 0.25, window)
-    units = int(splits_of(contexts, window).sum()) + room
+    units = slot_count(tiles_of(np.ones_like(contexts), 2), contexts, window) + room
     order = [3, 1, 4, 0, 2]
     moved = torch.empty_like(table)
     moved[order] = table

@@ -1,8 +1,9 @@
 """The plan of a step of decodes in a fixed shape: what a captured graph reads, whatever the contexts of its replays are.
 
-Owns the layout of that plan in one run of int32. Every row has one query, one tile and one entry to merge; splits of 256 keys
-become units up to a capacity, the rest are units without tiles, which do nothing. All sums go through `merge_splits`, as those
-of rows with several splits do in `plan.py`: the same operations in the same order, so the same bits.
+Owns the layout of that plan in one run of int32. R query rows, each the newest token of a request or a draft behind it, are cut
+into tiles: neighbouring rows of a request share one while it has room. Splits of 256 keys become units up to a capacity, the
+rest are units without tiles, which do nothing. All sums go through `merge_splits`, as those of rows with several splits do in
+`plan.py`: the same operations in the same order, so the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ import numpy as np
 import torch
 
 from vnext.kernels.contracts import ContractError
-from vnext.kernels.cuda.plan import MERGE_FIELDS, SPLIT_KEYS, TILE_FIELDS, UNIT_FIELDS, StepPlan
+from vnext.kernels.cuda.plan import (
+    MERGE_FIELDS,
+    TILE_FIELDS,
+    TILE_ROWS,
+    UNIT_FIELDS,
+    StepPlan,
+    Tiles,
+    cut_tiles,
+    narrow_units,
+    splits_seen,
+)
 
 IS_PARTIAL = 5
 """Field of a unit."""
@@ -26,44 +37,39 @@ def word_count(row_count: int, unit_count: int) -> int:
     return UNIT_FIELDS * unit_count + (TILE_FIELDS + 3 + MERGE_FIELDS) * row_count
 
 
-def splits_of(context_lengths: np.ndarray, window: int) -> np.ndarray:
-    """How many splits each row's newest token sees (int64 [R]). `window` 0: the whole context."""
-    contexts = context_lengths.astype(np.int64)
-    return -(-contexts // SPLIT_KEYS) - first_keys(contexts, window) // SPLIT_KEYS
+def tiles_of(runs: np.ndarray, group: int) -> Tiles:
+    """The tiles of query rows: runs[e] neighbouring ones of each request (int64 [E]); `group` query heads share a key-value
+    head. As many rows share a tile as it has room for, so that their keys are read once."""
+    starts = np.append(0, np.cumsum(runs))
+    return cut_tiles(np.arange(len(runs)), starts, TILE_ROWS // min(group, TILE_ROWS))
 
 
-def first_keys(contexts: np.ndarray, window: int) -> np.ndarray:
-    """The first position that the newest token of each context sees."""
-    return np.maximum(contexts - window, 0) if window else np.zeros_like(contexts)
+def slot_count(tiles: Tiles, context_lengths: np.ndarray, window: int) -> int:
+    """How many partial sums the rows leave: each one for every split that its tile sees. `window` 0: the whole context."""
+    first, stop = splits_seen(tiles, context_lengths.astype(np.int64) - 1, window)
+    return int((tiles.count * (stop - first)).sum())
 
 
 def write_plan(
-    target: np.ndarray, unit_count: int, context_lengths: np.ndarray, table_rows: np.ndarray, window: int
+    target: np.ndarray, unit_count: int, context_lengths: np.ndarray, table_rows: np.ndarray, window: int, tiles: Tiles
 ) -> None:
-    """Write the plan of R rows, whose blocks are in `table_rows` [R] of the table, to target int32 [word_count].
+    """Write the plan of R query rows to target int32 [word_count]. Row r sees context_lengths[r] tokens, whose blocks are in row
+    table_rows[r] of the table.
 
-    Raises ContractError where their splits are more than `unit_count`.
+    Raises ContractError where their partial sums are more than `unit_count`.
     """
-    rows, contexts = len(context_lengths), context_lengths.astype(np.int64)
-    first, counts = first_keys(contexts, window), splits_of(contexts, window)
-    total = int(counts.sum())
-    if total > unit_count:
-        raise ContractError(f"{total} splits do not fit a plan with room for {unit_count}")
-    slots = np.cumsum(counts) - counts
-    row = np.repeat(np.arange(rows), counts)
-    split = (first // SPLIT_KEYS)[row] + np.arange(total) - slots[row]
-    units, tiles, tokens, limits, partials, merges = _parts(target, rows, unit_count)
-    units[:] = 0
+    limits, rows = context_lengths.astype(np.int64) - 1, len(context_lengths)
+    splits, slots = narrow_units(tiles, limits, window, 0, all_partial=True)
+    if slots.count > unit_count:
+        raise ContractError(f"{slots.count} splits do not fit a plan with room for {unit_count}")
+    units, pairs, *of_rows, merges = _parts(target, rows, unit_count)
+    units[:], pairs[:] = 0, 0
     units[:, IS_PARTIAL] = 1
-    units[:total] = np.stack(
-        (row, np.ones_like(row), table_rows[row], np.maximum(split * SPLIT_KEYS, first[row]),
-         np.minimum((split + 1) * SPLIT_KEYS, contexts[row]), np.ones_like(row)), 1,
-    )  # fmt: skip
-    tiles[:, 0], tiles[:, 1] = np.arange(rows), 1
-    tokens[:] = np.arange(rows)
-    limits[:] = contexts - 1
-    partials[:] = slots - first // SPLIT_KEYS
-    merges[:] = np.stack((np.arange(rows), slots, counts), 1)
+    of_table = splits._replace(table_row=table_rows[tiles.first][splits.tile_first])
+    units[: len(splits.tile_first)] = np.stack(of_table, 1)
+    pairs[: len(tiles.first)] = np.stack((tiles.first, tiles.count), 1)
+    for part, values in zip((*of_rows, merges), (np.arange(rows), limits, slots.base, slots.merges), strict=True):
+        part[:] = values
 
 
 def view_plan(flat: torch.Tensor, row_count: int, unit_count: int) -> StepPlan:
@@ -103,7 +109,7 @@ class DecodeAttention:
         self.windows = (window,)
 
     def plan(self, head_count: int, head_dim: int, window: int) -> StepPlan:
-        """One plan for any heads: a decode has one tile a key-value head."""
+        """One plan for all layers of a group: their heads are the same."""
         return self._plan
 
     def plain(self) -> Any:

@@ -167,13 +167,19 @@ def common_units(
     return units, (tokens, tiles)
 
 
-def narrow_units(narrow: Tiles, limits: np.ndarray, window: int, prefix: int) -> tuple[Units, Slots]:
-    """One unit for each split behind the prefix; partial where a row has more than one, counting those before."""
-    key_first = first_keys(limits[narrow.first], window)
-    key_stop = limits[narrow.first + narrow.count - 1] + 1 if len(narrow.row) else key_first
-    split_first = key_first // SPLIT_KEYS
-    split_stop = -(-key_stop // SPLIT_KEYS)
-    is_partial = (split_stop - split_first > 1) | (prefix > 0)
+def splits_seen(narrow: Tiles, limits: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first split that a row of each tile sees, and the one behind the last [N]; `limits` [T]."""
+    stop = limits[narrow.first + narrow.count - 1] + 1
+    return first_keys(limits[narrow.first], window) // SPLIT_KEYS, -(-stop // SPLIT_KEYS)
+
+
+def narrow_units(
+    narrow: Tiles, limits: np.ndarray, window: int, prefix: int, all_partial: bool = False
+) -> tuple[Units, Slots]:
+    """One unit for each split behind the prefix; partial where a row has more than one, counting those before, or everywhere."""
+    key_first, key_stop = first_keys(limits[narrow.first], window), limits[narrow.first + narrow.count - 1] + 1
+    split_first, split_stop = splits_seen(narrow, limits, window)
+    is_partial = (split_stop - split_first > 1) | (prefix > 0) | all_partial
     begin = np.maximum(split_first, prefix // SPLIT_KEYS)
     counts = split_stop - begin
     place = np.repeat(np.arange(len(narrow.row)), counts)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vnext.kernels.cuda.decode_plan import DecodeAttention, splits_of, word_count, write_plan
+from vnext.kernels.cuda.decode_plan import DecodeAttention, slot_count, tiles_of, word_count, write_plan
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.buckets import unit_room
 from vnext.runtime.gpu.device import Device, Graph
@@ -73,7 +73,8 @@ class DecodeGraphs:
 
     def run(self, step: HostStep, rows: int, staging: Staging, watch: Watch | None = None) -> Decoded:
         """Run a step of R decodes, padded to `rows`. `watch` receives the graph's inputs before the replay."""
-        splits = max(int(splits_of(step.contexts, window).sum()) for window in self._model.windows)
+        tiles = tiles_of(np.ones(len(step.begins), dtype=np.int64), self._model.query_group)
+        splits = max(slot_count(tiles, step.contexts, window) for window in self._model.windows)
         units = unit_room(rows, splits + rows - len(step.begins))
         block = self.block_of(step, rows, units)
         sent = staging.send({"block": block.view(np.int64)} | step.changes | step.reported)
@@ -105,9 +106,10 @@ class DecodeGraphs:
             fields["begins"][:count], fields["places"][:count] = step.begins, step.places
             fields["tokens"][:count] = step.token_ids
             fields["tokens"][step.ahead] = TAKE_LAST
+        tiles = tiles_of(np.ones(rows, dtype=np.int64), self._model.query_group)
         for group, window in enumerate(self._model.windows):
             table_rows = fields["places"] if len(self._model.windows) == 1 else np.arange(rows)
-            write_plan(fields[f"plan {group}"], units, fields["begins"] + 1, table_rows, window)
+            write_plan(fields[f"plan {group}"], units, fields["begins"] + 1, table_rows, window, tiles)
         return block
 
     def _capture(self, rows: int, units: int, wants: Wants, version: int) -> Captured:

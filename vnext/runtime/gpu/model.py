@@ -13,7 +13,7 @@ from vnext.kernels.cuda import experts
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
-from vnext.models.layers.sharding import Parallel
+from vnext.models.layers.sharding import Parallel, local_heads
 from vnext.models.registry import Family
 
 
@@ -39,6 +39,11 @@ class DeviceModel(NamedTuple):
     def kv_head_count(self) -> int:
         """Key-value heads of this rank."""
         return self.kv[0][0].shape[1]
+
+    @property
+    def query_group(self) -> int:
+        """Query heads that share a key-value head on this rank."""
+        return local_heads(self.config, self.parallel.world_size) // self.kv_head_count
 
     @property
     def null_slot(self) -> int:
