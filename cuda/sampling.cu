@@ -178,11 +178,12 @@ mask_rows(float *logits, const long long *rows, const unsigned *masks, long long
 /* In place, for each row of logits what its batch row `places` [rows] asks for, by the tables of row_count batch rows (see
    vnext/sampling/inputs.py): bias; no stop token at a position before `marks[0]`; then penalties: repetition divides
    positive and multiplies other logits of tokens in prompt or output, frequency and presence take off for tokens of the output.
-   rates [3, row_count], marks [2, row_count], history [row_count, vocabulary]. Grid (slices of SLICE tokens, rows). */
+   rates [3, row_count], marks [2, row_count], history [row_count, vocabulary]. A row that follows depths[row] drafts of its request
+   counts these too: the `fed` tokens of itself and of the rows just before it; both may be null. Grid (slices of SLICE tokens, rows). */
 extern "C" __global__ void __launch_bounds__(256)
 adjust_rows(float *logits, const long long *places, const long long *positions, const float *rates, const long long *marks,
             const int *history, const long long *bias_tokens, const float *bias_values, const long long *stop_tokens,
-            long long stride, int vocabulary, int row_count, int bias_room, int stop_room) {
+            const long long *fed, const long long *depths, long long stride, int vocabulary, int row_count, int bias_room, int stop_room) {
     const int at = blockIdx.y, first = blockIdx.x * SLICE, last = min(first + SLICE, vocabulary);
     const long long row = places[at];
     float *own = logits + at * stride;
@@ -204,8 +205,12 @@ adjust_rows(float *logits, const long long *places, const long long *positions, 
     }
     const float repetition = rates[row], presence = rates[row_count + row], frequency = rates[2 * row_count + row];
     if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
+    const int depth = depths ? int(depths[at]) : 0;
     for (int token = first + threadIdx.x; token < last; token += blockDim.x) {
-        const int entry = history[row * vocabulary + token], count = entry & (IN_PROMPT - 1);
+        int entry = history[row * vocabulary + token];
+        for (int draft = at - depth + 1; draft <= at; ++draft)
+            entry += fed[draft] == token;
+        const int count = entry & (IN_PROMPT - 1);
         const float before = own[token];
         float after = before;
         if (entry != 0) after = before > 0.0f ? __fdiv_rn(before, repetition) : __fmul_rn(before, repetition);

@@ -120,6 +120,8 @@ SAMPLING_BUGS = [
     ),
     Bug("bits from the top of a mask's words", "sampling.cu", ">> token % 32 & 1", ">> (31 - token % 32) & 1"),
     Bug("the prompt's mark counted", "sampling.cu", "count = entry & (IN_PROMPT - 1)", "count = entry"),
+    Bug("the last token counted as a draft", "sampling.cu", "draft = at - depth + 1", "draft = at - depth"),
+    Bug("a draft that does not count", "sampling.cu", "draft <= at; ++draft", "draft < at; ++draft"),
 ]
 
 EXCHANGE = "all_reduce.cu"

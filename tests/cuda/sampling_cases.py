@@ -9,7 +9,17 @@ import torch
 from sampling_values import values_of
 
 from vnext.kernels.cuda import sampling
-from vnext.sampling.inputs import IN_PROMPT, Allowed, Banned, LogitBias, Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import (
+    IN_PROMPT,
+    NO_DRAFTS,
+    Allowed,
+    Banned,
+    BehindDrafts,
+    LogitBias,
+    Penalties,
+    RowTables,
+    SamplingInputs,
+)
 from vnext.state.params import CHOOSING
 
 THREADS = 128
@@ -61,22 +71,31 @@ def masked(draws: Draws, rows: int, vocabulary: int) -> Allowed:
 
 
 class Asked(NamedTuple):
-    """What batch rows `places` of `tables` ask for at `positions`, and the same as a step's inputs for `logits.adjust`."""
+    """What batch rows `places` of `tables` ask for at `positions`, and the same as a step's inputs for `logits.adjust`. With
+    `drafts` some samples follow drafts."""
 
     tables: RowTables
     places: torch.Tensor
     positions: torch.Tensor
     inputs: SamplingInputs
+    drafts: BehindDrafts = NO_DRAFTS
 
 
 RATES = torch.tensor([[1.0, 0.0, 0.0], [1.3, 0.1, 0.3], [0.7, 0.0, -1.1], [1.0, 1.7, 0.0], [1.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
 """Repetition, presence, frequency of batch rows; two have none."""
 
 
-def asked(draws: Draws, vocabulary: int, room: int) -> Asked:
+DRAFTED = torch.tensor([1, 1, 1, 1, 4, 4, 3, 5, 5]), torch.tensor([6, 7, 8, 9, 9, 10, 7, 3, 4]), torch.tensor([0, 1, 2, 3, 0, 1, 0, 0, 1])
+"""Batch rows, positions and depths of samples that follow up to three drafts."""
+
+
+def asked(draws: Draws, vocabulary: int, room: int, is_drafted: bool = False) -> Asked:
     """Five of six batch rows: bias (whose tokens are stops, too), stops before a position, penalties, each with and without."""
     count = len(RATES)
-    places, positions = torch.tensor([4, 0, 5, 1, 3]), torch.tensor([9, 20, 3, 8, 7])
+    places, positions, depths = torch.tensor([4, 0, 5, 1, 3]), torch.tensor([9, 20, 3, 8, 7]), torch.zeros(5, dtype=torch.int64)
+    if is_drafted:
+        places, positions, depths = DRAFTED
+    fed = draws.integers(0, min(3, vocabulary), len(places))  # the same ones again and again
     until = torch.tensor([8, 8, 0, 8, 0, 4])
     bias_count = torch.tensor([0, min(room, vocabulary), 1, min(room, vocabulary), 0, 0])
     in_prompt = torch.rand(count, vocabulary, generator=draws.generator) < 0.3
@@ -88,13 +107,17 @@ def asked(draws: Draws, vocabulary: int, room: int) -> Asked:
     history = (counts + in_prompt * IN_PROMPT).int()
     tables = RowTables(RATES.T.contiguous(), torch.stack((until, bias_count)), history, tokens, values, tokens.flip(1))
     penalised = [at for at, row in enumerate(places.tolist()) if row not in (0, 4)]
-    rows, early = places[penalised], [at for at in range(5) if positions[at] < until[places[at]]]
+    rows, early = places[penalised], [at for at in range(len(places)) if positions[at] < until[places[at]]]
+    seen = counts[places].clone()
+    for at, depth in enumerate(depths.tolist()):
+        for token in fed[at - depth + 1 : at + 1].tolist():
+            seen[at, token] += 1
     biased = [(at, entry) for at, row in enumerate(places.tolist()) for entry in range(int(bias_count[row]))]
     at, entries = torch.tensor(biased).T
     stops = [(at, token) for at in early for token in set(tokens[places[at]].tolist())]
-    inputs = draws.inputs(5)._replace(
-        penalties=Penalties(torch.tensor(penalised), *RATES[rows].T, in_prompt[rows], counts[rows]),
+    inputs = draws.inputs(len(places))._replace(
+        penalties=Penalties(torch.tensor(penalised), *RATES[rows].T, in_prompt[rows], seen[penalised]),
         bias=LogitBias(at, tokens[places[at], entries], values[places[at], entries]),
         banned=Banned(*torch.tensor(stops).T),
     )
-    return Asked(tables, places, positions, inputs)
+    return Asked(tables, places, positions, inputs, BehindDrafts(fed, depths) if is_drafted else NO_DRAFTS)

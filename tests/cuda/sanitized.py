@@ -52,6 +52,8 @@ def sample() -> None:
         allowed = masked(draws, 5, vocabulary)
         sampling.mask_rows(draws.logits(5, vocabulary), allowed.rows, allowed.masks)
         sampling.adjust_rows(draws.logits(5, vocabulary), given.places, given.positions, *given.tables)
+        given = asked(draws, vocabulary, 20, is_drafted=True)
+        sampling.adjust_rows(draws.logits(9, vocabulary), given.places, given.positions, *given.tables, *given.drafts)
 
 
 def exchange(backend: RankBackend) -> None:

@@ -50,6 +50,8 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
     tables, *places = asked(Draws(1), 40, 3)[:3]
     wide = draw(5, 40)
     torch.library.opcheck(OPS.adjust_rows.default, (wide.clone(), *places, *tables), test_utils=CHECKS)
+    tables_of, *placed, _, drafts = asked(Draws(1), 40, 3, is_drafted=True)
+    torch.library.opcheck(OPS.adjust_rows.default, (draw(9, 40), *placed, *tables_of, *drafts), test_utils=CHECKS)
     allowed = masked(Draws(3), 5, 40)
     torch.library.opcheck(OPS.mask_rows.default, (wide.clone(), allowed.rows, allowed.masks), test_utils=CHECKS)
     again = wide.clone()

@@ -114,22 +114,25 @@ def test_masks_are_applied_as_by_the_torch_form(shim: HostBackend, vocabulary: i
         sampling.mask_rows(logits.T, allowed.rows, allowed.masks)
 
 
+@pytest.mark.parametrize("is_drafted", [False, True], ids=["tokens", "drafts"])
 @pytest.mark.parametrize(("vocabulary", "room"), [(700, 4), (9001, 40), (3, 2)])
-def test_what_rows_ask_for_is_done_as_by_the_torch_forms(shim: HostBackend, vocabulary: int, room: int) -> None:
-    """The kernel, the form of one shape and the form of a step's inputs give the same bits; slices end within a row."""
+def test_what_rows_ask_for_is_done_as_by_the_torch_forms(shim: HostBackend, vocabulary: int, room: int, is_drafted: bool) -> None:
+    """The kernel, the form of one shape and the form of a step's inputs give the same bits; slices end within a row. Penalties
+    count the drafts that a sample follows, and no other's."""
     draws = Draws(4)
-    given = asked(draws, vocabulary, room)
-    logits = torch.randn(5, vocabulary, generator=draws.generator) * 5
+    given = asked(draws, vocabulary, room, is_drafted)
+    count = len(given.places)
+    logits = torch.randn(count, vocabulary, generator=draws.generator) * 5
     logits[0, 1], logits[3, 0] = -INFINITY, -0.0
     expected = adjust(logits, given.inputs)
     assert not torch.equal(expected, logits)
     by_shape = logits.clone()
-    adjust_rows(by_shape, given.tables, given.places, given.positions)
+    adjust_rows(by_shape, given.tables, given.places, given.positions, given.drafts)
     assert torch.equal(by_shape.view(torch.int32), expected.view(torch.int32))
     for shim.order in ORDERS:
-        wide = torch.full((5, vocabulary + 3), 7.0)
+        wide = torch.full((count, vocabulary + 3), 7.0)
         wide[:, :vocabulary] = logits
-        sampling.adjust_rows(wide[:, :vocabulary], given.places, given.positions, *given.tables)
+        sampling.adjust_rows(wide[:, :vocabulary], given.places, given.positions, *given.tables, *given.drafts)
         assert torch.equal(wide[:, :vocabulary].contiguous().view(torch.int32), expected.view(torch.int32))
         assert (wide[:, vocabulary:] == 7.0).all()
     sampling.adjust_rows(logits[:0], given.places[:0], given.positions[:0], *given.tables)

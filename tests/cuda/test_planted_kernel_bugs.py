@@ -70,12 +70,12 @@ def rows_are_right(backend: HostBackend) -> bool:
 
 def tokens_are_right(backend: HostBackend) -> bool:
     """Rows with equals at their top, filters of all kinds, and totals as small as targets; what rows ask for beside."""
-    draws, wishes = Draws(11), asked(Draws(2), 300, 130)
-    plain = torch.randn(5, 300, generator=draws.generator)
+    draws, wishes = Draws(11), asked(Draws(2), 300, 130, is_drafted=True)
+    plain = torch.randn(len(wishes.places), 300, generator=draws.generator)
     expected, allowed = adjust(plain, wishes.inputs), masked(draws, 5, 300)
     keep_allowed(may_come := plain.clone(), allowed)
     for backend.order in ORDERS:
-        sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, *wishes.tables)
+        sampling.adjust_rows(changed := plain.clone(), wishes.places, wishes.positions, *wishes.tables, *wishes.drafts)
         if not torch.equal(changed, expected):
             return False
         sampling.mask_rows(bound := plain.clone(), allowed.rows, allowed.masks)

@@ -151,6 +151,25 @@ class RowTables(NamedTuple):
     stop_tokens: torch.Tensor
 
 
+class BehindDrafts(NamedTuple):
+    """Which of S samples follow drafts. `fed` int64[S]: the token that each sample follows. `depths` int64[S]: how many drafts of
+    its request it follows; theirs are the `fed` tokens of this sample and of those just before it. Both None where there are
+    no drafts."""
+
+    fed: torch.Tensor | None = None
+    depths: torch.Tensor | None = None
+
+    def before(self) -> torch.Tensor:
+        """bool[S, S]: whether column's `fed` is one of the drafts that row's sample follows. Waits for no device."""
+        assert self.depths is not None
+        places = torch.arange(len(self.depths), device=self.depths.device)
+        back = places[:, None] - places
+        return (back >= 0) & (back < self.depths[:, None])
+
+
+NO_DRAFTS = BehindDrafts()
+
+
 class Sampled(NamedTuple):
     """One token for each row. The other fields are None unless logprobs were requested; they describe the raw logits.
 

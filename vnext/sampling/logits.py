@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from vnext.sampling.inputs import Allowed, Penalties, RowTables, SamplingInputs
+from vnext.sampling.inputs import NO_DRAFTS, Allowed, BehindDrafts, Penalties, RowTables, SamplingInputs
 from vnext.sampling.marks import IN_PROMPT
 
 Keep = Callable[[torch.Tensor, Allowed], None]
@@ -70,10 +70,13 @@ def penalise_seen(
     return penalised - presence[:, None] * (counts > 0)
 
 
-def adjust_rows(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+def adjust_rows(
+    logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor, drafts: BehindDrafts = NO_DRAFTS
+) -> None:
     """Apply bias, bans and penalties to logits float32[S, V] in place, with the same bits as `adjust`.
 
-    The logits belong to batch rows `places` int64[S]; their next tokens are at `positions` int64[S]. Waits for no device.
+    The logits belong to batch rows `places` int64[S]; their next tokens are at `positions` int64[S]. Penalties count `drafts`
+    as sampled. Waits for no device.
     """
     until, bias_count = tables.marks.index_select(1, places).unbind(0)
     tokens = tables.bias_tokens.index_select(0, places)
@@ -83,5 +86,7 @@ def adjust_rows(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, p
     found = logits.gather(1, stops)
     logits.scatter_(1, stops, found.masked_fill((positions < until)[:, None], float("-inf")))
     history = tables.history.index_select(0, places)
+    if drafts.fed is not None:
+        history.scatter_add_(1, drafts.fed.expand(len(places), -1), drafts.before().int())
     rates = tables.rates.index_select(1, places).unbind(0)
     logits.copy_(penalise_seen(logits, history != 0, history & (IN_PROMPT - 1), *rates))

@@ -20,7 +20,18 @@ from vnext.kernels.backends import BACKENDS, backend_for
 from vnext.kernels.cpu.sampling import mask_rows, require_columns, sample_rows
 from vnext.kernels.cuda import operations as cuda_operations
 from vnext.sampling.draw import draw_by_inversion
-from vnext.sampling.inputs import Allowed, Banned, LogitBias, Penalties, RowTables, Sampled, SamplingInputs, check_inputs
+from vnext.sampling.inputs import (
+    NO_DRAFTS,
+    Allowed,
+    Banned,
+    BehindDrafts,
+    LogitBias,
+    Penalties,
+    RowTables,
+    Sampled,
+    SamplingInputs,
+    check_inputs,
+)
 from vnext.sampling.logits import Keep, adjust, adjust_rows, keep_allowed
 from vnext.sampling.weights import check_vocabulary, fixed_point_weights
 from vnext.state.params import ROW_DTYPES
@@ -29,7 +40,7 @@ __all__ = ["Banned", "LogitBias", "Penalties", "Sampled", "SamplingInputs", "sam
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Choose = Callable[[torch.Tensor, SamplingInputs], torch.Tensor]
-Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor], None]
+Adjust = Callable[[torch.Tensor, RowTables, torch.Tensor, torch.Tensor, BehindDrafts], None]
 if not BACKENDS["compiled"].why_not():
     require_columns(ROW_DTYPES)
 REPORTED_TOGETHER = 32
@@ -100,9 +111,11 @@ def keep_allowed_by_kernel(logits: torch.Tensor, allowed: Allowed) -> None:
     cuda_operations.mask_rows(logits, allowed.rows, allowed.masks_of_rows())
 
 
-def adjust_by_kernel(logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor) -> None:
+def adjust_by_kernel(
+    logits: torch.Tensor, tables: RowTables, places: torch.Tensor, positions: torch.Tensor, drafts: BehindDrafts = NO_DRAFTS
+) -> None:
     """`adjust_rows` in one launch."""
-    cuda_operations.adjust_rows(logits, places, positions, *tables)
+    cuda_operations.adjust_rows(logits, places, positions, *tables, *drafts)
 
 
 def report_in_parts(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Sampled:

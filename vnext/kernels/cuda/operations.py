@@ -119,7 +119,7 @@ _sample_rows = register(
 )
 _adjust_rows = register(
     "adjust_rows(Tensor(a!) logits, Tensor places, Tensor positions, Tensor rates, Tensor marks, Tensor history, "
-    "Tensor bias_tokens, Tensor bias_values, Tensor stop_tokens) -> ()",
+    "Tensor bias_tokens, Tensor bias_values, Tensor stop_tokens, Tensor? fed=None, Tensor? depths=None) -> ()",
     sampling.adjust_rows,
     lambda *arguments: None,
 )
@@ -206,7 +206,7 @@ def mask_rows(logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> 
     _mask_rows(logits, rows, masks)
 
 
-def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor) -> None:
+def adjust_rows(logits: torch.Tensor, places: torch.Tensor, positions: torch.Tensor, *tables: torch.Tensor | None) -> None:
     """As sampling.adjust_rows."""
     _adjust_rows(logits, places, positions, *tables)
 

@@ -21,6 +21,8 @@ FEW_ROWS = 128
 SHARED_BYTES = (1024 + 32) * 8 + 16 + 32 * (16 + 8) + 8 + 4096 * 8
 """Bins, the state of a search, for each warp its sums and its likeliest token, a count, tokens with weights."""
 ALIGNED_BYTES, ALIGNED_COUNT = 16, 4
+NULL = np.int64(0)
+"""A pointer to nothing."""
 
 
 def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor], threads: int = 0) -> torch.Tensor:
@@ -71,10 +73,13 @@ def adjust_rows(
     bias_tokens: torch.Tensor,
     bias_values: torch.Tensor,
     stop_tokens: torch.Tensor,
+    fed: torch.Tensor | None = None,
+    depths: torch.Tensor | None = None,
 ) -> None:
-    """Bias, bans and penalties of logits float32[S, V], in place, whose rows are dense: as runtime/logits.adjust_rows.
+    """Bias, bans and penalties of logits float32[S, V], in place, whose rows are dense: as sampling/logits.adjust_rows.
 
-    `places` and `positions` int64[S]; what follows are the dense tables of runtime/sampling_inputs.RowTables.
+    `places` and `positions` int64[S]; what follows are the dense tables of sampling/inputs.RowTables and, in a step with drafts,
+    those of sampling/inputs.BehindDrafts.
     """
     rows, vocabulary = logits.shape
     require_dense_rows(logits)
@@ -83,5 +88,6 @@ def adjust_rows(
     kernel = kernel_for(logits.device, SOURCE, "adjust_rows", ())
     tables = (rates, marks, history, bias_tokens, bias_values, stop_tokens)
     sizes = map(np.int32, (vocabulary, history.shape[0], bias_tokens.shape[1], stop_tokens.shape[1]))
-    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, np.int64(logits.stride(0)), *sizes)
+    drafts = [NULL if each is None else each.contiguous() for each in (fed, depths)]
+    arguments = (logits, places.contiguous(), positions.contiguous(), *tables, *drafts, np.int64(logits.stride(0)), *sizes)
     kernel((-(-vocabulary // SLICE), rows), (ADJUST_THREADS,), arguments)
