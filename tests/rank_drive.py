@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,22 @@ def bound_arrivals(count: int, seed: int) -> list[RequestArrived]:
     return arrivals
 
 
+def repetitive_arrivals(count: int, seed: int, grammars: Sequence[str] = ()) -> list[RequestArrived]:
+    """As `picky_arrivals`, with longer answers that repeat themselves: a bias makes few tokens likely. Every fifth keeps to one of
+    the grammars, if there are some."""
+    rng, arrivals = random.Random(seed), picky_arrivals(count, seed)
+    for at, arrival in enumerate(arrivals):
+        likely = tuple((token, rng.choice((9.0, 11.0, 30.0))) for token in sorted(rng.sample(range(5, 200), 3)))
+        stops = (likely[0][0],) * (at % 4 == 3)
+        own = replace(arrival.sampling, max_tokens=rng.randint(12, 36), logit_bias=likely, stop_token_ids=stops)
+        if grammars and at % 5 == 1:
+            constraint = Constraint(grammar=grammars[at % len(grammars)])
+            own = Sampling(seed=at, max_tokens=36, temperature=float(at % 2), logprobs=at % 3 - 1, constraint=constraint)
+        prompt = [token for token, _ in likely] * rng.randint(1, 5) + [rng.randrange(5, 200) for _ in range(rng.randint(1, 9))]
+        arrivals[at] = replace(arrival, prompt=pack_tokens(prompt), sampling=own)
+    return arrivals
+
+
 def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1) -> Answers:
     """Every request's tokens and log-probabilities. Requests come three at a time; request `abort` is aborted on its way.
 
@@ -148,7 +165,7 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
             assert result.fed and not otherwise, f"step {result.step} is fed otherwise: {otherwise}"
             for later in digests.values():
                 later.commits[result.step] = result.commit
-            events.append(StepCommitted(step=result.step, tokens=result.tokens))
+            events.append(result.commit)
             commits[result.step] = result.logprobs
         for event in events:
             before, state = state, reduce(state, event)

@@ -143,7 +143,7 @@ LATE_IMPORTS = {
     "vnext/runtime/collectives/device_memory.py": (1, "CuPy"),
     "vnext/runtime/collectives/group.py": (2, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/gpu_loading.py": (2, "Numba, and a second of torch's compiler"),
-    "vnext/runtime/rank/loading.py": (2, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (3, "a rank on a CPU starts sooner"),
     # seldom needed
     "vnext/models/loading/hub.py": (1, "a model in a folder needs no hub"),
     "vnext/options/sources.py": (1, "YAML, where a file of options is given"),

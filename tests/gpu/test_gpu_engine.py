@@ -57,6 +57,14 @@ def test_deterministic_answers_are_the_same_in_any_batch_run_and_form() -> None:
     assert answers(together=False, dtype="bfloat16", deterministic=True, enforce_eager=True) == together
 
 
+def test_drafts_change_no_deterministic_answer() -> None:
+    """Those of the host's drafters, whose rows are verified in graphs, in pieces and in steps as they are."""
+    expected, config = answers(dtype="bfloat16", deterministic=True), {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "row_cost": 0}
+    for method, changes in (("ngram", {}), ("suffix", {"enforce_eager": True})):
+        drafted = {"speculative_config": {"method": method, **config}, **changes}
+        assert answers(dtype="bfloat16", deterministic=True, **drafted) == expected
+
+
 def test_graphs_give_the_tokens_of_steps_as_they_are(eager: list[list[int]]) -> None:
     assert alike(answers(), eager) >= ALIKE_MIN
 

@@ -48,7 +48,7 @@ ENGINE_HELP = {
     "threads": "threads per rank (default: chosen for the machine)",
     "gpu_memory_utilization": "fraction of a GPU's memory for weights, working memory and cache",
     "enforce_eager": "on a GPU: capture no graphs",
-    "graph_sizes": "on a GPU: batch sizes for which decode steps are captured (default: up to --max-num-seqs)",
+    "graph_sizes": "on a GPU: batch sizes, drafts included, for which decode steps are captured (default: up to --max-num-seqs)",
     "compile": "on a GPU: use torch's compiler for captured steps; the start then takes minutes",
     "attention": "on a GPU: vnext's own attention kernels, or FlashInfer's if installed",
     "executor": "mp runs each rank as a process; inproc runs one rank inside the engine core",

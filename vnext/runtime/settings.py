@@ -118,7 +118,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Further settings of a rank on a GPU; `tokens_max` and `rows_max` bound one step."""
+    """Further settings of a rank on a GPU; `tokens_max` and `rows_max` bound one step, and `drafts_max` the drafts of a row."""
 
     memory_utilization: float = 0.9
     enforce_eager: bool = False
@@ -127,6 +127,12 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
     attention: AttentionName = "auto"
     tokens_max: int = 2048
     rows_max: int = 256
+    drafts_max: int = 0
+
+    @property
+    def samples_max(self) -> int:
+        """The most samples of a step: one behind each row's last token, and one behind each draft."""
+        return min(self.rows_max * (1 + self.drafts_max), max(self.tokens_max, self.rows_max))
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):

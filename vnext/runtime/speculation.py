@@ -12,6 +12,8 @@ from vnext.state.config import DRAFTERS, MEASURED, Speculation
 from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
 WITH_MODEL = ("draft_model", "eagle3")
+ON_THE_HOST = ("ngram", "suffix", "grammar")
+"""The methods that draft from tokens alone, on any device."""
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
@@ -42,6 +44,15 @@ def speculation_of(text: str) -> Speculation | None:
         raise SettingsError(f"speculative_config takes a model with method {which}: give both or neither.")
     _check_numbers(found)
     return found
+
+
+def require_host_drafter(method: str) -> None:
+    """Raise SettingsError where a method computes drafts with a model, which a GPU does not do yet."""
+    if method not in ON_THE_HOST:
+        raise SettingsError(
+            f"speculative_config asks for method {method}, which does not draft on a GPU yet: take {', '.join(ON_THE_HOST)}, or "
+            "device cpu."
+        )
 
 
 def _check_numbers(found: Speculation) -> None:

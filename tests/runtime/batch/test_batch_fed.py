@@ -36,7 +36,7 @@ class Fed:
         forward, samples = self._batch.forward(step, self._staging)
         forward = forward._replace(**{name: getattr(forward, name).clone() for name in forward._fields[:7]})
         self._rows = samples.rows.clone()
-        sampling = inputs_on(self._batch.parameters, samples, step) if len(step.sampled) else None
+        sampling = inputs_on(self._batch.parameters, samples, step) if len(step.samples.at) else None
         self._staging.release()
         return StepInputs(forward, sampling, step.asked)
 

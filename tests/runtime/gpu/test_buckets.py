@@ -36,18 +36,18 @@ def test_room_for_splits_doubles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows", "is_decode", "shares", "choice"),
+    ("tokens", "is_decode", "shares", "choice"),
     [
-        (3, 3, True, False, Choice("graph", 4)),
-        (3, 3, True, True, Choice("pieces", 16)),
-        (3, 3, False, False, Choice("pieces", 16)),
-        (5, 5, True, False, Choice("pieces", 16)),
-        (24, 2, False, False, Choice("pieces", 24)),
-        (25, 2, False, False, Choice("eager", 25)),
+        (3, True, False, Choice("graph", 4)),
+        (3, True, True, Choice("pieces", 16)),
+        (3, False, False, Choice("pieces", 16)),
+        (5, True, False, Choice("pieces", 16)),
+        (24, False, False, Choice("pieces", 24)),
+        (25, False, False, Choice("eager", 25)),
     ],
 )
-def test_the_form_of_a_step(tokens: int, rows: int, is_decode: bool, shares: bool, choice: Choice) -> None:
-    assert choose_form(tokens, rows, is_decode, shares, SHAPES) == choice
+def test_the_form_of_a_step(tokens: int, is_decode: bool, shares: bool, choice: Choice) -> None:
+    assert choose_form(tokens, is_decode, shares, SHAPES) == choice
 
 
 def test_the_cache_takes_what_its_share_leaves() -> None:

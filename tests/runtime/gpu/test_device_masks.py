@@ -65,7 +65,7 @@ def take_from_anyone(self: RowMasks, rows: list[Any], tokens: Any) -> None:
     self._work.append(self._thread.submit(self._advance, [(row.place, row.matcher, (int(tokens[row.at]),)) for row in own]))
 
 
-def forget_to_expect(self: Masking, rows: list[Any], tokens: Any, mark: Any) -> None:
+def forget_to_expect(self: Masking, rows: list[Any], samples: Any) -> None:
     """A bug: masks do not follow the tokens."""
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from device_twin import TwinDevice
 from msgspec.structs import replace
-from rank_drive import drive, host_rank, runner_of, some_arrivals, started_with
+from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
 from vnext.kernels.table import operations
 from vnext.models.config.model_config import Experts
@@ -18,6 +18,7 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.device import Memory
+from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank import gpu_loading, loading
 from vnext.runtime.rank.device_steps import LaterSteps
@@ -25,6 +26,8 @@ from vnext.runtime.rank.gpu_memory import GRAPH_BYTES, trial_batch, try_largest_
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.logits import adjust_rows
 from vnext.sampling.sampling import sampler_for
+from vnext.state.config import Speculation
+from vnext.state.state import State
 
 GPU = GpuSettings(tokens_max=50, rows_max=8)
 
@@ -44,12 +47,54 @@ class Roomy(TwinDevice):
         return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
 
 
-def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's kernels stand in for the GPU's row of the table."""
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device on which ranks are loaded. The CPU's kernels stand in for the GPU's row of the table."""
     monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
     monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
     monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
     monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
+
+
+def test_a_rank_that_drafts_is_loaded_sized_and_answers_as_the_plain_one(roomy: None) -> None:
+    """Its trial step samples behind every draft, and what drafts cost is measured by steps of the device."""
+    settings = settings_of(gpu=replace(GPU, drafts_max=3), speculates=True, draft_method="ngram", measures_draft_costs=True)
+    rank, runner = loading.load_rank(settings, Path())
+    ready = loading.ready_message(settings, runner)
+    page = runner.block_bytes(4)
+    trial_pages = 32 * 1 + 1
+    left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES - (9 + 32) * runner.config.vocab_size * 4
+    assert ready.page_count_max == left // page and all(0 <= cost <= 1000 for cost in ready.draft_costs)
+    speculation = Speculation(num_speculative_tokens=3, prompt_lookup_min=1)
+    started, arrivals = started_with(runner, speculation=speculation), repetitive_arrivals(6, seed=2)
+    assert drive(rank, started, arrivals) == drive(host_rank(runner_of()), started_with(runner), arrivals)
+
+
+def test_drafting_costs_are_those_of_steps_with_drafts(roomy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that are slower the more rows they have, and slower still when they draft."""
+    launch = DeviceSteps.launch
+
+    def slow(self: DeviceSteps, state: State) -> PendingStep:
+        pending = launch(self, state)
+        drafts = state.in_flight[-1].drafts
+        clock[0] += 1.0 + 0.05 * len(state.rows) + (0.3 if drafts is not None and drafts.any() else 0.0)
+        return pending
+
+    clock = [0.0]
+    monkeypatch.setattr(DeviceSteps, "launch", slow)
+    monkeypatch.setattr("vnext.runtime.rank.draft_costs.time.perf_counter", lambda: clock[0])
+    settings = settings_of(speculates=True, draft_method="ngram", measures_draft_costs=True)
+    _, runner = loading.load_rank(settings, Path())
+    assert loading.ready_message(settings, runner).draft_costs == (round(50 / 1.05), round((300 - 50) / 1.05))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
+def test_methods_that_do_not_draft_beside_a_gpu_are_refused_by_name(method: str) -> None:
+    with pytest.raises(SettingsError, match=f"method {method}, which does not draft on a GPU yet: take ngram, suffix, grammar, or"):
+        loading.load_rank(settings_of(speculates=True, draft_method=method), Path())
+
+
+def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(roomy: None) -> None:
     settings = settings_of()
     rank, runner = loading.load_rank(settings, Path())
     ready = loading.ready_message(settings, runner)
@@ -77,6 +122,8 @@ def test_the_largest_step_fits_its_own_pages() -> None:
     [
         (GPU, "", Shapes((1, 2, 4, 8), (16, 24, 32, 48, 50))),
         (GpuSettings(rows_max=8, graph_sizes=(8, 3), tokens_max=16), "", Shapes((3, 8), (16,))),
+        (GpuSettings(rows_max=4, drafts_max=3, tokens_max=16), "", Shapes((1, 2, 4, 8, 16), (16,))),
+        (GpuSettings(rows_max=4, drafts_max=3, tokens_max=9, graph_sizes=(2, 99)), "", Shapes((2, 9), (9,))),
         (GpuSettings(enforce_eager=True), "", Shapes((), ())),
         (GPU, "a reason", Shapes((), ())),
     ],

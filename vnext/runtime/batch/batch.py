@@ -17,7 +17,7 @@ from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.decode_step import DecodeStep
 from vnext.runtime.batch.draft_batch import DraftBatch
-from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Kept, kept
+from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept, kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
@@ -61,11 +61,14 @@ class PersistentBatch:
         self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
         self._sampled = (-1, self._places)  # the newest step and the rows it samples
         self._decode_step: DecodeStep | None = None
-        speculation = config.speculation
-        drafter = speculation and drafter_of(speculation)
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
-        self._drafts = drafter and DraftRows(drafter, self._sampling, row_count, model_drafts)
+        self._drafts = self._draft_rows(self._sampling, model_drafts)
         self._drafted: Drafted | None = None
+
+    def _draft_rows(self, grammars: Grammars, model_drafts: DraftBatch | None = None) -> DraftRows | None:
+        """The rows' drafts; None in an engine without any."""
+        speculation = self._config.speculation
+        return speculation and DraftRows(drafter_of(speculation), grammars, self._config.max_num_seqs, model_drafts)
 
     def step_inputs(self, state: State) -> StepInputs:
         """The newest step in flight of `state` as tensors. Brings the rows in line with the state first, and drafts."""
@@ -121,7 +124,7 @@ class PersistentBatch:
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
-        return failed_requests(scheduled, self._sampling.failed(self._sampled[1]))
+        return failed_requests(scheduled.ids[scheduled.samples], self._sampling.failed(self._sampled[1]))
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

@@ -72,11 +72,12 @@ class DraftRows:
             self._rows[place].finish(self._tokens(place))
         del self._rows[place], self._histories[place]
 
-    def drafted(self, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
-        """The step as this rank computes it; `places` int64[n]: its entries' batch rows."""
+    def drafted(self, scheduled: StepInFlight, places: np.ndarray, lengths: np.ndarray | None = None) -> Drafted:
+        """The step as this rank computes it; `places` int64[n]: its entries' batch rows. `lengths` int64: how many tokens each
+        batch row has, if some are not known here; a step with drafts needs them all."""
         assert scheduled.drafts is not None
         base = scheduled.counts - scheduled.drafts
-        starts = np.minimum(scheduled.starts, self._lengths[places] - base)
+        starts = np.minimum(scheduled.starts, (self._lengths if lengths is None else lengths)[places] - base)
         if self._batch is not None:
             self._batch.forget(places, starts, scheduled.counts)
         if not scheduled.drafts.any() and starts.tobytes() == scheduled.starts.tobytes():
@@ -127,9 +128,9 @@ def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray) -> Kep
     """Which samples (int64[S]) of a step as computed are kept: of each request those up to the first that is not the draft
     behind it. `drafts` int32: those of its entries, one after another."""
     planned, samples = scheduled.drafts, scheduled.samples
-    assert planned is not None
     if not len(drafts):
         return Kept(tokens, np.arange(len(tokens)), b"", b"", drafts)
+    assert planned is not None
     sizes = planned[samples] + 1
     ends, counts, kept_at, at = np.cumsum(sizes), [], [], 0
     for first, size in zip((ends - sizes).tolist(), sizes.tolist()):

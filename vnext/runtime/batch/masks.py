@@ -18,7 +18,6 @@ import torch
 from vnext.sampling.constraint import Matcher, Vocabulary, mask_words
 from vnext.sampling.inputs import Allowed
 from vnext.state.params import Constraint
-from vnext.state.state import StepInFlight
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -155,7 +154,7 @@ class RowMasks:
         for place, matcher in matchers:
             matcher.complete(self._masks[place])
 
-def failed_requests(scheduled: StepInFlight, failed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    """(request, why) of (index among a step's samples, why)."""
-    ids = scheduled.ids[scheduled.samples]
-    return tuple((int(ids[at]), why) for at, why in failed)
+
+def failed_requests(ids: np.ndarray, failed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """(request, why) of (index among a step's samples, why), each once; `ids` int64[S]: the samples' requests."""
+    return tuple(dict.fromkeys((int(ids[at]), why) for at, why in failed))

@@ -166,7 +166,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config="auto" if reads_generation_config(engine) else "none",
-            gpu=gpu_settings(engine),
+            gpu=gpu_settings(engine, 0 if speculation is None else speculation.num_speculative_tokens),
             speculates=speculation is not None,
             measures_draft_costs=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
@@ -181,8 +181,8 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
     return MpExecutor(ranks, Path(settings.run_dir), settings_of)
 
 
-def gpu_settings(engine: EngineSettings) -> GpuSettings:
-    """The engine's settings for ranks on GPUs."""
+def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
+    """The engine's settings for ranks on GPUs. `drafts_max`: of a row in a step."""
     return GpuSettings(
         memory_utilization=engine.gpu_memory_utilization,
         enforce_eager=engine.enforce_eager,
@@ -191,6 +191,7 @@ def gpu_settings(engine: EngineSettings) -> GpuSettings:
         attention=engine.attention,
         tokens_max=engine.max_num_batched_tokens,
         rows_max=engine.max_num_seqs,
+        drafts_max=drafts_max,
     )
 
 

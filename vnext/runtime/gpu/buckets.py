@@ -1,7 +1,8 @@
 """Buckets: the fixed shape in which a step is computed, and whether it runs as one graph, in pieces, or eagerly.
 
-Pure. A step of decodes (one token a row, all sampled) is padded to a number of rows and, for attention, to a number of context
-splits; any other step is padded to a number of tokens. Padding costs time and changes no result: padded rows write to a null
+Pure. A step of decodes (a sample behind every token) is padded to a number of query rows and, for attention, to a number of
+context splits; any other step is padded to a number of tokens. A request's drafts are query rows as its last token is, so one
+graph serves any number of drafts of any requests. Padding costs time and changes no result: padded rows write to a null
 page that no request holds, and their outputs are dropped.
 """
 
@@ -14,7 +15,7 @@ Form = Literal["graph", "pieces", "eager"]
 
 
 class Shapes(NamedTuple):
-    """Sizes that may be captured: rows of decodes, tokens of other steps, both rising; () captures none of that kind."""
+    """Sizes that may be captured: query rows of decodes, tokens of other steps, both rising; () captures none of that kind."""
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -59,10 +60,10 @@ def unit_room(row_count: int, splits: int) -> int:
     return room
 
 
-def choose_form(token_count: int, row_count: int, is_decode: bool, shares_prefix: bool, shapes: Shapes) -> Choice:
-    """`is_decode`: one token a row, all sampled. `shares_prefix`: attention reads a prefix once for all rows, which has no fixed
+def choose_form(token_count: int, is_decode: bool, shares_prefix: bool, shapes: Shapes) -> Choice:
+    """`is_decode`: a sample behind every token. `shares_prefix`: attention reads a prefix once for all rows, which has no fixed
     shape and stays outside graphs."""
-    size = padded(row_count, shapes.rows)
+    size = padded(token_count, shapes.rows)
     if is_decode and not shares_prefix and size is not None:
         return Choice("graph", size)
     size = padded(token_count, shapes.tokens)

@@ -1,6 +1,8 @@
 """Whole steps of decodes as graphs: from the host's one block to sampled tokens in a single launch.
 
-Owns a graph and its static memory for each triple of row count, room for splits, and sampling options. A replay copies the
+Owns a graph and its static memory for each triple of row count, room for splits, and sampling options. Rows are query rows: a
+request's last token is one, and so is each draft behind it, at the next position with the same blocks. A graph does not know
+which rows belong together; in the plan of attention, they share tiles. A replay copies the
 block into static memory and launches once: the graph holds indices, forward, logits and sampling, and the write to `last`,
 from which the next step takes its tokens. Where rows are masked, it ends with the logits. Between replays only the batch's own
 tables change besides the block, so nothing but the whole block can be stale. Where rows report log-probabilities, all graphs
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.cuda.decode_plan import DecodeAttention, slot_count, tiles_of, word_count, write_plan
+from vnext.kernels.cuda.plan import Tiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.buckets import unit_room
 from vnext.runtime.gpu.device import Device, Graph
@@ -23,6 +26,7 @@ from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples, decod
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.sampling_updates import PLAIN, Wants
 from vnext.runtime.gpu.staging import Layout, Staging
+from vnext.sampling.inputs import BehindDrafts
 from vnext.sampling.sampling import Adjust, Choose
 
 Watch = Callable[[ForwardBatch, Samples], None]
@@ -55,11 +59,12 @@ class DecodeGraphs:
 
     def __init__(
         self, device: Device, model: DeviceModel, batch: DeviceBatch, choose: Choose, adjust: Adjust,
-        wrap: Callable[..., Callable] | None = None,
+        wrap: Callable[..., Callable] | None = None, row_max: int = 0,
     ) -> None:  # fmt: skip
-        """`wrap`, a compiler, wraps the forward before it is captured."""
+        """`wrap`, a compiler, wraps the forward before it is captured. `row_max`: the most rows of a graph."""
         self._device, self._model, self._batch, self._choose, self._adjust = device, model, batch, choose, adjust
         self._compute = wrap(self._forward) if wrap else self._forward
+        self._row_max, self._has_drafts = row_max, batch.has_drafts
         self._captured: dict[tuple[int, int, Wants], Captured] = {}
         self._logits: torch.Tensor | None = None
 
@@ -72,27 +77,28 @@ class DecodeGraphs:
             self._captured[key] = self._capture(rows, units, wants, version)
 
     def run(self, step: HostStep, rows: int, staging: Staging, watch: Watch | None = None) -> Decoded:
-        """Run a step of R decodes, padded to `rows`. `watch` receives the graph's inputs before the replay."""
-        tiles = tiles_of(np.ones(len(step.begins), dtype=np.int64), self._model.query_group)
-        splits = max(slot_count(tiles, step.contexts, window) for window in self._model.windows)
-        units = unit_room(rows, splits + rows - len(step.begins))
+        """Run a step of R query rows, padded to `rows`. `watch` receives the graph's inputs before the replay."""
+        tiles, contexts = self._tiles(step, len(step.token_ids)), step.samples.positions
+        splits = max(slot_count(tiles, contexts, window) for window in self._model.windows)
+        units = unit_room(rows, splits + rows - len(contexts))
         block = self.block_of(step, rows, units)
         sent = staging.send({"block": block.view(np.int64)} | step.changes | step.reported)
         self._batch.bring(sent)
         self.prepare(rows, units, step.wants)
-        captured, count = self._captured[rows, units, step.wants], len(step.begins)
+        captured, count = self._captured[rows, units, step.wants], len(step.token_ids)
         captured.block.copy_(sent["block"].view(torch.uint8))
         if watch is not None:
-            watch(*self._fed(self.layout(rows, units).tensors(captured.block), count))
+            watch(*self._fed(self.layout(rows, units).tensors(captured.block), step))
         captured.graph.replay()
         fields, wants = self.layout(rows, units).tensors(captured.block), step.wants
-        samples = Samples(fields["places"][:count], fields["begins"][:count] + 1, sent.get("reported"))
+        samples = self._samples(fields, count)._replace(reported=sent.get("reported"))
         logits = self._logits[:count] if wants.reported or wants.masked else None
         return Decoded(samples, captured.tokens[:count], logits)
 
     def layout(self, rows: int, units: int) -> Layout:
         """The layout of a block for these sizes."""
-        fields = [(name, np.int64, rows) for name in ("begins", "places", "tokens")]
+        names = ("begins", "places", "tokens", *(("depths", "takers") if self._has_drafts else ()))
+        fields = [(name, np.int64, rows) for name in names]
         fields += [(f"plan {group}", np.int32, word_count(rows, units)) for group in range(len(self._model.windows))]
         return Layout(fields)
 
@@ -100,17 +106,35 @@ class DecodeGraphs:
         """The block (uint8) of a step, or of padding alone."""
         layout = self.layout(rows, units)
         block = np.zeros(layout.size_bytes, dtype=np.uint8)
-        fields, count = layout.arrays(block), 0 if step is None else len(step.begins)
+        fields, count = layout.arrays(block), 0 if step is None else len(step.token_ids)
         fields["places"][:] = self._batch.null_row
+        if self._has_drafts:
+            fields["takers"][:] = self._batch.null_row
         if step is not None:
-            fields["begins"][:count], fields["places"][:count] = step.begins, step.places
+            fields["begins"][:count], fields["places"][:count] = step.samples.positions - 1, step.samples.rows
             fields["tokens"][:count] = step.token_ids
-            fields["tokens"][step.ahead] = TAKE_LAST
-        tiles = tiles_of(np.ones(rows, dtype=np.int64), self._model.query_group)
+            fields["tokens"][step.query_starts[:-1][step.ahead]] = TAKE_LAST
+            if self._has_drafts:
+                fields["depths"][:count], fields["takers"][:count] = step.samples.depths, step.samples.takers
+        tiles = self._tiles(step, rows)
         for group, window in enumerate(self._model.windows):
             table_rows = fields["places"] if len(self._model.windows) == 1 else np.arange(rows)
             write_plan(fields[f"plan {group}"], units, fields["begins"] + 1, table_rows, window, tiles)
         return block
+
+    def _tiles(self, step: HostStep | None, rows: int) -> Tiles:
+        """The tiles of a step's query rows and of padding, `rows` in all: one for each row of padding."""
+        runs = np.empty(0, dtype=np.int64) if step is None else np.diff(step.query_starts).astype(np.int64)
+        padding = np.ones(rows - int(runs.sum()), dtype=np.int64)
+        return tiles_of(np.append(runs, padding), self._model.query_group)
+
+    def _samples(self, fields: dict[str, torch.Tensor], count: int) -> Samples:
+        """The samples of the first `count` rows of a block."""
+        places, positions = fields["places"][:count], fields["begins"][:count] + 1
+        if not self._has_drafts:
+            return Samples(places, positions, None, places)
+        drafts = BehindDrafts(self._token_ids(fields)[:count], fields["depths"][:count])
+        return Samples(places, positions, None, fields["takers"][:count], drafts)
 
     def _capture(self, rows: int, units: int, wants: Wants, version: int) -> Captured:
         """Run once eagerly, which loads every kernel, then record. Uses padding alone, so no row of the cache is touched."""
@@ -129,39 +153,43 @@ class DecodeGraphs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The whole step over the fields of a block, as captured, but for the sampling of masked rows. Returns hidden states
         [rows, hidden] and tokens [rows]."""
-        batch, places, positions = self._batch, fields["places"], fields["begins"] + 1
+        batch, samples = self._batch, self._samples(fields, rows)
         hidden, logits = self._compute(self._inputs(self._token_ids(fields), fields, rows, units))
         if wants.reported or wants.masked:
             self._kept(logits).copy_(logits)
         if wants.masked:
-            return hidden, places
+            return hidden, samples.rows
         if wants.adjusted:
-            self._adjust(logits, batch.parameters.tables, places, positions)
-        tokens = self._choose(logits, batch.parameters.inputs(places, positions))
-        batch.remember(wants, places, tokens)
+            self._adjust(logits, batch.parameters.tables, samples.rows, samples.positions, samples.drafts)
+        tokens = self._choose(logits, batch.parameters.inputs(samples.rows, samples.positions))
+        batch.remember(wants, samples.takers, tokens)
         return hidden, tokens
 
     def _token_ids(self, fields: dict[str, torch.Tensor]) -> torch.Tensor:
         last = self._batch.last.index_select(0, fields["places"])
         return torch.where(fields["tokens"] == TAKE_LAST, last, fields["tokens"])
 
-    def _fed(self, fields: dict[str, torch.Tensor], count: int) -> tuple[ForwardBatch, Samples]:
-        """The first `count` rows of a block in the types of an uncaptured step, made of the same parts as `body`."""
-        rows, begins, groups = fields["places"][:count], fields["begins"][:count], len(self._model.windows)
-        starts = torch.arange(count + 1, dtype=torch.int32, device=self._device.torch_device)
+    def _fed(self, fields: dict[str, torch.Tensor], step: HostStep) -> tuple[ForwardBatch, Samples]:
+        """The rows of a step in the types of an uncaptured one, made of the same parts as `body`; those of a request become one."""
+        count, groups = len(step.token_ids), len(self._model.windows)
+        begins, starts = fields["begins"][:count], self._device.upload(torch.from_numpy(step.query_starts))
+        firsts, lasts = starts[:-1].long(), starts[1:].long() - 1
         places = [self._places(fields, group) for group in range(groups)]
-        tables = [each.block_table[:count] for each in places] if groups > 1 else [self._batch.table.index_select(0, rows)]
+        if groups > 1:
+            tables = [each.block_table.index_select(0, firsts) for each in places]
+        else:
+            tables = [self._batch.table.index_select(0, fields["places"].index_select(0, firsts))]
         found = [GroupPlaces(each.slots[:count], table) for each, table in zip(places, tables, strict=True)]
         forward = ForwardBatch(
-            self._token_ids(fields)[:count], begins, found[0].slots, starts, (begins + 1).int(), found[0].block_table,
-            starts[:-1].long(), groups=tuple(found[1:]),
+            self._token_ids(fields)[:count], begins, found[0].slots, starts, (begins.index_select(0, lasts) + 1).int(),
+            found[0].block_table, torch.arange(count, device=self._device.torch_device), groups=tuple(found[1:]),
         )  # fmt: skip
-        return forward, Samples(rows, begins + 1, None)
+        return forward, self._samples(fields, count)
 
     def _kept(self, logits: torch.Tensor) -> torch.Tensor:
         """The memory for logits [rows, V]. Allocated at first use, which is never inside a capture."""
         if self._logits is None:
-            self._logits = logits.new_empty((self._batch.null_row, logits.shape[1]))
+            self._logits = logits.new_empty((self._row_max, logits.shape[1]))
         return self._logits[: logits.shape[0]]
 
     def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,25 +16,42 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.prompts import PromptInputs
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
 from vnext.runtime.gpu.staging import Staging
+from vnext.runtime.gpu.unread import LaterDrafts, StepSamples, Unread
 from vnext.sampling.constraint import Vocabulary
+from vnext.sampling.inputs import BehindDrafts
 from vnext.state.config import SchedulerConfig
+from vnext.state.samples import sample_points
 from vnext.state.state import State, StepInFlight, blocks_for
+
+
+class HostSamples(NamedTuple):
+    """A step's samples as the host sends them, int64 [S] each: their `ids` (of requests), batch `rows` and `positions`, the tokens
+    `at` which they are taken, how many drafts each follows (`depths`), and the row that takes each as its last token (`takers`):
+    the null row where the host must first see which drafts are kept."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    positions: np.ndarray
+    at: np.ndarray
+    depths: np.ndarray
+    takers: np.ndarray
 
 
 class HostStep(NamedTuple):
     """A step as the host sends it: R entries, T tokens, S samples.
 
-    int64: `begins`, `places` (batch rows) [R], `token_ids` [T] (0 where the device has the token), `ahead` (entries that take
-    their row's last token), `sampled` (entries) [S], `asked` (alternatives that each sample reports, -1 none) [S]. int32:
-    query_starts [R + 1], contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see
-    batch_index.write_spans), and parameters of rows that joined. `width`: blocks of the longest context. `prompts`: what
-    requests want of prompts.
+    int64: `begins`, `places` (batch rows) [R], `token_ids` [T] (any where the device has the token), `ahead` (entries that take
+    their row's last token), `asked` (alternatives that each sample reports, -1 none) [S]. int32: query_starts [R + 1],
+    contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see batch_index.write_spans), and
+    parameters of rows that joined. `width`: blocks of the longest context. `prompts`: what requests want of prompts. `drafted`:
+    the step with true starts, and its drafts.
     """
 
     step: int
@@ -44,17 +61,22 @@ class HostStep(NamedTuple):
     contexts: np.ndarray
     token_ids: np.ndarray
     ahead: np.ndarray
-    sampled: np.ndarray
+    samples: HostSamples
     changes: dict[str, np.ndarray]
     width: int
     wants: Wants
     asked: np.ndarray
+    drafted: Drafted
     prompts: PromptInputs | None = None
 
     @property
     def is_decode(self) -> bool:
-        """Whether each entry has one token and all are sampled."""
-        return len(self.token_ids) == len(self.begins) == len(self.sampled)
+        """Whether a sample follows every token."""
+        return len(self.token_ids) == len(self.samples.at)
+
+    @property
+    def has_drafts(self) -> bool:
+        return len(self.drafted.tokens) > 0
 
     @property
     def reported(self) -> dict[str, np.ndarray]:
@@ -63,11 +85,14 @@ class HostStep(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A step's samples on the device, int64: their batch `rows` and `positions` [S], and those that report [A], if any."""
+    """A step's samples on the device, int64: their batch `rows` and `positions` [S], those that report [A], if any, `takers` as in
+    HostSamples, and the drafts that they follow."""
 
     rows: torch.Tensor
     positions: torch.Tensor
     reported: torch.Tensor | None
+    takers: torch.Tensor
+    drafts: BehindDrafts = BehindDrafts()
 
 
 class DeviceBatch(PersistentBatch):
@@ -84,8 +109,11 @@ class DeviceBatch(PersistentBatch):
         """`vocabulary`: what constraints are matched with; none arrive without it."""
         super().__init__(config, vocab_size)
         self._device, self._grown = device.torch_device, {}
-        self.masks = RowMasks(config.max_num_seqs, vocabulary)
+        speculation = config.speculation
+        self.masks = RowMasks(config.max_num_seqs, vocabulary, speculation.num_speculative_tokens if speculation else 0)
         self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
+        self.unread, drafts = Unread(), self._draft_rows(self.masks)
+        self._drafts = drafts and LaterDrafts(drafts, self.unread, self._updates, self._last)
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.max_num_seqs, operations
         width = blocks_for(config.max_model_len, config.block_size) * self._groups
@@ -95,15 +123,20 @@ class DeviceBatch(PersistentBatch):
         self.last = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=here)
 
     def host_step(self, state: State) -> HostStep:
-        """The newest step in flight of `state`. Brings the rows in line with the state first."""
+        """The newest step in flight of `state`. Brings the rows in line with the state first. Waits for the steps before where
+        they decide what this one computes: see LaterDrafts."""
+        self.unread.look()
         self._update(state)
         scheduled = state.in_flight[-1]
         rows = self._rows_of(state, scheduled)
-        places, ends = self._places[rows], scheduled.starts + scheduled.counts
+        places, drafted = self._places[rows], Drafted(scheduled, NO_DRAFTS)
+        if self._drafts is not None:
+            drafted = self._drafted = self._drafts.drafted(scheduled, places)
+            scheduled = drafted.scheduled
+        ends = scheduled.starts + scheduled.counts
         starts = np.zeros(len(places) + 1, dtype=np.int64)
         np.cumsum(scheduled.counts, out=starts[1:])
-        sampled = np.flatnonzero(scheduled.samples)
-        rows_sampled = places[sampled]
+        samples = self._samples_of(scheduled, places, starts)
         return HostStep(
             step=scheduled.step,
             begins=scheduled.starts,
@@ -111,14 +144,43 @@ class DeviceBatch(PersistentBatch):
             query_starts=starts.astype(np.int32),
             contexts=ends.astype(np.int32),
             token_ids=self._token_ids(state, scheduled, rows, places, positions_of(scheduled), starts),
-            ahead=np.flatnonzero(scheduled.starts >= state.rows.known[rows]),
-            sampled=sampled,
+            ahead=self._ahead(scheduled.starts >= state.rows.known[rows], places),
+            samples=samples,
             changes=self._take_grown() | self._updates.take(),
             width=blocks_for(int(ends.max()), self._config.block_size),
-            wants=self._updates.wants(rows_sampled, ends[sampled]),
-            asked=self._updates.logprobs(rows_sampled),
+            wants=self._updates.wants(samples.rows, samples.positions),
+            asked=self._updates.logprobs(samples.rows),
+            drafted=drafted,
             prompts=self._prompts.inputs(scheduled, places, starts),
         )
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether steps may have drafts."""
+        return self._drafts is not None
+
+    def _ahead(self, runs_ahead: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """The entries whose first token is on the device alone (int64); `runs_ahead` bool [R]: those that the state does not
+        know."""
+        return np.flatnonzero(runs_ahead if self._drafts is None else runs_ahead & ~self._drafts.is_known[places])
+
+    def _samples_of(self, scheduled: StepInFlight, places: np.ndarray, starts: np.ndarray) -> HostSamples:
+        points = sample_points(scheduled)
+        entries, ends = points.entries, scheduled.starts + scheduled.counts
+        rows, drafts = places[entries], np.zeros_like(places) if scheduled.drafts is None else scheduled.drafts
+        return HostSamples(
+            ids=scheduled.ids[entries],
+            rows=rows,
+            positions=ends[entries] - points.back,
+            at=starts[1:][entries] - 1 - points.back,
+            depths=drafts[entries] - points.back,
+            takers=np.where(drafts[entries] > 0, self.null_row, rows),
+        )
+
+    def launched(self, step: HostStep, samples: StepSamples) -> None:
+        """The step runs, and samples something."""
+        if self._drafts is not None:
+            self._drafts.launched(step.drafted, step.places, samples)
 
     def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
         """Only records the growth: the tables are on the device."""
@@ -149,9 +211,10 @@ class DeviceBatch(PersistentBatch):
         arrays = {
             "begins": step.begins, "places": step.places, "query_starts": step.query_starts, "token_ids": step.token_ids,
             "ahead_rows": step.places[step.ahead], "ahead_at": step.query_starts[:-1][step.ahead].astype(np.int64),
-            "sample_at": step.query_starts[1:][step.sampled].astype(np.int64) - 1, "sampled": step.places[step.sampled],
-            "sample_positions": step.contexts[step.sampled].astype(np.int64),
+            "sample_at": step.samples.at, "sampled": step.samples.rows, "sample_positions": step.samples.positions,
         }  # fmt: skip
+        if step.has_drafts:
+            arrays |= {"depths": step.samples.depths, "takers": step.samples.takers}
         sent = staging.send(arrays | step.changes | step.reported)
         self.bring(sent)
         if len(step.ahead):
@@ -161,7 +224,11 @@ class DeviceBatch(PersistentBatch):
             sent["token_ids"], positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
             sent["sample_at"], host=HostBatch(step.query_starts, step.contexts), groups=tuple(places[1:]),
         )  # fmt: skip
-        return batch, Samples(sent["sampled"], sent["sample_positions"], sent.get("reported"))
+        samples = Samples(sent["sampled"], sent["sample_positions"], sent.get("reported"), sent.get("takers", sent["sampled"]))
+        if step.has_drafts:
+            fed = batch.token_ids.index_select(0, batch.sample_at)
+            samples = samples._replace(drafts=BehindDrafts(fed, sent["depths"]))
+        return batch, samples
 
     def _index(
         self, step: HostStep, sent: dict[str, torch.Tensor]
@@ -189,8 +256,8 @@ class DeviceBatch(PersistentBatch):
         ]  # fmt: skip
 
     def remember(self, wants: Wants, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Store the samples of batch rows `rows` (int64 [S] each, on the device) as their last tokens, and count them for
-        adjusted rows."""
+        """Store samples as the last tokens of batch rows `rows` (int64 [S] each, on the device), and count them for adjusted
+        rows."""
         self.last.index_copy_(0, rows, tokens)
         if wants.adjusted:
             self.parameters.count(rows, tokens)

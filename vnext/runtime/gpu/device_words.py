@@ -17,6 +17,7 @@ from vnext.runtime.batch.fed import weights_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.gpu.device import Device, Mark
+from vnext.runtime.gpu.device_batch import Samples
 from vnext.runtime.gpu.row_parameters import RATES_AT, RowParameters
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
 from vnext.sampling.inputs import Allowed, Banned, Counted, LogitBias, SamplingInputs
@@ -59,25 +60,25 @@ class FedWatch:
         vocabulary = parameters.tables.history.shape[1]
         self._weights = device.upload(torch.from_numpy(weights_of(np.arange(vocabulary)).astype(np.int64)))
 
-    def take(
-        self, forward: ForwardBatch, rows: torch.Tensor, positions: torch.Tensor, asked: np.ndarray, adjusted: bool
-    ) -> FedOnDevice:
-        """Take the inputs of a step about to run, with S samples of batch `rows` at `positions` (int64 [S]). `adjusted`: whether
-        some rows are penalised, biased or below their minimum length."""
+    def take(self, forward: ForwardBatch, samples: Samples, asked: np.ndarray, adjusted: bool) -> FedOnDevice:
+        """Take the inputs of a step about to run. `adjusted`: whether some rows are penalised, biased or below their minimum
+        length."""
         places = [(forward.slots, forward.block_table), *forward.groups]
         tensors = [forward.token_ids, forward.positions, forward.query_starts, forward.context_lengths, forward.sample_at]
         tensors += [tensor for each in places for tensor in each]
         if len(asked):
-            tensors += self._of_samples(rows, positions, adjusted)
+            tensors += self._of_samples(samples, adjusted)
         fetched, mark = self._device.fetch(tensors)
         return FedOnDevice(fetched, mark, len(places), asked)
 
-    def _of_samples(self, rows: torch.Tensor, positions: torch.Tensor, adjusted: bool) -> list[torch.Tensor]:
+    def _of_samples(self, samples: Samples, adjusted: bool) -> list[torch.Tensor]:
+        rows, tables = samples.rows, self._parameters.tables
         floats, longs = (table.index_select(1, rows) for table in self._parameters.columns)
-        tables = self._parameters.tables
-        counted = self._weighed(tables.history, rows) if adjusted else torch.zeros_like(positions)
+        counted = self._weighed(tables.history, rows) if adjusted else torch.zeros_like(rows)
+        if adjusted and samples.drafts.fed is not None:
+            counted += (samples.drafts.before() * self._weights.index_select(0, samples.drafts.fed)).sum(dim=1)
         lists = (tables.bias_tokens, tables.bias_values, tables.stop_tokens)
-        return [floats, longs, positions, counted, *(each.index_select(0, rows) for each in lists)]
+        return [floats, longs, samples.positions, counted, *(each.index_select(0, rows) for each in lists)]
 
     def _weighed(self, history: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """int64 [S]: each row's counts, multiplied by the tokens' weights and summed modulo 2^64."""

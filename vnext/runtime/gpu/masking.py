@@ -6,15 +6,16 @@ runs. So a step with masks is launched in two parts, and between them this threa
 
 from __future__ import annotations
 
-from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from vnext.runtime.batch.masks import ConstrainedRow, RowMasks
-from vnext.runtime.gpu.device import Device, Mark
+from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.staging import Staging
+from vnext.runtime.gpu.unread import StepSamples, Unread
 from vnext.sampling.inputs import Allowed
 from vnext.sampling.logits import Keep
 
@@ -34,20 +35,16 @@ NOT_MASKED = Masked([], None, [])
 class Masking:
     """The masks of one rank's steps. One thread."""
 
-    def __init__(self, device: Device, masks: RowMasks, keep: Keep, buffer_count: int) -> None:
+    def __init__(self, device: Device, masks: RowMasks, unread: Unread, keep: Keep, buffer_count: int) -> None:
         """`buffer_count`: as Staging's."""
-        self._masks, self._keep = masks, keep
+        self._masks, self._unread, self._keep = masks, unread, keep
         self._staging = Staging(device, buffer_count)
-        self._expected: deque[tuple[list[ConstrainedRow], torch.Tensor, Mark]] = deque()
         self._masked = NOT_MASKED
 
     def apply(self, logits: torch.Tensor, places: np.ndarray) -> None:
         """Mask the logits float32 [S, V] of a step's samples at batch rows `places` int64 [S], in place. Waits for the tokens of
         earlier steps, and for the masks."""
-        while self._expected:
-            rows, tokens, mark = self._expected.popleft()
-            mark.wait()
-            self._masks.take(rows, tokens.numpy())
+        self._unread.read()
         rows = self._masks.of(places)
         allowed = self._masks.allowed(rows)
         masks = allowed.masks_of_rows().numpy()
@@ -63,6 +60,10 @@ class Masking:
         masked, self._masked = self._masked, NOT_MASKED
         return masked
 
-    def expect(self, rows: list[ConstrainedRow], tokens: torch.Tensor, mark: Mark) -> None:
-        """The host has the tokens int64 [S] of a step with constrained rows once `mark` is reached."""
-        self._expected.append((rows, tokens, mark))
+    def expect(self, rows: list[ConstrainedRow], samples: StepSamples) -> None:
+        """A step with constrained rows has been launched: they take their tokens when these are read."""
+        self._unread.add(samples, partial(self._take, rows, samples))
+
+    def _take(self, rows: list[ConstrainedRow], samples: StepSamples) -> None:
+        kept = set(samples.kept.samples.tolist())
+        self._masks.take([row for row in rows if row.at in kept], samples.tokens)

@@ -60,6 +60,8 @@ class RowParameters:
             self._history.index_fill_(0, sent["cleared"], 0)
             self._history.view(-1).index_fill_(0, sent["prompt_at"], IN_PROMPT)
             self._add(sent["output_at"])
+        if "kept_at" in sent:
+            self._add(sent["kept_at"])
         if "bias_rows" in sent:
             self._bias_tokens = self._written(self._bias_tokens, sent["bias_rows"], sent["bias_tokens"])
             self._bias_values = self._written(self._bias_values, sent["bias_rows"], sent["bias_values"])

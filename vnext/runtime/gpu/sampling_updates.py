@@ -57,6 +57,8 @@ class SamplingUpdates:
     def __init__(self, config: SchedulerConfig, vocab_size: int, masks: RowMasks) -> None:
         self._config, self._vocab_size, self._masks = config, vocab_size, masks
         self._changes = np.zeros(config.max_num_seqs, dtype=bool)  # penalties or bias
+        self._penalised = np.zeros(config.max_num_seqs, dtype=bool)
+        self._kept: list[tuple[int, int]] = []  # (place, token)
         self._until = np.zeros(config.max_num_seqs, dtype=np.int64)
         self._logprobs = np.full(config.max_num_seqs, -1, dtype=np.int64)
         self._room = dict(ROOM)
@@ -71,7 +73,7 @@ class SamplingUpdates:
             self._masks.join(place, sampling.constraint, row_tokens(state, row)[request.prompt_length :].tolist())
         until = int(state.rows.cells[fields.MIN_KNOWN, row]) if sampling.min_tokens and stops else 0
         seed = int(np.uint64(sampling.seed).astype(np.int64))
-        self._changes[place] = penalised or bool(sampling.logit_bias)
+        self._changes[place], self._penalised[place] = penalised or bool(sampling.logit_bias), penalised
         self._until[place], self._logprobs[place] = until, sampling.logprobs
         self._pending_updates[place] = SamplingUpdate(
             floats=tuple(getattr(sampling, name) for name in FLOATS),
@@ -85,7 +87,13 @@ class SamplingUpdates:
     def leave(self, place: int) -> None:
         """A row is free."""
         self._pending_updates.pop(place, None)
+        self._kept = [each for each in self._kept if each[0] != place]
         self._masks.leave(place)
+
+    def count(self, places: np.ndarray, tokens: np.ndarray) -> None:
+        """Rows (int64 [n]) have kept these drafts or samples behind drafts, which the device does not count by itself."""
+        counts = self._penalised[places]
+        self._kept += zip(places[counts].tolist(), tokens[counts].tolist())
 
     def wants(self, places: np.ndarray, positions: np.ndarray) -> Wants:
         """The needs of rows `places`, whose next tokens are sampled at `positions` (int64 [S] each)."""
@@ -98,8 +106,9 @@ class SamplingUpdates:
 
     def take(self) -> dict[str, np.ndarray]:
         """Updates recorded since the last call, as RowParameters.bring takes them; {} for none."""
+        kept = self._take_kept()
         if not self._pending_updates:
-            return {}
+            return kept
         updates, self._pending_updates = self._pending_updates, {}
         reported = {
             "joined": np.array([*updates], dtype=np.int64),
@@ -108,7 +117,12 @@ class SamplingUpdates:
         }
         bias = {place: note.bias for place, note in updates.items() if note.bias}
         stops = {place: note.stops for place, note in updates.items() if note.stops}
-        return reported | self._history(updates) | self._biases(bias) | self._stops(stops)
+        return kept | reported | self._history(updates) | self._biases(bias) | self._stops(stops)
+
+    def _take_kept(self) -> dict[str, np.ndarray]:
+        """Entries of the [rows, V] table that grow by one, as often as they are named."""
+        kept, self._kept = self._kept, []
+        return {"kept_at": np.array(kept, dtype=np.int64) @ (self._vocab_size, 1)} if kept else {}
 
     def _history(self, updates: dict[int, SamplingUpdate]) -> dict[str, np.ndarray]:
         """Entries of the [rows, V] table as one sequence."""

@@ -33,11 +33,13 @@ from vnext.runtime.gpu.masking import Masking
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.piecewise_graphs import PiecewiseGraphs
 from vnext.runtime.gpu.staging import Staging
+from vnext.runtime.gpu.unread import StepSamples
 from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import Sampled
 from vnext.sampling.logits import Keep, adjust_rows, keep_allowed
 from vnext.sampling.sampling import Adjust, Choose, report_in_parts
+from vnext.state.drafting import most_drafts
 from vnext.state.state import State
 
 WRITTEN_AHEAD = 1
@@ -61,7 +63,8 @@ class PendingStep(NamedTuple):
     """A step that was launched. Its samples are on their way to the host: `fetched` is a Sampled in which all fields but the
     tokens cover only the rows that report log-probabilities; None where the step samples nothing. `asked` int64 [S]:
     alternatives, -1 none. `fed`: the model's inputs, where they must be hashed. `prompts`: turns what was fetched of prompts
-    into results, where a request wants some. `failed`: (request, why) of samples whose constraint cannot be followed."""
+    into results, where a request wants some. `failed`: (request, why) of samples whose constraint cannot be followed. `samples`:
+    which samples are kept, None where there are none."""
 
     step: int
     asked_s: float
@@ -71,6 +74,7 @@ class PendingStep(NamedTuple):
     fed: FedOnDevice | None = None
     prompts: Callable[[], tuple[PromptResult, ...]] = tuple
     failed: tuple[tuple[int, str], ...] = ()
+    samples: StepSamples | None = None
 
     def is_there(self) -> bool:
         """Whether `outputs` would return at once."""
@@ -83,7 +87,8 @@ class PendingStep(NamedTuple):
         if self.fetched is None:
             return msgspec.structs.replace(NOTHING_SAMPLED, prompts=prompts) if prompts else NOTHING_SAMPLED
         tokens, *others = self.fetched
-        return StepOutputs(tokens.numpy(), logprobs_of(tokens, others, self.asked) if others else (), prompts)
+        assert self.samples is not None
+        return StepOutputs(self.samples.tokens, logprobs_of(tokens, others, self.asked) if others else (), prompts)
 
 
 def logprobs_of(
@@ -108,10 +113,15 @@ class DeviceSteps:
         self._device, self._model, self._forms = device, model, forms
         operations = batch_operations(device.torch_device.type)
         self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary)
-        self._masking = Masking(device, self._batch.masks, forms.keep, config.pipeline_depth + WRITTEN_AHEAD)
+        self._masking = Masking(
+            device, self._batch.masks, self._batch.unread, forms.keep, config.pipeline_depth + WRITTEN_AHEAD
+        )
         self._staging = Staging(device, config.pipeline_depth + WRITTEN_AHEAD)
-        self._decodes = DecodeGraphs(device, model, self._batch, forms.choose, forms.adjust, forms.wrap)
-        self._pieces = PiecewiseGraphs(device, model, config.max_num_seqs, forms.operations.paged_attention)
+        self._decodes = DecodeGraphs(
+            device, model, self._batch, forms.choose, forms.adjust, forms.wrap, max(forms.shapes.rows, default=0)
+        )
+        samples_max = config.max_num_seqs * (1 + most_drafts(config) if config.speculation else 1)
+        self._pieces = PiecewiseGraphs(device, model, samples_max, forms.operations.paged_attention)
         self._sums = PromptSums()
         self._watch = FedWatch(device, self._batch.parameters)
         self._common: tuple[bytes, int] = b"", 0
@@ -134,7 +144,7 @@ class DeviceSteps:
         seen: list[FedOnDevice] = []
 
         def watch(batch: ForwardBatch, samples: Samples) -> None:
-            seen.append(self._watch.take(batch, samples.rows, samples.positions, step.asked, step.wants.adjusted))
+            seen.append(self._watch.take(batch, samples, step.asked, step.wants.adjusted))
 
         is_due = step.step % state.config.digest_interval == 0
         sampled, prompts = self._run(step, choice, shared, watch if is_due else None)
@@ -145,17 +155,21 @@ class DeviceSteps:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
         of_samples = [part for part in sampled or () if part is not None]
         fetched, mark = self._device.fetch([*of_samples, *prompts])
+        samples = StepSamples(step.drafted, fetched[0], mark) if of_samples else None
+        if samples is not None:
+            self._batch.launched(step, samples)
         if masked.rows:
-            self._masking.expect(masked.rows, fetched[0], mark)
+            self._masking.expect(masked.rows, samples)
         results = partial(self._sums.results, step.prompts, fetched[len(of_samples) :]) if prompts else tuple
-        failed = failed_requests(state.in_flight[-1], masked.failed)
-        return PendingStep(step.step, began_s, fetched[: len(of_samples)] or None, mark, step.asked, fed, results, failed)
+        failed = failed_requests(step.samples.ids, masked.failed)
+        found = fetched[: len(of_samples)] or None
+        return PendingStep(step.step, began_s, found, mark, step.asked, fed, results, failed, samples)
 
     def _choice(self, step: HostStep, shared: int) -> Choice:
         """The step's form. No graph holds the hidden states that prompts need."""
         if step.prompts is not None:
             return Choice("eager", len(step.token_ids))
-        return choose_form(len(step.token_ids), len(step.begins), step.is_decode, shared > 0, self._forms.shapes)
+        return choose_form(len(step.token_ids), step.is_decode, shared > 0, self._forms.shapes)
 
     def _run(
         self, step: HostStep, choice: Choice, shared: int, watch: Watch | None
@@ -188,15 +202,15 @@ class DeviceSteps:
             if step.prompts is not None:
                 return self._with_prompts(step, batch, samples)
             hidden = self._model.hidden(batch)
-        return self._sample(step, self._model.logits(hidden), samples) if len(step.sampled) else None, []
+        return self._sample(step, self._model.logits(hidden), samples) if len(step.samples.at) else None, []
 
     def _with_prompts(
         self, step: HostStep, batch: ForwardBatch, samples: Samples
     ) -> tuple[Sampled | None, list[torch.Tensor]]:
         upload, logits = self._device.upload, self._model.logits
-        places = places_of(step.query_starts[1:][step.sampled].astype(np.int64) - 1, step.prompts, upload)
+        places = places_of(step.samples.at, step.prompts, upload)
         hidden = self._model.hidden(batch._replace(sample_at=places.at))
-        sampled = self._sample(step, logits(hidden[places.samples]), samples) if len(step.sampled) else None
+        sampled = self._sample(step, logits(hidden[places.samples]), samples) if len(step.samples.at) else None
         return sampled, compute(step.prompts, hidden[places.prompts], logits, upload)
 
     def _sample(self, step: HostStep, logits: torch.Tensor, samples: Samples) -> Sampled:
@@ -205,11 +219,11 @@ class DeviceSteps:
         if step.wants.reported and (step.wants.adjusted or step.wants.masked):
             logits = raw.clone()
         if step.wants.adjusted:
-            self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions)
+            self._forms.adjust(logits, parameters.tables, samples.rows, samples.positions, samples.drafts)
         if step.wants.masked:
-            self._masking.apply(logits, step.places[step.sampled])
+            self._masking.apply(logits, step.samples.rows)
         tokens = self._forms.choose(logits, parameters.inputs(samples.rows, samples.positions))
-        self._batch.remember(step.wants, samples.rows, tokens)
+        self._batch.remember(step.wants, samples.takers, tokens)
         return self._reported(step, tokens, raw, samples.reported)
 
     def _reported(

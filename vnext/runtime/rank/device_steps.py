@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
-from vnext.runtime.rank.steps import Computed
+from vnext.runtime.rank.steps import Computed, with_drafts
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 
@@ -40,4 +40,7 @@ class LaterSteps:
         require_whole_group()
         words = () if pending_step.fed is None else pending_step.fed.words(self._config)
         seconds = time.perf_counter() - pending_step.asked_s
-        return Computed(pack_tokens(outputs.tokens), outputs.logprobs, seconds, words, pending_step.failed, outputs.prompts)
+        found = pending_step.samples and pending_step.samples.kept
+        tokens = pack_tokens(found.tokens if found else outputs.tokens)
+        done = Computed(tokens, outputs.logprobs, seconds, words, pending_step.failed, outputs.prompts)
+        return with_drafts(done, found) if found else done

@@ -7,14 +7,17 @@ a replay decides as the engine did, on any machine.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.rank.steps import HostSteps, Steps
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import EngineStarted, RequestArrived, RequestId, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
+from vnext.state.state import State
 
 ROWS = 8
 STEPS_MIN, STEPS_MAX, SECONDS = 4, 40, 0.3
@@ -25,14 +28,17 @@ CERTAIN = 1000.0
 """Added to a token's logit: the model repeats it, so `ngram` has a draft in every step."""
 
 
-def draft_costs(runner: ModelRunner) -> tuple[int, int]:
+def draft_costs(runner: ModelRunner, make_steps: Callable[[], Steps], pipeline_depth: int = 1) -> tuple[int, int]:
     """The row_cost and the step_cost of Speculation (0 to 1000 each), in thousandths of the time of a step of one row: what one
-    more draft adds, which is one more row and, with a draft model or a head, its step; and what the first adds beyond that."""
-    _, alone_s, together_s = (_step_seconds(runner, rows) for rows in (ROWS, 1, ROWS))  # the first warms up
-    draft_s = _step_seconds(runner.draft, 1, block_size=1) if runner.draft else 0.0  # each step in a new block is made anew
+    more draft adds, which is one more row and, with a draft model or a head, its step; and what the first adds beyond that. With
+    a `pipeline_depth` of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost."""
+    timed = partial(_step_seconds, runner, make_steps, pipeline_depth=pipeline_depth)
+    _, alone_s, together_s = (timed(rows) for rows in (ROWS, 1, ROWS))  # the first warms up
+    draft = runner.draft  # each of its steps in a new block is made anew
+    draft_s = _step_seconds(draft, lambda: HostSteps(draft), 1, block_size=1) if draft else 0.0
     draft_s = runner.head.step_seconds() if runner.head else draft_s
     row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
-    biased_s, drafted_s = (_step_seconds(runner, 1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
+    biased_s, drafted_s = (timed(1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
     return _thousandths(row_s / alone_s), _thousandths((drafted_s - biased_s - row_s) / alone_s)
 
 
@@ -41,19 +47,20 @@ def _thousandths(share: float) -> int:
 
 
 def _step_seconds(
-    runner: ModelRunner, rows: int, block_size: int = BLOCK_SIZE, speculation: Speculation | None = None, bias: float = 0.0
-) -> float:
+    runner: ModelRunner, make_steps: Callable[[], Steps], rows: int, block_size: int = BLOCK_SIZE,
+    speculation: Speculation | None = None, bias: float = 0.0, pipeline_depth: int = 1,
+) -> float:  # fmt: skip
     """The shortest time of a decode step of this many rows with its two events: what disturbs a step is not its cost."""
     windows = kv_groups(runner.config).windows
     windows = windows if any(windows) else ()
     config = SchedulerConfig(
         block_size=block_size, page_count=rows * LENGTH // block_size * (len(windows) or 1),
         max_num_batched_tokens=rows * BLOCK_SIZE, max_num_seqs=rows, max_model_len=LENGTH,
-        vocab_size=runner.config.vocab_size, pipeline_depth=1, digest_interval=2**31 - 1, windows=windows, speculation=speculation,
+        vocab_size=runner.config.vocab_size, pipeline_depth=pipeline_depth, digest_interval=2**31 - 1, windows=windows,
+        speculation=speculation,
     )  # fmt: skip
-    steps, seconds = HostSteps(runner), []
     started = EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
-    state = start(started)
+    steps, state = make_steps(), start(started)
     steps.start(state)
     for row in range(rows):
         likes = ((1 + row, bias),) if bias else ()
@@ -62,16 +69,26 @@ def _step_seconds(
         state = reduce(
             state, RequestArrived(id=RequestId(row), name="", prompt=prompt, sampling=sampling, priority=0, arrival_ns=0)
         )
-    admitted = tuple((row, PROMPT) for row in range(rows))
+    return _shortest(steps, state, bool(speculation))
+
+
+def _shortest(steps: Steps, state: State, drafts: bool) -> float:
+    """The seconds of the shortest step, all requests admitted in the first; `drafts`: of those with drafts, or without."""
+    seconds, depth = [], state.config.pipeline_depth
+    admitted = tuple((row, PROMPT) for row in range(len(state.waiting)))
     for step in range(STEPS_MAX):
         began_s = time.perf_counter()
         state = reduce(state, StepPlanned(step=step, admitted=() if step else admitted))
         steps.launch(state)
-        computed = steps.wait()
-        committed = StepCommitted(step=step, tokens=computed.tokens, counts=computed.counts, drafted=computed.drafted)
-        state = reduce(state, committed)
-        if step and bool(computed.counts) == bool(speculation):
+        if len(state.in_flight) < depth:
+            continue
+        done = steps.wait()
+        commit = StepCommitted(step=state.committed, tokens=done.tokens, counts=done.counts, drafted=done.drafted)
+        state = reduce(state, commit)
+        if step >= depth and bool(done.counts) == drafts:
             seconds.append(time.perf_counter() - began_s)
         if step >= STEPS_MIN and sum(seconds) > SECONDS:
             break
+    for _ in state.in_flight:
+        steps.wait()
     return min(seconds, default=0.0)

@@ -28,6 +28,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
 from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.draft_costs import BLOCK_SIZE, ROWS, draft_costs
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
@@ -38,6 +39,9 @@ from vnext.state.state import State
 PIECE_TOKENS_MAX = 512
 """Above this size the device takes longer to compute a step than the host takes to launch it."""
 
+QUERY_ROWS_MAX = 512
+"""The most query rows of a graph where drafts make them more than the engine's rows."""
+
 PROGRAMS_MAX = 1024
 """The most sizes for which one engine may compile its forward."""
 
@@ -46,7 +50,8 @@ def captured_shapes(gpu: GpuSettings, why_not: str) -> Shapes:
     """The shapes that are captured of an engine's steps; none where there is a reason in `why_not`."""
     if gpu.enforce_eager or why_not:
         return Shapes((), ())
-    rows = checked_rows(gpu.graph_sizes, gpu.rows_max) if gpu.graph_sizes else default_rows(gpu.rows_max)
+    row_max = max(gpu.rows_max, min(gpu.samples_max, QUERY_ROWS_MAX))
+    rows = checked_rows(gpu.graph_sizes, row_max) if gpu.graph_sizes else default_rows(row_max)
     return Shapes(rows, default_tokens(min(gpu.tokens_max, PIECE_TOKENS_MAX)))
 
 
@@ -125,12 +130,20 @@ def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Calla
     return make
 
 
+def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Device) -> tuple[int, int]:
+    """As `draft_costs`, by steps on the device, one of them launched ahead."""
+    gpu = replace(settings.gpu, rows_max=ROWS, drafts_max=0, graph_sizes=(), tokens_max=ROWS * BLOCK_SIZE, compile=False)
+    forms = device_forms(runner, gpu)
+    return draft_costs(runner, lambda: LaterSteps(step_maker(runner, device, forms)), pipeline_depth=2)
+
+
 def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Device) -> int:
     """Bytes for this rank's cache, measured by a trial of the largest step. Raises SettingsError."""
     gpu, choose = settings.gpu, sampler_for(device.torch_device.type)
     with enough_memory("the largest step (--max-num-batched-tokens) does"):
-        memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.rows_max, settings.block_size)
-    reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, not gpu.enforce_eager)
+        memory, trial = try_largest_step(runner, device, choose, gpu.tokens_max, gpu.samples_max, settings.block_size)
+    graph_rows = max(captured_shapes(gpu, "").rows, default=0)
+    reserve = reserved_bytes(gpu.rows_max, runner.config.vocab_size, graph_rows)
     return cache_bytes(memory, gpu.memory_utilization, trial, reserve)
 
 

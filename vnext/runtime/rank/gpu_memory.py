@@ -25,9 +25,10 @@ GIB = 2**30
 LOGIT_BYTES = 4
 
 
-def reserved_bytes(row_count: int, vocab_size: int, has_graphs: bool) -> int:
-    """Bytes that a rank's steps hold beside the model: row parameters and, with graphs, their memory and one step's logits."""
-    graphs = GRAPH_BYTES + row_count * vocab_size * LOGIT_BYTES if has_graphs else 0
+def reserved_bytes(row_count: int, vocab_size: int, graph_rows: int) -> int:
+    """Bytes that a rank's steps hold beside the model: row parameters and, with graphs of at most `graph_rows` query rows, their
+    memory and one step's logits."""
+    graphs = GRAPH_BYTES + graph_rows * vocab_size * LOGIT_BYTES if graph_rows else 0
     return parameter_bytes(row_count, vocab_size) + graphs
 
 

@@ -30,6 +30,7 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
+from vnext.runtime.speculation import require_host_drafter
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
@@ -43,10 +44,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if resolved_device(settings.device, settings.world_size) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     if settings.speculates:
-        raise SettingsError(
-            "--speculative-config is given, and this engine runs on a GPU, where drafts are not computed yet: leave it out, or "
-            "take --device cpu"
-        )
+        require_host_drafter(settings.draft_method)
     if settings.max_lora_rank:
         raise SettingsError("--enable-lora does not work on a GPU yet: take --device cpu, or merge the adapter into the weights")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -116,9 +114,17 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
         environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
-        draft_costs=draft_costs(runner) if settings.measures_draft_costs else (0, 0),
+        draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
     )
+
+
+def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]:
+    if runner.steps_device is None:
+        return draft_costs(runner, lambda: HostSteps(runner))
+    from vnext.runtime.rank.gpu_loading import device_draft_costs
+
+    return device_draft_costs(settings, runner, runner.steps_device)
 
 
 def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.draft_batch import DraftBatch
+from vnext.runtime.batch.draft_rows import Kept
 from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
@@ -65,6 +66,15 @@ def is_due(state: State, step: int) -> bool:
     return step % state.config.digest_interval == 0
 
 
+def with_drafts(done: Computed, found: Kept) -> Computed:
+    """The results of a step with drafts: `done` has the tokens that are kept and the log-probabilities of all samples."""
+    if not found.counts:
+        return done
+    logprobs = tuple(done.logprobs[at] for at in found.samples.tolist()) if done.logprobs else ()
+    drafts = pack_tokens(found.drafts) if done.fed else b""
+    return done._replace(logprobs=logprobs, counts=found.counts, drafted=found.drafted, drafts=drafts)
+
+
 class HostSteps:
     """Steps on the host: `launch` computes the whole step."""
 
@@ -94,11 +104,7 @@ class HostSteps:
         tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
         seconds = time.perf_counter() - began_s
         done = Computed(tokens, outputs.logprobs, seconds, words, failed, outputs.prompts)
-        if found is not None and found.counts:
-            logprobs = tuple(done.logprobs[at] for at in found.samples.tolist()) if done.logprobs else ()
-            drafts = pack_tokens(found.drafts) if words else b""
-            done = done._replace(logprobs=logprobs, counts=found.counts, drafted=found.drafted, drafts=drafts)
-        self._done.append(done)
+        self._done.append(done if found is None else with_drafts(done, found))
 
     def _fed_words(self, inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
         return fed_words(inputs, config, self.adapters.digests if self.adapters else None)

@@ -1,0 +1,127 @@
+"""Steps with drafts as graphs, by the CUDA kernels' own sources on the CPU: drafts are query rows, and change no token."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from device_twin import WaitingError
+from device_watch import watch_steps
+from graph_cases import answers
+from host_shim import HostBackend
+from msgspec.structs import replace
+from rank_drive import WINDOWS, repetitive_arrivals, tiny_checkpoint
+
+from vnext.kernels.table import Operations
+from vnext.runtime.batch.draft_rows import Drafted
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.decode_graphs import DecodeGraphs
+from vnext.runtime.gpu.device_batch import HostStep
+from vnext.runtime.gpu.unread import LaterDrafts, Unread
+from vnext.state.config import Speculation
+from vnext.state.events import RequestArrived
+from vnext.state.params import Constraint
+from vnext.state.state import StepInFlight
+
+NGRAM = Speculation(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3)
+EAGER, GRAPHS = Shapes((), ()), Shapes((4, 24), (24,))
+
+
+def bound_by_lists(count: int, seed: int) -> list[RequestArrived]:
+    """Every third request may use few tokens only, and drafts nothing."""
+    arrivals = repetitive_arrivals(count, seed)
+    for at in range(0, count, 3):
+        constraint = Constraint(allowed=tuple(range(5 + at, 25 + at)), banned=((9,), (11, 12)))
+        arrivals[at] = replace(arrivals[at], sampling=replace(arrivals[at].sampling, constraint=constraint, min_tokens=0))
+    return arrivals
+
+
+@pytest.mark.parametrize(
+    ("changes", "arrive"), [({}, repetitive_arrivals), (WINDOWS, repetitive_arrivals), ({}, bound_by_lists)],
+    ids=["one group", "two groups", "masked"],
+)  # fmt: skip
+def test_graphs_of_drafted_steps_give_the_tokens_without_drafts(
+    kernels: Operations, shim: HostBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object],
+    arrive: Callable[[int, int], list[RequestArrived]],
+) -> None:  # fmt: skip
+    """A graph of 4 rows serves four decodes, or a request with three drafts: what is captured knows no drafts."""
+    folder, run, drafts = tiny_checkpoint(tmp_path / "tiny", **changes), DecodeGraphs.run, defaultdict[int, list[int]](list)
+
+    def watched(self: DecodeGraphs, step: HostStep, rows: int, *others: object) -> object:
+        drafts[rows].append(len(step.drafted.tokens))
+        return run(self, step, rows, *others)
+
+    monkeypatch.setattr(DecodeGraphs, "run", watched)
+    expected, ran = answers(kernels, folder, EAGER, 9, arrive=arrive)
+    assert ran["eager"] > 10
+    found, ran = answers(kernels, folder, GRAPHS, 9, arrive=arrive, speculation=NGRAM)
+    assert found == expected and ran["eager"] == 0
+    assert sum(map(sum, drafts.values())) > 20 and min(drafts[4]) == 0 < max(drafts[4])
+
+
+def undrafted(count: int, seed: int) -> list[RequestArrived]:
+    """Requests that ask for no drafts."""
+    arrivals = repetitive_arrivals(count, seed)
+    return [replace(each, sampling=replace(each.sampling, num_speculative_tokens=0)) for each in arrivals]
+
+
+def read_all(self: LaterDrafts, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
+    """A step that waits for those before it, whoever drafts."""
+    self._unread.read()
+    return self._rows.drafted(scheduled, places, self._lengths)
+
+
+@pytest.mark.parametrize("shapes", [EAGER, GRAPHS], ids=["eager", "graphs"])
+def test_rows_that_do_not_draft_wait_for_nothing(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes: Shapes
+) -> None:
+    """In an engine with drafts. A step that drafts waits, and so would all steps if they read what they need not."""
+    folder, watches, unread, look = tiny_checkpoint(tmp_path / "tiny"), watch_steps(monkeypatch), [], Unread.look
+
+    def looked(self: Unread) -> None:
+        look(self)
+        unread.append(len(self._deeds))
+
+    monkeypatch.setattr(Unread, "look", looked)
+    given = {"speculation": NGRAM, "pipeline_depth": 3}
+    answers(kernels, folder, shapes, arrive=undrafted, **given)
+    assert len(watches) > 25 and all(watch.looks > 20 for watch in watches)
+    assert 1 < max(unread) < 10, "what was reported is read"
+    with pytest.raises(WaitingError, match="waits for a mark"):
+        answers(kernels, folder, shapes, arrive=repetitive_arrivals, **given)
+    monkeypatch.setattr(LaterDrafts, "drafted", read_all)
+    with pytest.raises(WaitingError, match="waits for a mark"):
+        answers(kernels, folder, shapes, arrive=undrafted, **given)
+
+
+def forget_depths(fields: dict[str, np.ndarray], step: HostStep) -> None:
+    fields["depths"][:] = 0
+
+
+def forget_takers(fields: dict[str, np.ndarray], step: HostStep) -> None:
+    fields["takers"][: len(step.token_ids)] = step.samples.rows
+
+
+def forget_drafts(fields: dict[str, np.ndarray], step: HostStep) -> None:
+    fields["tokens"][: len(step.token_ids)][step.samples.depths > 0] = 7
+
+
+@pytest.mark.parametrize("bug", [forget_depths, forget_takers, forget_drafts])
+def test_planted_faults_of_a_graph_s_block_are_seen(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., None]
+) -> None:
+    """What is hashed is what the graph's own memory holds."""
+    folder, block_of = tiny_checkpoint(tmp_path / "tiny"), DecodeGraphs.block_of
+
+    def wrong(self: DecodeGraphs, step: HostStep | None, rows: int, units: int) -> np.ndarray:
+        block = block_of(self, step, rows, units)
+        if step is not None:
+            bug(self.layout(rows, units).arrays(block), step)
+        return block
+
+    monkeypatch.setattr(DecodeGraphs, "block_of", wrong)
+    with pytest.raises(AssertionError, match="fed otherwise"):
+        answers(kernels, folder, GRAPHS, arrive=repetitive_arrivals, speculation=NGRAM)

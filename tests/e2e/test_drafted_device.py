@@ -1,0 +1,59 @@
+"""A whole engine whose rank computes on the device's twin: with drafts it gives the answers of an engine on the CPU without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from device_twin import TwinDevice
+from engine_here import engines_here
+from test_drafted_tokens import METHODS, Answer, answers, undrafted
+
+from vnext.kernels.table import operations
+from vnext.replay.cli.main import main as replay
+from vnext.runtime.gpu.device import Memory
+from vnext.runtime.rank import gpu_loading
+from vnext.sampling.logits import adjust_rows, keep_allowed
+from vnext.sampling.sampling import sampler_for
+
+ON_DEVICE = {"device": "cuda", "executor": "inproc", "enforce_eager": True, "num_blocks_override": 600, "digest_interval": 16}
+WAYS: dict[str, dict[str, Any]] = {
+    "scheduled ahead": {}, "in step": {"async_scheduling": False}, "preempted": {"num_blocks_override": 60, "max_model_len": 512},
+}  # fmt: skip
+
+
+class Roomy(TwinDevice):
+    """With memory for a small cache."""
+
+    def memory(self) -> Memory:
+        return Memory(total=2**32, free=2**31 + 2**29, cached=2**29, peak=2**28)
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Answer]]:
+    """The answers of an engine on the CPU. From then on, engines with device "cuda" compute on the twin, by the CPU's kernels."""
+    found = undrafted(1)
+    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
+    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
+    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
+    monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
+    monkeypatch.setattr(gpu_loading, "masking_for", lambda device_type: keep_allowed)
+    with engines_here():
+        yield found
+
+
+@pytest.mark.parametrize(("method", "way"), [*zip(("ngram", "suffix", "grammar"), WAYS, strict=True)])
+def test_an_engine_on_a_device_answers_as_one_on_the_cpu_without_drafts(
+    expected: list[Answer], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, way: str
+) -> None:
+    """48 requests that ask for much, log-probabilities too. The log verifies, laws and grammars."""
+    settings = {**ON_DEVICE, **WAYS[way], "log": "full", "log_dir": str(tmp_path)}
+    assert answers(speculative_config=METHODS[method], **settings) == expected
+    (log,) = tmp_path.iterdir()
+    assert replay(["verify", "--laws", "--grammar", str(log)]) == 0 and capsys.readouterr()
+    assert replay(["show", "--json", str(log)]) == 0
+    counters = msgspec.json.decode(capsys.readouterr().out)["state"]["counters"]
+    assert counters["draft_tokens"] > 0 and (counters["preempted"] > 0) >= (way == "preempted")

@@ -1,0 +1,226 @@
+"""Drafts on a device's twin: a step waits for the tokens that its drafts follow, and every token is the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_twin import TwinDevice
+from llguidance import LLMatcher
+from rank_drive import (
+    WINDOWS,
+    Answers,
+    device_rank,
+    drive,
+    host_rank,
+    repetitive_arrivals,
+    runner_of,
+    started_with,
+    tiny_checkpoint,
+)
+
+from vnext.kernels.table import operations, plain_operations
+from vnext.runtime.batch import batch
+from vnext.runtime.batch.draft_rows import Drafted, Kept
+from vnext.runtime.gpu import unread
+from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.gpu.device_batch import DeviceBatch, HostSamples
+from vnext.runtime.gpu.sampling_updates import SamplingUpdates
+from vnext.runtime.gpu.steps import DeviceForms
+from vnext.runtime.gpu.unread import LaterDrafts, Unread
+from vnext.runtime.rank.device_steps import LaterSteps
+from vnext.runtime.rank.replica import Rank
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.steps import Computed, HostSteps
+from vnext.sampling.drafters.drafter import RowDrafter
+from vnext.sampling.sampling import sampler_for
+from vnext.state.config import Speculation
+from vnext.state.errors import IllegalEvent
+from vnext.state.events import RequestArrived
+from vnext.state.state import StepInFlight
+
+MEMBERS = {"first_name": {"type": "boolean"}, "last_known_address": {"type": "boolean"}, "is_known": {"type": "boolean"}}
+GRAMMARS = (
+    LLMatcher.grammar_from_json_schema(
+        {"type": "object", "properties": MEMBERS, "required": [*MEMBERS], "additionalProperties": False}
+    ),
+    LLMatcher.grammar_from_regex("(yes|no|perhaps)( indeed){2,9}"),
+)
+NGRAM = Speculation(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3)
+SUFFIX = Speculation(method="suffix", num_speculative_tokens=5, suffix_decoding_min_token_prob=0.0)
+GRAMMAR = Speculation(method="grammar", num_speculative_tokens=6)
+WAYS: dict[str, dict[str, Any]] = {
+    "two steps ahead": {}, "in step": {"pipeline_depth": 1}, "three steps ahead, preempted": {"pipeline_depth": 3, "page_count": 34},
+    "in chunks, uncached": {"max_num_batched_tokens": 12, "prefix_caching": False},
+    "three steps ahead, few rows": {"pipeline_depth": 3, "max_num_seqs": 4},
+}  # fmt: skip
+
+
+class Liar:
+    """Drafts that follow nothing, in numbers that follow nothing."""
+
+    def row(self, scope: bytes, prompt_length: int) -> RowDrafter:
+        return self
+
+    def finish(self, tokens: np.ndarray) -> None:
+        pass
+
+    def drafts(self, tokens: np.ndarray, most: int) -> np.ndarray:
+        return (tokens[-1] * 31 + np.arange(int(tokens.sum()) % (most + 1), dtype=np.int32)) % 200
+
+
+def on_device(runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any) -> Answers:
+    forms = DeviceForms(operations=operations("cpu"), choose=sampler_for("cpu"), shapes=Shapes((), ()))
+    return driven(device_rank(runner, TwinDevice(), forms), runner, speculation, arrivals, **changes)
+
+
+def on_host(runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any) -> Answers:
+    return driven(host_rank(runner), runner, speculation, arrivals, **changes)
+
+
+def driven(
+    rank: Rank, runner: ModelRunner, speculation: Speculation | None, arrivals: list[RequestArrived], **changes: Any
+) -> Answers:
+    return drive(rank, started_with(runner, eos_token_ids=(0, 4), speculation=speculation, **changes), arrivals)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[Computed]]:
+    """The results of all steps of both kinds."""
+    found: dict[type, list[Computed]] = {HostSteps: [], LaterSteps: []}
+    for steps, results in found.items():
+        wait = steps.wait
+        monkeypatch.setattr(steps, "wait", lambda self, wait=wait, results=results: results.append(wait(self)) or results[-1])
+    return found
+
+
+def drafts_in(results: list[Computed]) -> tuple[int, int]:
+    """How many drafts were computed, and how many were kept."""
+    computed, kept = (b"".join(getattr(each, name) for each in results if each.counts) for name in ("drafted", "counts"))
+    return sum(computed), sum(kept) - len(kept)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("speculation", [NGRAM, SUFFIX, GRAMMAR, None], ids=["ngram", "suffix", "grammar", "liar"])
+def test_drafted_steps_give_the_tokens_of_the_host(
+    seen: dict[type, list[Computed]], monkeypatch: pytest.MonkeyPatch, speculation: Speculation | None, way: str
+) -> None:
+    """With log-probabilities, penalties, stops, minimum lengths, grammars; what the model is fed is compared at every step."""
+    if speculation is None:
+        monkeypatch.setattr(batch, "drafter_of", lambda speculation: Liar())
+    arrivals, runner = repetitive_arrivals(16, 3, GRAMMARS), runner_of()
+    found = on_device(runner_of(), speculation or NGRAM, arrivals, **WAYS[way])
+    assert found == on_host(runner, speculation or NGRAM, arrivals, **WAYS[way])
+    assert found == on_host(runner, None, arrivals, **WAYS[way])
+    drafted, kept = drafts_in(seen[LaterSteps])
+    assert drafted > 20 and (speculation is None or kept > 10)
+
+
+@pytest.mark.parametrize("speculation", [NGRAM, GRAMMAR], ids=["ngram", "grammar"])
+def test_each_step_reports_what_the_host_s_step_does(seen: dict[type, list[Computed]], speculation: Speculation) -> None:
+    """Tokens, counts, drafts, log-probabilities and the words of all inputs, masks too: of requests that all come in the first
+    turn, so that the steps are the same."""
+    arrivals = repetitive_arrivals(3, 7, GRAMMARS)
+    on_device(runner_of(), speculation, arrivals, pipeline_depth=1)
+    on_host(runner_of(), speculation, arrivals, pipeline_depth=1)
+    device, host = ([each._replace(seconds=0.0) for each in seen[steps]] for steps in (LaterSteps, HostSteps))
+    assert device == host and drafts_in(device)[0] > 5
+
+
+@pytest.mark.parametrize("changes", [{}, WINDOWS], ids=["one group", "two groups"])
+def test_pieces_of_drafted_steps_give_the_tokens_of_whole_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """By the references, in which the twin's graphs see every operation."""
+    chosen = plain_operations()
+    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
+    folder, arrivals = tiny_checkpoint(tmp_path / "tiny", **changes), repetitive_arrivals(10, 3)
+    forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
+    rank = device_rank(runner_of(folder), TwinDevice(), forms)
+    found = driven(rank, runner_of(folder), NGRAM, arrivals)
+    expected = on_host(runner_of(folder), None, arrivals)
+    assert {id_: [token for token, _ in each] for id_, each in found.items()} == {
+        id_: [token for token, _ in each] for id_, each in expected.items()
+    }
+    assert rank.steps.made.forms_run["pieces"] > 10 and rank.steps.made.forms_run["eager"] == 0
+
+
+def keep_every_draft(*arguments: Any) -> Kept:
+    """A bug: no draft is compared with the request's own token."""
+    scheduled, drafts, tokens = arguments
+    sizes = scheduled.drafts[scheduled.samples] + 1
+    counts = bytes(sizes.tolist()) if len(drafts) else b""
+    return Kept(tokens, np.arange(len(tokens)), counts, bytes((sizes - 1).tolist()) if counts else b"", drafts)
+
+
+def forget_the_last_token(self: LaterDrafts, places: np.ndarray, *others: Any) -> None:
+    """A bug: rows whose drafts were read take their last token from the device, which does not have it."""
+    take(self, places, *others)
+    self.is_known[places] = False
+
+
+def start_where_it_was_planned(self: LaterDrafts, scheduled: StepInFlight, places: np.ndarray) -> Drafted:
+    """A bug: a step without drafts of its own does not wait for those of the step before."""
+    if scheduled.drafts.any():
+        self._unread.read()
+    return self._rows.drafted(scheduled, places, self._lengths)
+
+
+def count_for_whoever_has_the_row(self: LaterDrafts, places: np.ndarray, has_drafts: Any, tenants: Any, samples: Any) -> None:
+    """A bug: what a request has kept counts for the one that has its row by now."""
+    take(self, places, has_drafts, self._tenants[places], samples)
+
+
+def count_nothing(self: SamplingUpdates, places: np.ndarray, tokens: np.ndarray) -> None:
+    """A bug: penalties do not know the tokens that were kept."""
+
+
+def feed_by_place(self: DeviceBatch, *arguments: Any) -> HostSamples:
+    """A bug: every sample of a row becomes its last token and counts, kept or not."""
+    found = samples_of(self, *arguments)
+    return found._replace(takers=found.rows)
+
+
+def count_no_drafts(self: DeviceBatch, *arguments: Any) -> HostSamples:
+    """A bug: penalties do not count the drafts before a sample."""
+    found = samples_of(self, *arguments)
+    return found._replace(depths=np.zeros_like(found.depths))
+
+
+def read_out_of_turn(self: Unread, deed: Callable[[], None]) -> None:
+    """A bug: a row's request changes before what its last step sampled is read."""
+    deed()
+
+
+take, samples_of = LaterDrafts._take, DeviceBatch._samples_of
+BUGS = [
+    (unread, "kept", keep_every_draft, "other tokens"),
+    (LaterDrafts, "_take", forget_the_last_token, "step"),
+    (LaterDrafts, "drafted", start_where_it_was_planned, "step"),
+    (LaterDrafts, "_take", count_for_whoever_has_the_row, "step"),
+    (SamplingUpdates, "count", count_nothing, "step"),
+    (DeviceBatch, "_samples_of", feed_by_place, "step"),
+    (DeviceBatch, "_samples_of", count_no_drafts, "step"),
+    (Unread, "then", read_out_of_turn, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "name", "bug", "seen_by"), BUGS, ids=[bug.__name__ for _, _, bug, _ in BUGS])
+def test_planted_bugs_of_drafted_steps_are_seen(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Any, seen_by: str
+) -> None:
+    """By wrong tokens, by words of inputs that the state does not have, or by a commit that the state refuses."""
+    monkeypatch.setattr(owner, name, bug)
+    for seed, way in ((9, "three steps ahead, few rows"), (3, "two steps ahead")):
+        arrivals = repetitive_arrivals(24, seed, GRAMMARS)
+        try:
+            found = on_device(runner_of(), NGRAM, arrivals, **WAYS[way])
+            assert found == on_host(runner_of(), None, arrivals, **WAYS[way]), "other tokens"
+        except (AssertionError, IllegalEvent, KeyError) as error:
+            assert str(error).startswith(seen_by), error
+            return
+    raise AssertionError("the bug is not seen")
