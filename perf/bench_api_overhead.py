@@ -33,6 +33,7 @@ from vnext.runtime.client.client import EngineClient
 from vnext.runtime.messages import EngineReady, Hello, Outputs, RequestOutput, SubmitRequest, client_decoder, encoder
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.server.app import make_app, make_runner
+from vnext.server.run import settle
 from vnext.server.settings import ServerSettings
 from vnext.state.events import pack_tokens
 from vnext.text.tokenizer import Tokenizer
@@ -53,13 +54,13 @@ def engine(address: str, pace_s: float) -> None:
     names = 0
     while True:
         while core.poll(0 if live else 100):
-            peer, data = core.recv_multipart()
-            message = client_decoder.decode(data)
-            if isinstance(message, Hello):
-                core.send_multipart((peer, encoder.encode(EngineReady(config=CONFIG, model="demo", world_size=1, log_dir=""))))
-            elif isinstance(message, SubmitRequest):
-                live[message.name] = [names, message.sampling.max_tokens, 0]
-                names += 1
+            peer, *frames = core.recv_multipart()
+            for message in map(client_decoder.decode, frames):
+                if isinstance(message, Hello):
+                    core.send_multipart((peer, encoder.encode(EngineReady(config=CONFIG, model="demo", world_size=1, log_dir=""))))
+                elif isinstance(message, SubmitRequest):
+                    live[message.name] = [names, message.sampling.max_tokens, 0]
+                    names += 1
         numbers, others = b"", []
         for name, entry in list(live.items()):
             number, count, done = entry
@@ -83,7 +84,9 @@ def api(address: str, ready: Connection) -> None:
     async def run() -> None:
         client = await EngineClient.connect(address)
         settings = ServerSettings(served_model_names=("demo",), model_path=str(DEMO_MODEL))
-        await _serve(make_runner(make_app(client, Tokenizer.load(DEMO_MODEL), None, settings)), ready)
+        runner = make_runner(make_app(client, Tokenizer.load(DEMO_MODEL), None, settings))
+        settle()
+        await _serve(runner, ready)
 
     asyncio.run(run())
 

@@ -30,14 +30,16 @@ ROWS = 64
 STEPS = 48
 WARM_STEPS = 16
 ARRIVALS = 12
+VISITORS, VISITS = 16, 8
 TIMEOUT_S = 300
 SUITE = "instructions"
 RECORDS = Path(__file__).resolve().parent / "records"
-PROGRAMS = {"core": ("step", "visit"), "edge": ("token",)}
+PROGRAMS = {"core": ("step", "visit"), "edge": ("token", "request")}
 MEANS = {
     "step": f"a steady step of {ROWS} rows in the engine core, by row and in all",
     "visit": "four such steps, in which a request of 16 tokens arrives, is answered by 2 and leaves",
     "token": "a streamed token of /v1/completions in the API server, its readers' part included",
+    "request": "a request of /v1/completions that streams two tokens on its own connection, its reader's part included",
 }
 _divide = os.getppid  # callgrind dumps its counts before each call
 
@@ -107,6 +109,11 @@ def drive_edge() -> None:
         _divide()
         edge.run(STEPS)
         _divide()
+        edge.visit(VISITORS)
+        _divide()
+        for _ in range(VISITS):
+            edge.visit(VISITORS)
+        _divide()
 
 
 DRIVES = {"core": drive_core, "edge": drive_edge}
@@ -127,7 +134,7 @@ def count(program: str) -> dict[str, int]:
         dumps = sorted(out.parent.glob("callgrind.out.*"), key=lambda path: int(path.suffix[1:]))
         totals = [total_of(path) for path in dumps[1:]]  # the first dump is the start
     if program == "edge":
-        return {"token": totals[0] // (STEPS * ROWS)}
+        return {"token": totals[0] // (STEPS * ROWS), "request": totals[2] // (VISITS * VISITORS)}
     return {"step": totals[0] // STEPS, "visit": sum(totals[2 : 2 + 2 * ARRIVALS : 2]) // ARRIVALS}
 
 

@@ -77,11 +77,7 @@ class SteadyEdge:
         reader = socket.create_connection(self._address)
         reader.setblocking(False)
         reader.sendall(HEAD.format(self._path, len(body)).encode() + body)
-        request = None
-        while not isinstance(request, SubmitRequest):
-            self._loop.run_until_complete(asyncio.sleep(0 if self._core.poll(1) else 0.001))
-            if self._core.poll(0):
-                request = client_decoder.decode(self._core.recv_multipart()[1])
+        (request,) = self._submitted(1)
         number = len(self._readers)
         self._tell(Outputs(outputs=(RequestOutput(name=request.name, tokens=pack_tokens([11]), number=number),)))
         self._await(reader)
@@ -98,16 +94,46 @@ class SteadyEdge:
             for reader in self._readers[:-1]:
                 assert reader.recv(1 << 16).count(b"data: ") == 1
 
+    def visit(self, count: int) -> None:
+        """Answer `count` new streams, which come at once, with two tokens each, and read them to their end."""
+        body = json.dumps(BODIES[self._path] | {"max_tokens": 2, "stream": True, "ignore_eos": True}).encode()
+        head = HEAD.format(self._path, len(body)).replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n").encode()
+        readers = [socket.create_connection(self._address) for _ in range(count)]
+        for reader in readers:
+            reader.setblocking(False)
+            reader.sendall(head + body)
+        names = [request.name for request in self._submitted(count)]
+        for finish in ("", "length"):
+            outputs = (RequestOutput(name=name, tokens=pack_tokens([300]), finish=finish) for name in names)
+            self._tell(Outputs(outputs=tuple(outputs)))
+            last = self._await(readers[-1])
+        while not last.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+            last = self._await(readers[-1])
+        for reader in readers:
+            reader.close()
+
+    def _submitted(self, count: int) -> list[SubmitRequest]:
+        """Wait for `count` requests."""
+        found: list[SubmitRequest] = []
+        while len(found) < count:
+            self._loop.run_until_complete(asyncio.sleep(0 if self._core.poll(1) else 0.001))
+            if self._core.poll(0):
+                messages = map(client_decoder.decode, self._core.recv_multipart()[1:])
+                found += [message for message in messages if isinstance(message, SubmitRequest)]
+        return found
+
     def _tell(self, message: Message) -> None:
         self._core.send_multipart((self._peer, encoder.encode(message)))
 
-    def _await(self, reader: socket.socket) -> None:
-        """Wait until the server has written to `reader`; it writes to the last stream last."""
+    def _await(self, reader: socket.socket) -> bytes:
+        """What the server writes to `reader` next; it writes to the last stream last."""
         has_come = self._loop.create_future()
         self._loop.add_reader(reader, lambda: has_come.done() or has_come.set_result(None))
         self._loop.run_until_complete(has_come)
         self._loop.remove_reader(reader)
-        assert reader.recv(1 << 16).count(b"data: ") >= 1
+        data = reader.recv(1 << 16)
+        assert data.count(b"data: ") >= 1
+        return data
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: the process exits next."""

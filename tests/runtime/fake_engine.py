@@ -114,7 +114,9 @@ class FakeEngine:
                 continue
             busy = self._live and self.running.is_set()
             if self._socket.poll(1 if busy else 10):
-                self._receive(*self._socket.recv_multipart())
+                peer, *frames = self._socket.recv_multipart()
+                for frame in frames:
+                    self._receive(peer, frame)
             if self.running.is_set():
                 self._step()
             while self._last_words:

@@ -202,7 +202,7 @@ def garbage(seed: int) -> list[bytes]:
 
 
 def test_what_no_client_sends_is_dropped_with_a_word(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Parts that a REQ socket puts in front, parts too many, and bytes of all kinds: the request behind them arrives."""
+    """Parts that a REQ socket puts in front, and bytes of all kinds: the requests between and behind them arrive."""
     socket = bench.client()
     socket.set(zmq.SNDHWM, 0)
     caplog.set_level(logging.WARNING)
@@ -210,13 +210,11 @@ def test_what_no_client_sends_is_dropped_with_a_word(bench: Bench, caplog: pytes
         socket.send_multipart(garbage(seed))
         bench.arrived()
     before = len(caplog.messages)
-    socket.send_multipart([b"", wish("three parts")])
-    socket.send(wish("good"))
+    socket.send_multipart([b"", wish("first"), b"\xc1", wish("second")])
+    socket.send(wish("third"))
     events = bench.arrived()
-    assert [event.name for event in events if isinstance(event, RequestArrived)] == ["good"]
-    assert caplog.messages[before:] == [
-        "a client's message could not be read and was dropped: it has 2 parts instead of one"
-    ]
+    assert [event.name for event in events if isinstance(event, RequestArrived)] == ["first", "second", "third"]
+    assert len(caplog.messages[before:]) == 2
     assert before > 300 and all("could not be read and was dropped: " in message for message in caplog.messages)
 
 

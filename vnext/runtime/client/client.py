@@ -1,9 +1,9 @@
 """Client: the engine core as an API process or the library sees it, over one ZMQ DEALER socket.
 
-Owns the socket and the set of live requests. Knows nothing of HTTP, texts or processes. One background task reads every message
-and sorts it into output streams; another pings a silent core. When the engine dies, every live stream ends with EngineDead and
-the client never recovers. An engine that is only silent ends nothing (silence.py). `client_sync` serves programs without an
-event loop.
+Owns the socket and the set of live requests. Knows nothing of HTTP, texts or processes. The event loop reports what arrives, and
+each message is sorted into output streams at once, without a task; a task pings a silent core. When the engine dies, every live
+stream ends with EngineDead and the client never recovers. An engine that is only silent ends nothing (silence.py). `client_sync`
+serves programs without an event loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import assert_never
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.runtime.client.silence import INTERVAL_S, Silence
@@ -42,22 +40,25 @@ from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
 GOODBYE_LINGER_MS = 500
+_READABLE = int(zmq.POLLIN)
 
 
 class EngineClient:
-    """One connection to an engine core; every message is one frame. It belongs to the event loop that connected it."""
+    """One connection to an engine core; every message is one frame, and those of a turn go together. It belongs to the event loop
+    that connected it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
         self._socket = _dealer(self._context)
-        self._plain = zmq.Socket.shadow(self._socket.underlying)
         self._unsent: list[bytes] = []
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._streams: dict[str, OutputStream] = {}
         self._numbers: dict[str, int] = {}  # of requests that the engine core names by number
         self._numbered: dict[int, tuple[OutputStream, str]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] = self._loop.create_future()
         self._ready: EngineReady | None = None
         self._stats: EngineStats | None = None
         self._death: str | None = None
@@ -70,15 +71,18 @@ class EngineClient:
         client = cls(address)
         try:
             client._socket.connect(address)
+            client._loop.add_reader(client._socket.fd, client._read)
             client._send(Hello())
-            client._ready = await asyncio.wait_for(client._receive_ready(), timeout_s)
+            await asyncio.wait_for(client._started, timeout_s)
         except TimeoutError as error:
             sentence = f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?"
             raise EngineDead(sentence) from error
         finally:
             if client._ready is None:
                 await client._close_sockets(linger_ms=0)
-        client._tasks = [asyncio.create_task(work()) for work in (client._read, client._watch, client._ask_when_silent)]
+        client._loop.add_reader(client._monitor.fd, client._look_for_end)
+        client._look_for_end()
+        client._asking = asyncio.create_task(client._ask_when_silent())
         return client
 
     @property
@@ -165,48 +169,37 @@ class EngineClient:
         if self._death is None:
             self._send(Goodbye())
         self._die("The connection to the engine core was closed by this process.")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._asking is not None:
+            self._asking.cancel()
         await self._close_sockets(GOODBYE_LINGER_MS)
 
     def _send(self, message: ClientMessage) -> None:
         """Send at the end of this turn, without waiting: ZMQ keeps the order and sends as soon as it can. The API server bounds
         what may queue."""
         if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._unsent.append(encoder.encode(message))
 
     def _flush(self) -> None:
-        """Send what a turn has left, together: each time ZMQ's thread wakes costs as much as a request. The last message goes by
-        asyncio's socket, which then looks for what has arrived meanwhile."""
+        """Send what a turn has left, as the frames of one message: each time ZMQ's thread wakes costs as much as a request."""
         messages, self._unsent = self._unsent, []
-        for message in messages[:-1]:
-            self._plain.send(message)
-        for message in messages[-1:]:
-            self._socket.send(message)
+        if messages:
+            self._socket.send_multipart(messages)
+            self._read()
+
+    def _read(self) -> None:
+        """Take in all that has arrived. ZMQ's file reports a change once, and a change that sending has seen not at all."""
+        while self._socket.get(zmq.EVENTS) & _READABLE and self._death is None:
+            self._silence.heard()
+            try:
+                self._receive(engine_decoder.decode(self._socket.recv()))
+            except msgspec.MsgspecError as error:
+                self._die(f"The engine core sent a message that this version cannot read: {error}.")
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
         gone = tuple(sorted(name for name in names if self._forget(name) is not None))
         if gone and self._death is None:
             self._send(AbortRequests(names=gone, reason=reason))
-
-    async def _receive_ready(self) -> EngineReady:
-        while True:
-            message = _decode(await self._socket.recv())
-            if isinstance(message, EngineReady):
-                return message
-            if isinstance(message, EngineDied):
-                raise EngineNotStarted(message.message)
-
-    async def _read(self) -> None:
-        while self._death is None:
-            data = await self._socket.recv()
-            self._silence.heard()
-            try:
-                self._receive(_decode(data))
-            except EngineDead as error:
-                self._die(str(error))
 
     def _receive(self, message: EngineMessage) -> None:
         match message:
@@ -220,9 +213,13 @@ class EngineClient:
                 if (stream := self._forget(name)) is not None:
                     stream.fail(Refused(name, sentence))
             case EngineDied(message=sentence):
+                if not self._started.done():
+                    self._started.set_exception(EngineNotStarted(sentence))
                 self._die(sentence)
             case EngineReady():
                 self._ready = message
+                if not self._started.done():
+                    self._started.set_result(None)
             case Pong():
                 pass  # the message itself shows that the core runs
             case _:
@@ -258,19 +255,24 @@ class EngineClient:
             if self._silence.look():
                 self._send(Ping())
 
-    async def _watch(self) -> None:
+    def _look_for_end(self) -> None:
         """Watch the connection: on one machine it breaks only when the other process ends."""
-        await recv_monitor_message(self._monitor)
-        self._die(f"The connection to the engine core at {self._address} is lost: the engine core has ended.")
+        if self._monitor.get(zmq.EVENTS) & _READABLE:
+            self._loop.remove_reader(self._monitor.fd)
+            self._die(f"The connection to the engine core at {self._address} is lost: the engine core has ended.")
 
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
+        if not self._started.done():
+            self._started.set_exception(EngineDead(sentence))
         streams, self._streams, self._numbers, self._numbered = self._streams, {}, {}, {}
         for stream in dict.fromkeys(streams.values()):
             stream.fail(EngineDead(self._death))
 
     async def _close_sockets(self, linger_ms: int) -> None:
         self._flush()
+        for socket in (self._socket, self._monitor):
+            self._loop.remove_reader(socket.fd)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=linger_ms)
@@ -280,14 +282,7 @@ class EngineClient:
             self._context.term()
 
 
-def _decode(data: bytes) -> EngineMessage:
-    try:
-        return engine_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise EngineDead(f"The engine core sent a message that this version cannot read: {error}.") from error
-
-
-def _dealer(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
+def _dealer(context: zmq.Context) -> zmq.Socket:
     socket = context.socket(zmq.DEALER)
     # No heartbeats: ZMQ takes a stopped process for a dead one, and drops messages in transit.
     socket.set(zmq.RCVHWM, 0)  # everything is read at once

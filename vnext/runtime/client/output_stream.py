@@ -58,7 +58,7 @@ class OutputStream:
         self._live = set(names)
         self._pending: dict[str, MergedOutput] = {}
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None  # while a task waits
         self._has_ended = self._waits_for_end = False
         self._taker: Taker | None = None
 
@@ -96,13 +96,8 @@ class OutputStream:
         while self._pending and self._taker is not None:
             name = next(iter(self._pending))
             self._give(self._pending.pop(name).merged(name))
-        try:
-            while self._taker is not None and self._live and self._error is None:
-                self._news.clear()
-                await self._news.wait()
-        except asyncio.CancelledError:
-            self.close()
-            raise
+        while self._taker is not None and self._live and self._error is None:
+            await self._woken()
         self._taker = None
         self._raise_error()
         return bool(self._live or self._pending)
@@ -117,16 +112,24 @@ class OutputStream:
 
     def _pause(self) -> None:
         self._taker = None
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _woken(self) -> None:
+        """Wait for `_wake`."""
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        except asyncio.CancelledError:
+            self.close()
+            raise
 
     async def _wait(self) -> None:
         while self._live and not self._has_news() and self._error is None:
-            self._news.clear()
-            try:
-                await self._news.wait()
-            except asyncio.CancelledError:
-                self.close()
-                raise
+            await self._woken()
         self._raise_error()
 
     def _raise_error(self) -> None:
@@ -164,14 +167,14 @@ class OutputStream:
         if self._taker is not None:
             self._give(output)
             if not self._live:
-                self._news.set()
+                self._wake()
             return
         pending = self._pending.get(output.name)
         if pending is None:
             pending = self._pending[output.name] = MergedOutput()
         pending.add(output)
         if output.finish or not self._waits_for_end:
-            self._news.set()
+            self._wake()
 
     def put_token(self, name: str, token: int) -> None:
         """For the client: a live request goes on with this token; nothing else has changed."""
@@ -188,7 +191,7 @@ class OutputStream:
             pending = self._pending[name] = MergedOutput()
         pending.tokens += token.to_bytes(4, "little")
         if not self._waits_for_end:
-            self._news.set()
+            self._wake()
 
     def fail(self, error: EngineDead | Refused) -> None:
         """For the client: the stream ends with this error; the first error counts."""
@@ -197,4 +200,4 @@ class OutputStream:
         else:
             self._live.clear()
         self._error = self._error or error
-        self._news.set()
+        self._wake()

@@ -81,9 +81,7 @@ class Clients:
         if self._backlogs:
             self._catch_up()
         yield from self._forget_gone()
-        is_silent = ready is not None and self._socket not in ready
-        while not is_silent and (received := self._receive()) is not None:
-            peer, message = received
+        for peer, message in self._received() if ready is None or self._socket in ready else ():
             self._peers.add(peer)
             match message:
                 case Hello():
@@ -128,11 +126,9 @@ class Clients:
         for peer in sorted(self._peers):
             self._send(peer, message)
 
-    def _receive(self) -> tuple[bytes, ClientMessage] | None:
+    def _received(self) -> Iterator[tuple[bytes, ClientMessage]]:
         while self._socket.get(zmq.EVENTS) & READABLE:  # mostly nothing is there, and asking costs half of an exception
-            if (received := read_message(self._socket.recv_multipart())) is not None:
-                return received
-        return None
+            yield from read_messages(self._socket.recv_multipart())
 
     def _send(self, peer: bytes, message: EngineMessage) -> None:
         if (backlog := self._backlogs.get(peer)) is not None:
@@ -230,16 +226,17 @@ def constraint_refusal(config: SchedulerConfig, sampling: Sampling, constraint: 
     return None
 
 
-def read_message(parts: Sequence[bytes]) -> tuple[bytes, ClientMessage] | None:
-    """(client, message) as a ROUTER received it; None, with a log line, for bytes that no client of ours sends."""
+def read_messages(parts: Sequence[bytes]) -> Iterator[tuple[bytes, ClientMessage]]:
+    """Yield (client, message) for each frame that a ROUTER received together; bytes that no client of ours sends are dropped,
+    with a log line."""
     peer, *frames = parts
-    try:
-        if len(frames) != 1:
-            raise ValueError(f"it has {len(frames)} parts instead of one")
-        return peer, client_decoder.decode(frames[0])
-    except (msgspec.MsgspecError, ValueError) as error:
-        log.warning("a client's message could not be read and was dropped: %s", error)
-    return None
+    for frame in frames:
+        try:
+            message = client_decoder.decode(frame)
+        except msgspec.MsgspecError as error:
+            log.warning("a client's message could not be read and was dropped: %s", error)
+        else:
+            yield peer, message
 
 
 def derived_seed(root_seed: int, request_id: int) -> int:

@@ -24,7 +24,7 @@ import zmq
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.models.errors import ModelError
-from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_message
+from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
 from vnext.runtime.core.progress import RanksStalled
@@ -251,8 +251,8 @@ def report_death(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:
     poller.register(front, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
     while (ready := dict(poller.poll(FAREWELL_MS))) and wake not in ready:
-        if (received := read_message(front.recv_multipart())) is not None:
-            front.send_multipart((received[0], encoder.encode(farewell)))
+        for peer, _ in read_messages(front.recv_multipart()):
+            front.send_multipart((peer, encoder.encode(farewell)))
 
 
 def sentence_of(error: BaseException) -> str:
