@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,13 +112,21 @@ def test_what_cannot_be_kept_is_refused_with_its_cause(fields: dict[str, Any], s
     assert sentence in message and message.endswith(".") and "\n" not in message and len(message) < 600
 
 
-@pytest.mark.parametrize("limit", ["COMPILING_S_MAX", "MASK_S_MAX"])
+@pytest.mark.parametrize("limit", ["COMPILING_S_MAX", "STEP_S_MAX"])
 def test_what_takes_long_to_compile_is_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """Ranks compile it again, within a step, and compute its masks."""
     monkeypatch.setattr(module, limit, -1.0)
     for fields in ({"json": POINT}, {"regex": "a+"}):
         with pytest.raises(InvalidRequest, match="takes more than 0.5 s of computing, or 0.1 s for one token, simplify it"):
             grammar(**fields)
+
+
+def test_a_step_is_slow_that_is_so_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask by itself is not, nor is the whole compilation."""
+    clock = count(0, 0.051)
+    monkeypatch.setattr(module, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    with pytest.raises(InvalidRequest, match="or 0.1 s for one token"):
+        grammar(regex="a+")
 
 
 def test_rules_behind_a_schema_are_counted_too() -> None:

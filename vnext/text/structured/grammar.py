@@ -37,8 +37,8 @@ LIMITS = LLParserLimits(
 STEPS_TRIED = 4
 PLACES_TRIED_MAX, PLACES_CHARACTERS_MAX = 100, 200_000
 REASON_CHARACTERS_MAX = 300
-COMPILING_S_MAX, MASK_S_MAX = 0.5, 0.1
-SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, or {MASK_S_MAX:g} s for one token, simplify it"
+COMPILING_S_MAX, STEP_S_MAX = 0.5, 0.1
+SLOW = f"it takes more than {COMPILING_S_MAX:g} s of computing, or {STEP_S_MAX:g} s for one token, simplify it"
 
 CROWDED = (
     f"a position of it has more than {GRAMMAR_ROW_MAX} items (some 270 optional properties, or rules that can be read in many "
@@ -278,16 +278,18 @@ def _compile(grammar: str, tokens: LLTokenizer | None = None) -> str:
 
 
 def _walked(matcher: LLMatcher, tokens: LLTokenizer) -> str:
-    """The error of the first steps along the last allowed token of each, which opens an object where one may come. A slow mask
-    ends it: taking a token after that would hold the interpreter about as long."""
+    """The error of the first steps along the last allowed token of each, which opens an object where one may come. A slow step
+    ends it; after a slow mask alone, because taking a token would hold the interpreter about as long."""
     for _ in range(STEPS_TRIED):
         began_s = time.thread_time()
         allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << tokens.eos_token)
-        if time.thread_time() - began_s > MASK_S_MAX:
+        if time.thread_time() - began_s > STEP_S_MAX:
             return SLOW
         if matcher.is_stopped() or not allowed:
             break
         matcher.consume_token(allowed.bit_length() - 1)
+        if time.thread_time() - began_s > STEP_S_MAX:
+            return SLOW
     error: str = matcher.get_error()
     return error
 
