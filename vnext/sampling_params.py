@@ -8,6 +8,7 @@ tokens) never reach an event.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -120,6 +121,11 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
 
 
+_drawn = attrgetter(*PARAMETERS)
+_STORED = tuple(
+    (name, each.least, *((0, TOKEN_ID_MAX) if each.dtype == "int64" else (0.0, math.inf))) for name, each in PARAMETERS.items()
+)
+"""How an event stores a parameter's value: (name, the least value, the zero for those below, the largest)."""
 IN_CHECKPOINT = tuple(name for name, each in PARAMETERS.items() if each.in_checkpoint)
 
 
@@ -143,9 +149,15 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         _check_types(params.structured_outputs)
     elif params.structured_outputs is not None:
         raise InvalidRequest("structured_outputs has a wrong type: expected StructuredOutputsParams.", "structured_outputs")
+    validate_ranges(params, vocab_size)
+
+
+def validate_ranges(params: SamplingParams, vocab_size: int) -> None:
+    """`validate` for params whose types a decoder has checked."""
     _check_range("n", params.n, 1, CHOICES_MAX)
-    for name, each in PARAMETERS.items():
-        _check_range(name, getattr(params, name), each.low, each.high, each.rule)
+    for (name, each), value in zip(PARAMETERS.items(), _drawn(params)):
+        if not each.low <= value <= each.high:
+            _check_range(name, value, each.low, each.high, each.rule)
     if params.seed is not None:
         _check_range("seed", params.seed, SEED_MIN, SEED_MAX)
     if params.num_speculative_tokens is not None:
@@ -180,7 +192,10 @@ def to_sampling(
     return Sampling(
         seed=seed,
         max_tokens=max_tokens,
-        **{name: _stored(name, getattr(params, name)) for name in PARAMETERS},
+        **{
+            name: zero if value < least else min(value, most)
+            for (name, least, zero, most), value in zip(_STORED, _drawn(params))
+        },
         logit_bias=tuple(sorted(params.logit_bias.items())),
         logprobs=NO_LOGPROBS if params.logprobs is None else params.logprobs,
         min_tokens=min(params.min_tokens, max_tokens),
@@ -226,14 +241,6 @@ def _mix(word: int) -> int:
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB % _WORD
     return word ^ (word >> 31)
-
-
-def _stored(name: str, value: float) -> float:
-    """A parameter's value as an event stores it."""
-    parameter = PARAMETERS[name]
-    if value < parameter.least:
-        return 0 if parameter.dtype == "int64" else 0.0
-    return min(value, TOKEN_ID_MAX) if parameter.dtype == "int64" else value
 
 
 def _tokens_allowed(params: SamplingParams, prompt_length: int, model_length: int, usual: int | None) -> int:

@@ -14,12 +14,15 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import ClientConnectionResetError, web
+from aiohttp import ClientConnectionResetError
+from aiohttp.http import StreamWriter
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.messages import RequestOutput, SubmitRequest
+from vnext.server.http import streaming
+from vnext.server.http.streaming import FRAMES_MAX
 from vnext.server.run import drain
 
 
@@ -161,23 +164,24 @@ def test_a_stream_that_ends_in_an_error_does_not_say_that_it_is_done() -> None:
     assert said.endswith(b"0\r\n\r\n"), "the answer itself is whole"
 
 
-@pytest.mark.parametrize("place", ["write", "write_eof"])
+@pytest.mark.parametrize("frames_max", [1, FRAMES_MAX], ids=["within the stream", "at its end"])
 @pytest.mark.parametrize(
     "error",
     [ClientConnectionResetError("closing"), ConnectionError("lost"), BrokenPipeError(), TimeoutError(), OSError(113, "no route")],
     ids=lambda error: type(error).__name__,
 )
 def test_any_error_of_the_transport_is_a_client_that_left(
-    error: Exception, place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    error: Exception, frames_max: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EdgeServer() as server, monkeypatch.context() as patched:
 
-        async def fail(response: web.StreamResponse, *_: object) -> None:
+        async def fail(writer: StreamWriter) -> None:
             patched.undo()
-            response._req.transport.abort()
+            writer.transport.abort()
             raise error
 
-        patched.setattr(web.StreamResponse, place, fail)
+        patched.setattr(StreamWriter, "drain", fail)
+        patched.setattr(streaming, "FRAMES_MAX", frames_max)
         with raw_request(server, {"prompt": "a", "stream": True, "max_tokens": 20}) as connection:
             with suppress(ConnectionError):
                 while connection.recv(65536):

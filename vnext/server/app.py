@@ -15,8 +15,8 @@ from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.connections import Connections, Runner
-from vnext.server.http.cross_origin import add_permission, answer_preflight
-from vnext.server.http.middleware import CONNECTIONS, authorise, engage, observe, translate
+from vnext.server.http.cross_origin import add_permission
+from vnext.server.http.middleware import CONNECTIONS, observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -36,8 +36,8 @@ def make_app(
     client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
 ) -> web.Application:
     """The application over a connected engine client. Serve it with `make_runner`."""
-    app = web.Application(middlewares=[engage, observe, translate, answer_preflight, authorise])
-    app.on_response_prepare.extend((add_request_id, add_permission))
+    app = web.Application(middlewares=[observe, translate])
+    app.on_response_prepare.append(_add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
     app[CONNECTIONS] = Connections(settings)
@@ -79,6 +79,11 @@ class _Runner(Runner):
         if BATCHES in self.app:
             await self.app[BATCHES].stop()
         await super().cleanup()
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    add_request_id(request, response)
+    add_permission(request, response)
 
 
 async def _close_work(app: web.Application) -> None:

@@ -13,7 +13,6 @@ import msgspec
 
 from vnext.runtime.messages import PromptResult, RequestOutput, TokenLogprobs
 from vnext.sampling_params import SamplingParams
-from vnext.state.events import unpack_tokens
 from vnext.text.stops import StopScanner
 from vnext.text.tokenizer import Tokenizer
 
@@ -80,7 +79,7 @@ class Answer:
         if self._is_empty:
             finish = "length" if output.finish == "stop" else output.finish
             output = msgspec.structs.replace(output, tokens=b"", logprobs=(), finish=finish, stop_token=-1)
-        tokens = unpack_tokens(output.tokens).tolist()
+        tokens = memoryview(output.tokens).cast("i").tolist()
         hidden = output.stop_token >= 0 and tokens[-1:] == [output.stop_token] and not self._show_stop_token
         shown = tokens[:-1] if hidden else tokens
         texts, offsets = [], []

@@ -19,6 +19,7 @@ CONTEXT_TOKEN_COUNT = 8  # a UTF-8 character of at most four bytes never begins 
 
 REPLACEMENT = "\ufffd"
 
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 Spell = Callable[[int], str | None]  # a token as the vocabulary spells it; None: unknown, or to be skipped
 
 
@@ -54,10 +55,9 @@ class ByteLevelDetokenizer:
 
     def __init__(self, tokens: ByteTokens, context: Sequence[int] = ()) -> None:
         self._tokens = tokens
-        self._decoder = _utf8_decoder()
-        self._is_open = False
-        for token in context[-CONTEXT_TOKEN_COUNT:]:
-            self.push(token)
+        self._decoder = _Utf8Decoder("replace")
+        self._decoder.decode(b"".join([tokens[token][0] for token in context[-CONTEXT_TOKEN_COUNT:]]))
+        self._is_open = self._decoder.getstate()[0] != b""
 
     def push(self, token: int) -> str:
         data, text = self._tokens[token]
@@ -172,10 +172,6 @@ class WholeDetokenizer:
 
 def _unfinished(run: bytearray) -> bytearray:
     """The bytes at the end that begin a UTF-8 character without completing it; at most three."""
-    decoder = _utf8_decoder()
+    decoder = _Utf8Decoder("replace")
     decoder.decode(bytes(run))
     return bytearray(decoder.getstate()[0])
-
-
-def _utf8_decoder() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")("replace")

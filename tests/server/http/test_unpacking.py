@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import socket
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
 from functools import partial
 
 import pytest
 from edge_server import EdgeServer
 
-from vnext.server.http.unpacking import PIECE_BYTES, unpacked
+from vnext.server.http.unpacking import PIECE_BYTES, Unpacker
 
 BODY = json.dumps({"prompt": "say:packed"}).encode()
 
@@ -73,19 +71,13 @@ def test_the_bound_counts_unpacked_bytes() -> None:
         assert server.post("/v1/completions", packed, **{"Content-Encoding": "gzip"})[0] == 200
 
 
-async def parts_of(data: bytes, size: int) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), size):
-        yield data[start : start + size]
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000, 10**6])
 @pytest.mark.parametrize("length", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES, 3 * PIECE_BYTES + 1])
 def test_parts_of_any_size_give_small_pieces(size: int, length: int) -> None:
-    async def pieces() -> list[bytes]:
-        return [piece async for piece in unpacked(parts_of(packed_alike(data), size), "gzip")]
-
     data = bytes(range(256)) * (length // 256) + bytes(length % 256)
-    found = asyncio.run(pieces())
+    packed, unpacker = packed_alike(data), Unpacker("gzip")
+    found = [piece for start in range(0, len(packed), size) for piece in unpacker.pieces(packed[start : start + size])]
+    unpacker.end()
     assert b"".join(found) == data and max(map(len, found)) <= PIECE_BYTES
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vnext.runtime.messages import RequestOutput, SubmitRequest
-from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate
+from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.context.errors import Aborted
 from vnext.server.context.openai_types import GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
@@ -91,7 +91,7 @@ class Generation:
         constraint: Constraint | None = None,
     ) -> None:
         context.check_engine()
-        validate(params, context.vocab_size)
+        validate_ranges(params, context.vocab_size)
         _check_extensions(body)
         self.id = call_id
         self.created_s = int(time.time())
@@ -111,13 +111,14 @@ class Generation:
     async def answer(self, reader: Reader) -> None:
         """Pass each delta to `reader` as it comes, until all answers are complete. Aborts the live answers when cancelled.
         Raises Refused, EngineDead, Aborted, and the errors of `reader`."""
+        self._context.adapters.take(self.model)
         try:
-            with self._context.adapters.used(self.model):
-                async with self._context.client.submit_all(self._requests) as stream:
-                    taker = _Taker(self, reader)
-                    while await stream.feed(taker):
-                        await reader.room()
+            async with self._context.client.submit_all(self._requests) as stream:
+                taker = _Taker(self, reader)
+                while await stream.feed(taker):
+                    await reader.room()
         finally:
+            self._context.adapters.give(self.model)
             for choice in self.choices:
                 if not choice.finished:
                     choice.stopwatch.end("abort")

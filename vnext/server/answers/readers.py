@@ -44,23 +44,30 @@ class Streamed:
     ) -> None:
         self._events, self._renderers, self._chunk_of = events, renderers, chunk_of
         self._frames: dict[int, TextFrame] = {}
+        self._open = len(renderers)
         self.room = events.room
 
     def delta(self, choice: Choice, delta: Delta) -> bool:
         renderer = self._renderers[choice.index]
         renderer.push(delta)
         shown = renderer.take()
-        if not delta.finish and shown and renderer.is_plain and not choice.answer.is_scanned:
-            self._make_plain(choice, renderer)
-        return self._events.send(*(frame_of(self._chunk_of([each])) for each in shown)) if shown else True
+        frames = [frame_of(self._chunk_of([each])) for each in shown]
+        if delta.finish:
+            self._open -= 1
+            return self._events.send(*frames) if self._open else self._events.send_with_end(*frames)
+        if not frames:
+            return True
+        choice.plain = renderer.is_plain and not choice.answer.is_scanned
+        return self._events.send(*frames)
 
     def text(self, choice: Choice, text: str) -> bool:
-        return self._events.send(self._frames[choice.index].of(text)) if text else True
+        return self._events.send(self._frame(choice.index).of(text)) if text else True
 
-    def _make_plain(self, choice: Choice, renderer: ChoiceRenderer) -> None:
-        if choice.index not in self._frames:
-            self._frames[choice.index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]))
-        choice.plain = True
+    def _frame(self, index: int) -> TextFrame:
+        if (frame := self._frames.get(index)) is None:
+            renderer = self._renderers[index]
+            frame = self._frames[index] = TextFrame(lambda text: self._chunk_of([renderer.text_choice(text)]))
+        return frame
 
 
 class Whole:

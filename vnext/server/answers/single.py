@@ -55,7 +55,7 @@ class SingleReader:
         if delta.finish:
             made += self._builder.end(delta.finish, delta.stop_reason)
         choice.plain = self._answer.is_plain and not delta.finish and not choice.answer.is_scanned
-        return self._send(made)
+        return self._send(made, is_last=bool(delta.finish))
 
     def text(self, choice: Choice, text: str) -> bool:
         return self._send(self._builder.part(Words(text))) if text else True
@@ -64,6 +64,10 @@ class SingleReader:
         if self._events is not None:
             await self._events.room()
 
-    def _send(self, made: Iterable[TypedEvent]) -> bool:
-        frames = [event_frame(event) for event in made] if self._events is not None else ()
-        return self._events.send(*frames) if frames and self._events is not None else True
+    def _send(self, made: Iterable[TypedEvent], is_last: bool = False) -> bool:
+        if self._events is None:
+            return True
+        frames = [event_frame(event) for event in made]
+        if is_last:
+            return self._events.send_with_end(*frames)
+        return self._events.send(*frames) if frames else True

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from vnext.lora_request import FILE_NAMES, LinearLayers, LoRARequest, adapter_files, module_of
@@ -43,14 +42,13 @@ class ServedAdapters:
         """The adapter of this name; None for the model itself."""
         return self._files.get(name)
 
-    @contextmanager
-    def used(self, name: str) -> Iterator[None]:
-        """A call that computes with the adapter of this name, if it is one's."""
+    def take(self, name: str) -> None:
+        """A call begins to compute with the adapter of this name, if it is one's."""
         self._live[name] += 1
-        try:
-            yield
-        finally:
-            self._live[name] -= 1
+
+    def give(self, name: str) -> None:
+        """Such a call has ended."""
+        self._live[name] -= 1
 
     async def load(self, name: str, path: str) -> None:
         """Serve the adapter in the folder `path` under `name`. Raises InvalidRequest."""

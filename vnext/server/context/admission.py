@@ -6,7 +6,6 @@ Owns the counts and the closing. A request over a bound is refused, and its clie
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,21 +31,22 @@ class Quota:
         self.amount = 0
         self._share_max = share_max
         self._words = words
-        self._held: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
 
     def take(self, amount: int, client: str) -> None:
         """Take an amount. On Overloaded, nothing is taken."""
-        for held, bound, whose in ((self._held[client], self._share_max, "your "), (self.amount, self.amount_max, "")):
+        mine = self._held.get(client, 0)
+        for held, bound, whose in ((mine, self._share_max, "your "), (self.amount, self.amount_max, "the ")):
             if held + amount > bound:
                 words = self._words.format(held)
-                raise Overloaded(f"{words} and {amount} more would pass {whose or 'the '}bound of {bound}: try again later.")
-        self._held[client] += amount
+                raise Overloaded(f"{words} and {amount} more would pass {whose}bound of {bound}: try again later.")
+        self._held[client] = mine + amount
         self.amount += amount
 
     def give(self, amount: int, client: str) -> None:
         """Return an amount that was taken."""
         self.amount -= amount
-        self._held[client] -= amount
+        self._held[client] = self._held.get(client, 0) - amount
         if not self._held[client]:
             del self._held[client]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import uuid
 
 import msgspec
 from aiohttp import web
@@ -31,8 +30,8 @@ def identify(request: web.Request, *given: str | None) -> None:
         if each and _SANE.fullmatch(each):
             request[REQUEST_ID], request[_IS_OWN] = each, False
             return
-    if REQUEST_ID not in request:
-        request[REQUEST_ID], request[_IS_OWN] = uuid.uuid4().hex, True
+    if not given:
+        request[REQUEST_ID], request[_IS_OWN] = secrets.token_hex(16), True
 
 
 def answer_id(request: web.Request, kind: str) -> str:
@@ -42,9 +41,10 @@ def answer_id(request: web.Request, kind: str) -> str:
     return f"{kind}-{request[REQUEST_ID]}{unique}"
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """A signal handler that runs before a response's head is sent, even where aiohttp responds before any middleware."""
-    identify(request)
+def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request in the head of its response, even where aiohttp responds before any middleware."""
+    if REQUEST_ID not in request:
+        identify(request)
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import count, takewhile
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from vnext.runtime.messages import AdapterStats, EngineStats
-from vnext.server.context.token_times import TokenTimes
+from vnext.server.context.tallies import Histogram, LabelledCounter
 
 _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -123,11 +122,10 @@ class ServerMetrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_EngineCollector(stats, alive, stalled))
-        self.token = TokenTimes(
-            "vnext_inter_token_latency_seconds", "Between two tokens of an answer; merged ones share their time.", _TOKEN_BUCKETS_S
-        )
-        self._registry.register(self.token)
         seconds, lengths = self._histograms(_REQUEST_BUCKETS_S), self._histograms(_lengths_up_to(length_max))
+        self.token = self._histograms(_TOKEN_BUCKETS_S)(
+            "vnext_inter_token_latency_seconds", "Between two tokens of an answer; merged ones share their time."
+        )
         self.first_token = self._histograms(_FIRST_TOKEN_BUCKETS_S)(
             "vnext_time_to_first_token_seconds", "From the body's arrival to an answer's first token."
         )
@@ -141,16 +139,14 @@ class ServerMetrics:
         self.inference = seconds("vnext_request_inference_time_seconds", "From a request's first step to its last token.")
         self.prompt_length = lengths("vnext_request_prompt_tokens", "Tokens of a prompt.")
         self.answer_length = lengths("vnext_request_generation_tokens", "Tokens of an answer.")
-        self.ended = Counter(
-            "vnext_request_success", "Answers that ended, by the reason.", ("finished_reason",), registry=self._registry
-        )
-        self._http = Counter(
-            "vnext_http_requests", "HTTP requests answered.", ("method", "route", "status"), registry=self._registry
-        )
+        self.ended = LabelledCounter("vnext_request_success", "Answers that ended, by the reason.", ("finished_reason",))
+        self._http = LabelledCounter("vnext_http_requests", "HTTP requests answered.", ("method", "route", "status"))
+        self._registry.register(self.ended)
+        self._registry.register(self._http)
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """Count a request. `route` is a path of the server's table, so that a client cannot invent label values."""
-        self._http.labels(method if method in _KNOWN_METHODS else "other", route, str(status)).inc()
+        self._http.add(method if method in _KNOWN_METHODS else "other", route, str(status))
 
     def text(self) -> bytes:
         """The body of /metrics."""
@@ -162,8 +158,12 @@ class ServerMetrics:
             family.samples = [sample._replace(labels=self._labels | sample.labels) for sample in family.samples]
             yield family
 
-    def _histograms(self, buckets: tuple[float, ...]) -> Callable[[str, str], Histogram]:
-        return partial(Histogram, buckets=buckets, registry=self._registry)
+    def _histograms(self, bounds: tuple[float, ...]) -> Callable[[str, str], Histogram]:
+        def made(name: str, help_: str) -> Histogram:
+            self._registry.register(histogram := Histogram(name, help_, bounds))
+            return histogram
+
+        return made
 
 
 def _lengths_up_to(length_max: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Owns the list of supported fields, some of them vLLM's; `fields` decides about a
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 import msgspec
@@ -18,6 +19,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 SHARED_FIELDS = tuple(name for name in SamplingParams.__struct_fields__ if name != "logprobs")  # each API has its own logprobs
+_shared = attrgetter(*SHARED_FIELDS)
 SamplingFields = msgspec.defstruct(
     "SamplingFields",
     [(name, get_type_hints(SamplingParams)[name] | None, None) for name in SHARED_FIELDS],
@@ -146,7 +148,7 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def sampling_params(body: GenerationBody, **defaults: Any) -> SamplingParams:
     """The shared sampling fields that are set, over `defaults`, over those of SamplingParams."""
-    given = {name: value for name in SHARED_FIELDS if (value := getattr(body, name)) is not None}
+    given = {name: value for name, value in zip(SHARED_FIELDS, _shared(body)) if value is not None}
     return SamplingParams(**(defaults | given))
 
 

@@ -16,7 +16,7 @@ def prompts_of(given: str | list[str | int | list[int]], name: str = "prompt") -
         return [given]
     if not given:
         raise InvalidRequest(f"{name} is an empty list: give a text, a list of tokens, or a list of either.", name)
-    kinds = {type(entry) for entry in given}
+    kinds = set(map(type, given))
     if len(kinds) > 1:
         raise InvalidRequest(f"{name} mixes texts, tokens and lists: all its entries must be of one kind.", name)
     return [given] if kinds == {int} else given
@@ -50,9 +50,10 @@ async def tokens_of(
         tokens = await context.encode(prompts, add_special_tokens, client, params, name, count_max)
     else:
         tokens = prompts
-        for prompt, param in zip(prompts, params):
+        for place, (prompt, param) in enumerate(zip(prompts, params)):
+            if place:
+                await asyncio.sleep(0)  # let other tasks run
             context.check_tokens(prompt, param, count_max or context.prompt_tokens_max)
-            await asyncio.sleep(0)  # let other tasks run
     if [] in tokens:
         param = params[tokens.index([])]
         raise InvalidRequest(f"{param} is empty: send at least one token.", param)

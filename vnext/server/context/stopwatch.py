@@ -47,7 +47,7 @@ class Stopwatch:
     def end(self, reason: str) -> None:
         """Record the answer's end. An aborted answer ("abort", not "stop" or "length") leaves no times: they would mean nothing."""
         metrics = self._metrics
-        metrics.ended.labels(reason).inc()
+        metrics.ended.add(reason)
         if reason == "abort" or not self._count:
             return
         begun_s = self._submitted_s + self._queue_s

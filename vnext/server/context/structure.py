@@ -7,6 +7,7 @@ schema with every request, and reading one takes 0.4 ms and more. `vnext/text/st
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from vnext.server.context.text_work import TextWork
 from vnext.text.structured.grammar import Asked, asked_of, grammar_of
 from vnext.text.tokenizer import Tokenizer
 
+_GUIDED = "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object", "structural_tag"
+_guided = attrgetter(*_GUIDED)
 RECENT_MAX = 256
 RECENT_BYTES_MAX = 2**23
 
@@ -89,17 +92,6 @@ def _of_format(asked: ResponseFormat | None) -> Asked | None:
 
 def _of_guided(body: GenerationBody) -> list[Asked]:
     """The names of vLLM before `structured_outputs`."""
+    given = [(name, value) for name, value in zip(_GUIDED, _guided(body)) if value not in (None, "", False)]
     options = StructuredOutputsParams(whitespace_pattern=body.guided_whitespace_pattern)
-    given: dict[str, Any] = {
-        "guided_json": body.guided_json,
-        "guided_regex": body.guided_regex,
-        "guided_choice": body.guided_choice,
-        "guided_grammar": body.guided_grammar,
-        "guided_json_object": body.guided_json_object or None,
-        "structural_tag": body.structural_tag,
-    }
-    return [
-        Asked(kind=name.removeprefix("guided_"), value=value, path=name, options=options)
-        for name, value in given.items()
-        if value not in (None, "")
-    ]
+    return [Asked(kind=name.removeprefix("guided_"), value=value, path=name, options=options) for name, value in given]

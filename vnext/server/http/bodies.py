@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused, invalid_body
 from vnext.server.context.server_context import SERVER_CONTEXT, client_of
 from vnext.server.http.fields import without_unknown
-from vnext.server.http.unpacking import unpacked
+from vnext.server.http.unpacking import Unpacker
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -36,18 +35,24 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], k
     """The request's body as `kind`. Raises InvalidRequest, ContentRefused, BodyTooSlow, Overloaded, HTTPException (413)."""
     _check_content_type(request)
     context = request.app[SERVER_CONTEXT]
-    size_max, client, size = context.settings.body_bytes_max, client_of(request), 0
+    size_max, client, size, counted = context.settings.body_bytes_max, client_of(request), 0, 0
     if (request.content_length or 0) > size_max:
         raise web.HTTPRequestEntityTooLarge(size_max, request.content_length)
-    data, values = bytearray(), Values(max(NUMBERS_MAX, context.model_length + 2**16))
+    unpacker, upload = Unpacker(request.headers.get("Content-Encoding", "")), _Upload(request.content)
+    data, values = bytearray(), None
     try:
-        async for part in unpacked(_parts(request), request.headers.get("Content-Encoding", "")):
-            context.body_bytes.take(len(part), client)
-            size += len(part)
-            if size > size_max:
-                raise web.HTTPRequestEntityTooLarge(size_max, size)
-            data += part
-            await _count(values, part)
+        while not request.content.at_eof():
+            for piece in unpacker.pieces(await upload.part()):
+                context.body_bytes.take(len(piece), client)
+                size += len(piece)
+                if size > size_max:
+                    raise web.HTTPRequestEntityTooLarge(size_max, size)
+                data += piece
+                if size > GROUPS_MAX:  # fewer bytes hold no more values
+                    values = values or Values(max(NUMBERS_MAX, context.model_length + 2**16))
+                    await _count(values, data[counted:])
+                    counted = size
+        unpacker.end()
         return await _decode(decoder, data, kind)
     finally:
         context.body_bytes.give(size, client)
@@ -82,34 +87,37 @@ class Values:
 
 
 async def _count(values: Values, part: bytes) -> None:
-    """Count in pieces, yielding to other tasks between two pieces."""
+    """Count in pieces, yielding to other tasks after each."""
     for start in range(0, len(part), _PIECE_BYTES):
         values.count(part[start : start + _PIECE_BYTES])
-        if start:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
-async def _parts(request: web.Request) -> AsyncIterator[bytes]:
-    """Yield the body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection."""
-    started_s, size, content = time.monotonic(), 0, request.content
-    try:
-        while not content.at_eof():
-            if content.is_eof():  # all of it is here: no need for a task that waits
-                yield content.read_nowait()
-                return
-            left_s = started_s + PAUSE_S + size / BYTES_PER_S_MIN - time.monotonic()
-            part = await asyncio.wait_for(content.readany(), min(PAUSE_S, max(left_s, 0)))
-            size += len(part)
-            yield part
-    except TimeoutError:
-        raise BodyTooSlow(
-            f"The body came too slowly: {size} bytes in {time.monotonic() - started_s:.0f} s, at least {BYTES_PER_S_MIN} in each "
-            f"second and one in {PAUSE_S:g} s are needed."
-        ) from None
-    except ConnectionError as error:
-        raise ClientGone from error
-    except web.RequestPayloadError as error:
-        raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
+class _Upload:
+    """A body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection. Mutable."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content, self._size, self._started_s = content, 0, time.monotonic()
+
+    async def part(self) -> bytes:
+        """The next part. Raises BodyTooSlow, ClientGone, InvalidRequest."""
+        try:
+            if self._content.is_eof():  # all of it is here
+                return self._content.read_nowait()
+            left_s = self._started_s + PAUSE_S + self._size / BYTES_PER_S_MIN - time.monotonic()
+            async with asyncio.timeout(min(PAUSE_S, max(left_s, 0))):
+                part = await self._content.readany()
+            self._size += len(part)
+            return part
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"The body came too slowly: {self._size} bytes in {time.monotonic() - self._started_s:.0f} s, at least "
+                f"{BYTES_PER_S_MIN} in each second and one in {PAUSE_S:g} s are needed."
+            ) from None
+        except ConnectionError as error:
+            raise ClientGone from error
+        except web.RequestPayloadError as error:
+            raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
 
 
 def _check_content_type(request: web.Request) -> None:

@@ -8,12 +8,11 @@ request last. Knows no request: a middleware reports which connections have one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -41,7 +40,8 @@ def room_for(connections_max: int) -> int:
 
 
 class _State:
-    """One connection. `since_s`: when it opened, ended its last request or last read a part of an answer. Mutable."""
+    """One connection, busy within a `with` block. `since_s`: when it opened, ended its last request or last read a part of an
+    answer. Mutable."""
 
     __slots__ = ("asked", "busy", "pending", "since_s")
 
@@ -49,6 +49,12 @@ class _State:
         self.since_s = now_s
         self.asked = self.busy = False
         self.pending = 0
+
+    def __enter__(self) -> None:
+        self.asked = self.busy = True
+
+    def __exit__(self, *_: object) -> None:
+        self.busy, self.since_s = False, time.monotonic()
 
 
 class Connections:
@@ -59,15 +65,9 @@ class Connections:
         self._client_max = share_of(settings.connections_max, CLIENT_SHARE)
         self._states: dict[RequestHandler, _State] = {}
 
-    @contextlib.contextmanager
-    def busy(self, connection: RequestHandler) -> Iterator[None]:
-        """Mark a connection as busy while it has a request."""
-        state = self._states.setdefault(connection, _State(time.monotonic()))
-        state.asked = state.busy = True
-        try:
-            yield
-        finally:
-            state.busy, state.since_s = False, time.monotonic()
+    def busy(self, connection: RequestHandler) -> _State:
+        """A context manager: the connection has a request."""
+        return self._states.setdefault(connection, _State(time.monotonic()))
 
     async def watch(self, connections: Callable[[], Iterable[RequestHandler]]) -> None:
         """Watch the connections forever."""

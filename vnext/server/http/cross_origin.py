@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from aiohttp import web
 
 from vnext.server.context.errors import OriginRejected
@@ -15,20 +13,19 @@ from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.origins import ANY, allows
 from vnext.server.settings import ServerSettings
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 MAX_AGE_S = 600
 METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 
 
-@web.middleware
-async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer the preflight that a browser sends before a page's request. It has no key, so none is checked. Raises
-    OriginRejected."""
-    settings = request.app[SERVER_CONTEXT].settings
-    origin = request.headers.get("Origin")
-    if request.method != "OPTIONS" or not origin or "Access-Control-Request-Method" not in request.headers:
-        return await handler(request)
+def is_preflight(request: web.Request) -> bool:
+    """Whether a browser asks before it sends a page's request. It has no key, so none is checked."""
+    headers = request.headers
+    return request.method == "OPTIONS" and bool(headers.get("Origin")) and "Access-Control-Request-Method" in headers
+
+
+def preflight_answer(request: web.Request, settings: ServerSettings) -> web.Response:
+    """The answer to a preflight. Raises OriginRejected."""
+    origin = request.headers["Origin"]
     if not allows(origin, settings.allowed_origins):
         raise OriginRejected(f"A web page of {origin[:200]} asks: start the server with --allowed-origins and that page's address.")
     return web.Response(status=204, headers=_permissions(request, settings))
@@ -42,12 +39,12 @@ def _permissions(request: web.Request, settings: ServerSettings) -> dict[str, st
     return granted | ({"Access-Control-Allow-Headers": headers} if headers else {})
 
 
-async def add_permission(request: web.Request, response: web.StreamResponse) -> None:
-    """A signal handler that runs before a response's head is sent."""
+def add_permission(request: web.Request, response: web.StreamResponse) -> None:
+    """Let the page that asks read the response, if the settings allow it."""
     settings = request.app[SERVER_CONTEXT].settings
-    origin = request.headers.get("Origin")
     if not settings.allowed_origins:
         return
+    origin = request.headers.get("Origin")
     anyone = ANY in settings.allowed_origins and not settings.allow_credentials
     if not anyone:
         response.headers.add("Vary", "Origin")  # a cache must not give one page's permission to another

@@ -1,11 +1,10 @@
 """Middleware: the layers around every view. Their order matters; the outermost comes first:
 
-    engage     marks the connection as busy while it has a request
-    observe    names the request, counts the answer and writes the access line; outside `translate`, to see error responses
-    translate  turns errors into error objects
-    answer_preflight (cross_origin.py)  before `authorise`, because a preflight carries no key
-    authorise  refuses /v1, tokens and the log without the key, or, where there is no key, to web pages of other sites; inside
-               `translate`, because it refuses by raising
+    observe    marks the connection as busy, names the request, counts the answer and writes the access line; outside `translate`,
+               to see error responses
+    translate  turns errors into error objects, of the checks too that it makes before the view: it answers a preflight, which
+               carries no key, and refuses /v1, tokens and the log without the key, or, where there is no key, to web pages of
+               other sites
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -20,8 +20,11 @@ from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, 
 from vnext.server.context.identity import REQUEST_ID, identify
 from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.connections import Connections
-from vnext.server.http.cross_origin import Handler
+from vnext.server.http.cross_origin import is_preflight, preflight_answer
 from vnext.server.http.origins import check_origin
+from vnext.server.settings import ServerSettings
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
 GUARDED = ("/v1", "/tokenize", "/detokenize", "/log", "/server_info")
@@ -32,18 +35,12 @@ log = logging.getLogger("vnext.server")
 
 
 @web.middleware
-async def engage(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """See `connections`."""
-    with request.app[CONNECTIONS].busy(request.protocol):
-        return await handler(request)
-
-
-@web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Name the request, count its answer by the route's path and write the access line."""
+    """See `connections`; name the request, count its answer by the route's path and write the access line."""
     started_s = time.monotonic()
     identify(request)
-    response = await handler(request)
+    with request.app[CONNECTIONS].busy(request.protocol):
+        response = await handler(request)
     resource = request.match_info.route.resource
     route = "other" if resource is None else resource.canonical
     request.app[SERVER_CONTEXT].metrics.http_request(request.method, route, response.status)
@@ -55,8 +52,12 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def translate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn the errors of all views into error responses."""
+    """Turn the errors of the checks and of all views into error responses."""
+    settings = request.app[SERVER_CONTEXT].settings
     try:
+        if is_preflight(request):
+            return preflight_answer(request, settings)
+        authorise(request, settings)
         return await handler(request)
     except DOMAIN_ERRORS as error:
         failure = absent(_path(request)) if isinstance(error, web.HTTPNotFound) else failure_of(error)
@@ -78,20 +79,17 @@ def _path(request: web.Request) -> str:
     return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path)
 
 
-@web.middleware
-async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Check the API key, in constant time so that it cannot be guessed byte by byte."""
-    settings = request.app[SERVER_CONTEXT].settings
+def authorise(request: web.Request, settings: ServerSettings) -> None:
+    """Check the API key, in constant time so that it cannot be guessed byte by byte. Raises KeyRejected, OriginRejected."""
     if not request.path.removeprefix(settings.root_path).startswith(GUARDED) and not request.path.startswith(GUARDED):
-        return await handler(request)
+        return
     if not (key := settings.api_key):
         check_origin(request, settings.allowed_origins)
-    else:
-        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        given = bearer.strip(" ") if scheme.lower() == "bearer" else ""  # a scheme's case does not matter (RFC 9110, 11.1)
-        if not _fits(given, key) and not _fits(request.headers.get("X-Api-Key", ""), key):
-            raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
-    return await handler(request)
+        return
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    given = bearer.strip(" ") if scheme.lower() == "bearer" else ""  # a scheme's case does not matter (RFC 9110, 11.1)
+    if not _fits(given, key) and not _fits(request.headers.get("X-Api-Key", ""), key):
+        raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
 
 
 def _fits(given: str, key: str) -> bool:

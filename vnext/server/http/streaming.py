@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
+from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from aiohttp import ClientError, HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import SERVER_SOFTWARE
 
 from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, Failure, failure_of
 
-_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # a buffering proxy would collect the tokens
-}
+_HEADERS = (
+    "Content-Type: text/event-stream; charset=utf-8\r\n"
+    "Cache-Control: no-cache\r\n"
+    "X-Accel-Buffering: no\r\n"  # a buffering proxy would collect the tokens
+    f"Server: {SERVER_SOFTWARE}\r\n"
+)
 FRAMES_MAX = 32  # unsent; a server that is behind reads many steps in one turn
 _DONE = b"data: [DONE]\n\n"
 _TRANSPORT_ERRORS = (OSError, ClientError)
@@ -48,6 +52,7 @@ async def respond(
 ) -> web.StreamResponse:
     """Send the chunks of `answering`, then `done`. An error after the first chunk becomes the last frame instead."""
     events = Events(request)
+    await request.app.on_response_prepare.send(request, events.response)
     try:
         failure = await _failure(events, answering)
         await events.end(done if failure is None else fault_frame(failure))
@@ -63,6 +68,7 @@ async def _failure(events: Events, answering: Answering) -> Failure | None:
         raise
     except Exception as error:  # once a stream has begun, only a chunk can report it; before, the middleware does
         if not events.response.prepared:
+            events.discard()
             raise
         if not isinstance(error, DOMAIN_ERRORS):
             log.exception("a fault in the stream of %s", events.path)
@@ -92,7 +98,35 @@ TURN = web.AppKey("turn", Turn)
 
 
 class _Response(web.StreamResponse):
-    _send_headers_immediately = False  # they go with the first frames
+    """The head of a response that `Events` writes itself, to which aiohttp has nothing to add. Each of aiohttp's own writes would
+    take a coroutine and a system call."""
+
+    prepared = False
+
+    def __init__(self, request: web.Request) -> None:
+        super().__init__()
+        self._version = request.version
+        if self._version >= HttpVersion11:
+            self.enable_chunked_encoding()
+        # Without chunks the response ends with the connection, even if the client asked to keep it.
+        self._keep_alive = self.chunked and request.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Do nothing: the head has gone out with the first frames."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Do nothing: the end has gone out with the last frames."""
+
+    def head(self) -> bytes:
+        """The response's head, once."""
+        if self.prepared:
+            return b""
+        self.prepared = True
+        own = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        own += "Transfer-Encoding: chunked\r\n" if self.chunked else ""
+        own += "" if self._keep_alive else "Connection: close\r\n"
+        major, minor = self._version
+        return f"HTTP/{major}.{minor} 200 OK\r\n{_HEADERS}Date: {_date(int(time.time()))}\r\n{own}\r\n".encode()
 
 
 class Events:
@@ -101,71 +135,64 @@ class Events:
     limit and FRAMES_MAX frames."""
 
     def __init__(self, request: web.Request) -> None:
-        self.response = _Response(headers=_HEADERS)
+        """Raises ClientGone."""
+        if request.transport is None:
+            raise ClientGone
+        self.response = _Response(request)
         self.path = request.path
-        self._request = request
-        self._chunked = request.version >= HttpVersion11
-        if self._chunked:
-            self.response.enable_chunked_encoding()
-        else:
-            self.response.force_close()  # the response ends with the connection, even if the client asked for keep-alive
-        self._transport: asyncio.Transport | None = None
-        self._writer: AbstractStreamWriter | None = None
-        self._bytes_max = 0
+        self._transport = request.transport
+        self._writer = request.writer
+        self._bytes_max = self._transport.get_write_buffer_limits()[1]
         self._unsent: list[bytes] = []
         self._turn = request.app[TURN]
 
     def send(self, *frames: bytes) -> bool:
-        """Send frames; returns whether more can be sent at once. Nothing goes out before the first `room`."""
-        transport, unsent = self._transport, self._unsent
-        if transport is not None and not unsent:
+        """Send frames at the end of this turn; returns whether more can be sent at once."""
+        if not self._unsent:
             self._turn.add(self)
-        unsent += frames
-        if transport is None or transport.is_closing():
+        self._unsent += frames
+        if self._transport.is_closing():
             return False
-        return len(unsent) < FRAMES_MAX and transport.get_write_buffer_size() <= self._bytes_max
+        return len(self._unsent) < FRAMES_MAX and self._transport.get_write_buffer_size() <= self._bytes_max
 
-    def write(self) -> None:
-        """Write what this turn of the event loop has sent, in one system call. aiohttp would do it in a coroutine."""
-        if (data := self._take()) and not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def send_with_end(self, *frames: bytes) -> bool:
+        """Send frames together with the response's end, which follows at once."""
+        self._unsent += frames
+        return True
 
-    def _take(self) -> bytes:
-        data = b"".join(self._unsent)
+    def discard(self) -> None:
+        """Send nothing of what was sent in this turn."""
         self._unsent.clear()
-        return data
 
-    async def room(self) -> None:
+    def write(self, is_last: bool = False) -> None:
+        """Write what this turn of the event loop has sent, in one system call."""
+        data, is_chunked = b"".join(self._unsent), self.response.chunked
+        self._unsent.clear()
+        if not (data or is_last) or self._transport.is_closing():
+            return
+        if data and is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._transport.write(self.response.head() + data + (b"0\r\n\r\n" if is_last and is_chunked else b""))
+
+    async def room(self, is_last: bool = False) -> None:
         """Wait until more can be sent. Raises ClientGone."""
+        if self._transport.is_closing():
+            raise ClientGone
+        self.write(is_last)
         try:
-            if self._writer is None:
-                await self._begin()
-            elif self._transport.is_closing():
-                raise ClientGone
-            else:
-                self.write()
-                await self._writer.drain()
+            await self._writer.drain()
         except _TRANSPORT_ERRORS as error:
             raise ClientGone from error
 
     async def end(self, last: bytes) -> None:
         """Send the last frame. Raises ClientGone."""
-        if self._writer is None:
-            await self.room()
-        try:
-            await self.response.write_eof(self._take() + last)
-        except _TRANSPORT_ERRORS as error:
-            raise ClientGone from error
+        self._unsent.append(last)
+        await self.room(is_last=True)
 
-    async def _begin(self) -> None:
-        """Send the head, together with the first frames."""
-        self._writer = await self.response.prepare(self._request)
-        await self.response.write(self._take())
-        transport = self._request.transport
-        if transport is None:
-            raise ClientGone
-        self._bytes_max = transport.get_write_buffer_limits()[1]
-        self._transport = transport
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
 
 
 def frame_of(chunk: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure
-from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.identity import answer_id
 from vnext.server.context.server_context import SERVER_CONTEXT, client_of
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
@@ -33,7 +33,6 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     context = request.app[SERVER_CONTEXT]
     body = await read_body(request, _MESSAGES, MessagesBody)
     started_s = time.monotonic()
-    identify(request)
     chat = ChatRequest(context, chat_body(body, context.marks is not None))
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
