@@ -74,3 +74,23 @@ def test_attention_reads_what_the_codes_stand_for(
         with using(level):
             found, expected = (attend(each, ranges, options) for each in (coded, plain))
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@needs_native
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 256])
+def test_a_decode_reads_codes_of_every_size(head_dim: int, group: int, dtype: torch.dtype, level: Level) -> None:
+    """Heads of whole blocks, as many queries a key head as are read from codes and one more; numbers from 0 to near the largest."""
+    sequences = typed(make_sequences([300, 65], 2 * group, 2, head_dim, 7), dtype)
+    sizes = torch.exp2(torch.arange(sequences.key_cache[..., 0].numel()).float().remainder(200) - 100).view(sequences.key_cache.shape[:-1])
+    sizes[:, :, 3] = 0
+    values = mxint8.pack(sequences.value_cache.float() * sizes[..., None])
+    coded = sequences._replace(key_cache=mxint8.pack(sequences.key_cache), value_cache=values)
+    plain = sequences._replace(
+        key_cache=mxint8.unpack(coded.key_cache, head_dim).to(dtype), value_cache=mxint8.unpack(values, head_dim).to(dtype)
+    )
+    with using(level):
+        found, expected = (attend(each, [(0, 299, 300), (1, 64, 65), (0, 99, 100)], Options()) for each in (coded, plain))
+    assert all(torch.equal(one, other) and one.isfinite().all() for one, other in zip(found, expected, strict=True))

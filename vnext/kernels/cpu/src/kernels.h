@@ -158,6 +158,9 @@ struct Kernels {
     /* Fills the state; `next` is what this thread will ask for afterwards, to be fetched ahead, or null. */
     void (*attend_f32)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
     void (*attend_bf16)(const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
+    /* The same from a cache of INT8 as it lies there, for queries of `kind`; false, and nothing filled, where this level wants
+       it widened. Null: it always does. */
+    bool (*attend_codes)(int kind, const AttentionCall &, const LaneSet &, const Split &, const Split *next, const SplitState &);
     /* Lanes from, from + 1, ... of a later split into lanes to, to + 1, ...; width in floats, a multiple of 16. */
     void (*join)(const SplitState &into, int to, const SplitState &other, int from, int count, int64_t width);
     /* total / weight_sum of a lane as `kind`, zeros where it saw nothing. */

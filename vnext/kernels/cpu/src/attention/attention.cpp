@@ -136,7 +136,9 @@ AttentionCall widened(const Run &run, const LaneSet &lanes, const Split &split, 
 
 void attend(const Run &run, const LaneSet &lanes, const Split &split, const Split *next, const SplitState &state) {
     const auto function = run.kind == FLOAT32 ? kernels().attend_f32 : kernels().attend_bf16;
+    const auto codes = kernels().attend_codes;
     if (run.call.cache_kind != INT8) return function(run.call, lanes, split, next, state);
+    if (codes != nullptr && codes(run.kind, run.call, lanes, split, next, state)) return;
     thread_local std::vector<int32_t> blocks;
     blocks.resize(std::max(blocks.size(), size_t(split.first_key / SPLIT_KEYS + 1)));
     function(widened(run, lanes, split, blocks.data()), lanes, {blocks.data(), 0, split.first_key, split.last_key}, nullptr, state);

@@ -8,14 +8,12 @@
    Keys and values are read from the cache as they lie there. */
 #pragma once
 
+#include "attention/attention_coded_few.h"
 #include "attention/attention_wide.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
 namespace {
-
-constexpr int FEW_LANES = 4;
-constexpr int FEW_GROUPS = 2;  // of sixteen keys whose sums go on side by side: each alone would wait for its own last one
 
 /* The running softmax of up to FEW_LANES queries; arrays by lane. */
 struct FewLanes {
@@ -26,27 +24,10 @@ struct FewLanes {
     int32_t low_min, low_max, high_min, high_max;
 };
 
-template <typename T>
-struct RowsOfPiece {
-    const T *key[PIECE_KEYS], *value[PIECE_KEYS];
-};
-
-template <typename T>
-inline void find_rows(const AttentionCall &call, const Split &split, int64_t first, int64_t last, RowsOfPiece<T> &rows) {
-    for (int64_t key = first, i = 0; key < last;) {
-        const int64_t left = call.block_size - key % call.block_size, end = key + left < last ? key + left : last;
-        const T *k = cache_row<T>(call.key_cache, call, split, key), *v = cache_row<T>(call.value_cache, call, split, key);
-        for (; key < end; ++key, ++i, k += call.head_dim, v += call.head_dim) {
-            rows.key[i] = k;
-            rows.value[i] = v;
-        }
-    }
-}
-
-/* dots [L][PIECE_KEYS] of keys begin, begin + 1, ... with L queries; keys behind `count` repeat the last one. */
+/* dots [L][PIECE_KEYS] of FEW_GROUPS * 16 keys begin, begin + 1, ... with L queries. */
 template <int L, typename T>
-__attribute__((noinline)) void multiply_few(const float *query, int64_t width, int64_t head_dim, const T *const *keys,
-                                            int begin, int count, float *dots) {
+__attribute__((noinline)) void multiply_few(const float *query, int64_t width, int64_t head_dim, const RowsOfPiece<T> &rows,
+                                            const PieceScales<T> &, int begin, NextLines &next, float *dots) {
     Lanes dot[FEW_GROUPS][L];
     for (int group = 0; group < FEW_GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
@@ -55,16 +36,16 @@ __attribute__((noinline)) void multiply_few(const float *query, int64_t width, i
         for (int group = 0; group < FEW_GROUPS; ++group) {
             Lanes part[16];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i) {
-                const int key = begin + group * 16 + i;
-                part[i] = load(keys[key < count ? key : count - 1] + d);
-            }
+            for (int i = 0; i < 16; ++i)
+                part[i] = load(rows.key[begin + group * 16 + i] + d);
             transpose(part);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i)
+            for (int i = 0; i < 16; ++i) {
+                if (i % 4 == 0) next.fetch();
 #pragma GCC unroll 4
                 for (int lane = 0; lane < L; ++lane)
                     dot[group][lane] = fused(part[i], all(query[lane * width + d + i]), dot[group][lane]);
+            }
         }
     for (int group = 0; group < FEW_GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
@@ -122,8 +103,8 @@ inline void weigh_few(FewLanes &few, int count, const float *peak, float *scores
 
 /* L lanes and D vectors of their totals, as add_block; weights [L][PIECE_KEYS]. */
 template <int L, int D, typename T>
-inline void add_few(const FewLanes &few, int64_t width, const float *keep, const float *weights, const T *const *values,
-                    int64_t at, int count) {
+inline void add_few(const FewLanes &few, int64_t width, const float *keep, const float *weights, const RowsOfPiece<T> &rows,
+                    const PieceScales<T> &scales, int64_t at, int count, NextLines &next) {
     Lanes sum[L][D];
 #pragma GCC unroll 4
     for (int lane = 0; lane < L; ++lane)
@@ -131,10 +112,11 @@ inline void add_few(const FewLanes &few, int64_t width, const float *keep, const
         for (int d = 0; d < D; ++d)
             sum[lane][d] = load(few.total + lane * width + at + d * 16) * all(keep[lane]);
     for (int key = 0; key < count; ++key) {
+        if (sizeof(T) == 1) next.fetch();
         Lanes value[D];
 #pragma GCC unroll 4
         for (int d = 0; d < D; ++d)
-            value[d] = load(values[key] + at + d * 16);
+            value[d] = load_value(rows, scales, key, at + d * 16);
 #pragma GCC unroll 4
         for (int lane = 0; lane < L; ++lane) {
             const Lanes weight = all(weights[lane * PIECE_KEYS + key]);
@@ -151,18 +133,21 @@ inline void add_few(const FewLanes &few, int64_t width, const float *keep, const
 }
 
 template <int L, typename T>
-void walk_few(const AttentionCall &call, FewLanes &few, const RowsOfPiece<T> &rows, int64_t first, int count) {
+void walk_few(const AttentionCall &call, FewLanes &few, const RowsOfPiece<T> &rows, NextLines &next, int64_t first, int count) {
     alignas(64) float scores[FEW_LANES * PIECE_KEYS];
     float peak[16] = {}, keep[16];
+    const PieceScales<T> scales(rows, call.head_dim);
+    const int64_t keys = (count + 16 * FEW_GROUPS - 1) / (16 * FEW_GROUPS) * FEW_GROUPS * 16, steps = call.head_dim / 16;
+    next.begin(sizeof(T) == 1 ? count * (steps / WIDE_DEPTH + steps % WIDE_DEPTH) : keys * steps / 4);
     for (int key = 0; key < count; key += 16 * FEW_GROUPS)
-        multiply_few<L>(few.query, call.padded_dim, call.head_dim, rows.key, key, count, scores);
+        multiply_few<L>(few.query, call.padded_dim, call.head_dim, rows, scales, key, next, scores);
     score_few(call, few, first, count, scores, peak);
     weigh_few(few, count, peak, scores, keep);
     int64_t at = 0;
     for (; at + WIDE_DEPTH * 16 <= call.head_dim; at += WIDE_DEPTH * 16)
-        add_few<L, WIDE_DEPTH>(few, call.padded_dim, keep, scores, rows.value, at, count);
+        add_few<L, WIDE_DEPTH>(few, call.padded_dim, keep, scores, rows, scales, at, count, next);
     for (; at < call.head_dim; at += 16)
-        add_few<L, 1>(few, call.padded_dim, keep, scores, rows.value, at, count);
+        add_few<L, 1>(few, call.padded_dim, keep, scores, rows, scales, at, count, next);
 }
 
 template <typename T>
@@ -185,24 +170,26 @@ inline void fill_few(const AttentionCall &call, const LaneSet &lanes, float *que
     few.high_max = highest(lanes.high, lanes.count);
 }
 
-/* Up to FEW_LANES queries, heads of whole vectors. */
-template <typename T>
-void attend_few(const AttentionCall &call, const LaneSet &lanes, const Split &split, const SplitState &state) {
-    static constexpr void (*walk[FEW_LANES + 1])(const AttentionCall &, FewLanes &, const RowsOfPiece<T> &, int64_t, int) = {
+/* Up to FEW_LANES queries of Q, heads of whole vectors, caches of T. */
+template <typename Q, typename T>
+void attend_few(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next, const SplitState &state) {
+    static constexpr void (*walk[FEW_LANES + 1])(const AttentionCall &, FewLanes &, const RowsOfPiece<T> &, NextLines &, int64_t, int) = {
         nullptr, walk_few<1, T>, walk_few<2, T>, walk_few<3, T>, walk_few<4, T>};
     const size_t floats = size_t(lanes.count) * size_t(call.padded_dim);
     FewLanes few;
-    fill_few<T>(call, lanes, static_cast<float *>(scratch(SLOT_TILES, floats * 4)), few);
+    fill_few<Q>(call, lanes, static_cast<float *>(scratch(SLOT_TILES, floats * 4)), few);
     few.total = state.total;
     memset(state.total, 0, floats * 4);
     const int64_t end = few.high_max < split.last_key ? few.high_max : split.last_key;
+    NextLines lines;
     for (int64_t piece = split.first_key; piece < end; piece += PIECE_KEYS) {
         const int64_t first = piece < few.low_min ? few.low_min : piece;
         const int64_t last = piece + PIECE_KEYS < end ? piece + PIECE_KEYS : end;
         if (first >= last) continue;
         RowsOfPiece<T> rows;
         find_rows<T>(call, split, first, last, rows);
-        walk[few.count](call, few, rows, first, int(last - first));
+        lines.find_behind<T>(call, split, next, piece, end);
+        walk[few.count](call, few, rows, lines, first, int(last - first));
     }
     store_part(state.peak, load(few.peak), lanes.count);
     store_part(state.weight_sum, load(few.weight_sum), lanes.count);
@@ -212,8 +199,16 @@ void attend_few(const AttentionCall &call, const LaneSet &lanes, const Split &sp
 template <typename T>
 void attend_by_vectors(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                        const SplitState &state) {
-    if (lanes.count <= FEW_LANES && call.head_dim % 16 == 0) return attend_few<T>(call, lanes, split, state);
+    if (lanes.count <= FEW_LANES && call.head_dim % 16 == 0) return attend_few<T, T>(call, lanes, split, next, state);
     attend_wide<T>(call, lanes, split, next, state);
+}
+
+/* Few queries from codes as they lie in the cache; false where the rows are to be widened first. No bit tells which it was. */
+bool attend_codes(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
+                  const SplitState &state) {
+    if (lanes.count > FEW_LANES || call.head_dim % CODES_A_SCALE != 0) return false;
+    (kind == FLOAT32 ? attend_few<float, int8_t> : attend_few<bf16, int8_t>)(call, lanes, split, next, state);
+    return true;
 }
 
 }  // namespace

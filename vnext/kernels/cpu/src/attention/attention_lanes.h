@@ -12,11 +12,17 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
+/* Elements of a row of a cache of T; int8_t stands for codes. */
+template <typename T>
+inline int64_t row_width(const AttentionCall &call) {
+    return sizeof(T) == 1 ? coded_bytes(call.head_dim) : call.head_dim;
+}
+
 template <typename T>
 inline const T *cache_row(const void *cache, const AttentionCall &call, const Split &split, int64_t key) {
     const int64_t block = split.blocks[key / call.block_size];
     return static_cast<const T *>(cache) + block * call.block_stride +
-           (split.kv_head * call.block_size + key % call.block_size) * call.head_dim;
+           (split.kv_head * call.block_size + key % call.block_size) * row_width<T>(call);
 }
 
 inline int32_t lowest(const int32_t *values, int count) {

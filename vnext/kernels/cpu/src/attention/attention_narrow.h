@@ -4,6 +4,7 @@
    vector, this one has four keys of four lanes, so that a vector is full. */
 #pragma once
 
+#include "attention/attention_few.h"
 #include "attention/attention_tiles.h"
 
 namespace vnx {
@@ -175,6 +176,12 @@ void attend_by_tiles(const AttentionCall &call, const LaneSet &lanes, const Spli
                      const SplitState &state) {
     const bool narrow = lanes.count <= NARROW_LANES && call.head_dim % 32 == 0;
     (narrow ? attend_narrow : attend_tiles)(call, lanes, split, next, state);
+}
+
+/* Tiles read numbers: codes are widened for them. */
+bool attend_codes_but_bf16(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
+                           const SplitState &state) {
+    return kind == FLOAT32 && attend_codes(kind, call, lanes, split, next, state);
 }
 
 }  // namespace

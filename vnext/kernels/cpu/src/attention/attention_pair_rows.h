@@ -2,6 +2,7 @@
    the AVX512-BF16 level only. */
 #pragma once
 
+#include "attention/attention_next.h"
 #include "attention/attention_weights.h"
 
 namespace vnx {
@@ -10,9 +11,11 @@ namespace {
 
 constexpr int PAIRS_A_PIECE = PIECE_KEYS / 2;
 
-/* Where the rows of a piece are in the caches; rows of zeros in place of keys that are not to be read. */
+/* Where the rows of a piece are in caches of T; rows of zeros in place of keys that are not to be read. */
+template <typename T>
 struct PieceOfRows {
-    const bf16 *key[PIECE_KEYS], *value[PIECE_KEYS];
+    static constexpr int KEYS_AT_ONCE = sizeof(T) == 1 ? 32 : 16;  // that few queries meet: sums that do not wait for their last one
+    const T *key[PIECE_KEYS], *value[PIECE_KEYS];
 };
 
 /* The groups of sixteen keys of a piece that a tile needs: [first, last). */
@@ -28,22 +31,29 @@ inline KeyGroups groups_of(int64_t piece, int64_t low, int64_t high) {
 }
 
 /* Of the piece at `piece`, the keys that are in [low, high). */
+template <typename T>
 inline void find_piece(const AttentionCall &call, const Split &split, int64_t piece, int64_t low, int64_t high,
-                       PieceOfRows &rows) {
-    alignas(64) static const bf16 nothing[HEAD_MAX] = {};
+                       PieceOfRows<T> &rows) {
+    alignas(64) static const T nothing[HEAD_MAX + HEAD_MAX / CODES_A_SCALE] = {};
     const int64_t first = low < piece ? piece : low, last = high < piece + PIECE_KEYS ? high : piece + PIECE_KEYS;
     for (int i = 0; i < PIECE_KEYS; ++i)
         if (piece + i < first || piece + i >= last) rows.key[i] = rows.value[i] = nothing;
+    const int64_t width = row_width<T>(call);
     for (int64_t key = first; key < last;) {
         const int64_t left = call.block_size - key % call.block_size, end = key + left < last ? key + left : last;
-        const bf16 *k = cache_row<bf16>(call.key_cache, call, split, key);
-        const bf16 *v = cache_row<bf16>(call.value_cache, call, split, key);
-        for (; key < end; ++key, k += call.head_dim, v += call.head_dim) {
+        const T *k = cache_row<T>(call.key_cache, call, split, key), *v = cache_row<T>(call.value_cache, call, split, key);
+        for (; key < end; ++key, k += width, v += width) {
             rows.key[key - piece] = k;
             rows.value[key - piece] = v;
         }
     }
 }
+
+/* What numbers of a piece are to be scaled by: nothing where the rows hold numbers. */
+template <typename T>
+struct PiecePowers {
+    PiecePowers(const PieceOfRows<T> &, int64_t) {}
+};
 
 inline __m512i load_row(const bf16 *row, int64_t left) {
     return left >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << left) - 1, row);
@@ -63,7 +73,23 @@ inline __m512i back_pairs(__m512i even, __m512i odd) {
         odd);
 }
 
-inline void pair_rows(const AttentionCall &call, const PieceOfRows &rows, uint32_t *values) {
+inline __m512i pair_at(const void *p) {
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    return _mm512_set1_epi32(bits);
+}
+
+/* Reads 32 numbers of two neighbouring rows as pairs of keys. */
+template <typename T>
+struct ValuePairs {
+    void load(const PieceOfRows<T> &rows, const PiecePowers<T> &, int pair, int64_t d, __m512bh *found) const {
+        const __m512i even = _mm512_loadu_si512(rows.value[2 * pair] + d), odd = _mm512_loadu_si512(rows.value[2 * pair + 1] + d);
+        found[0] = (__m512bh)front_pairs(even, odd);
+        found[1] = (__m512bh)back_pairs(even, odd);
+    }
+};
+
+inline void pair_rows(const AttentionCall &call, const PieceOfRows<bf16> &rows, uint32_t *values) {
     for (int pair = 0; pair < PAIRS_A_PIECE; ++pair, values += call.padded_dim)
         for (int64_t d = 0; d < call.head_dim; d += 32) {
             const __m512i even = load_row(rows.value[2 * pair] + d, call.head_dim - d);
@@ -71,12 +97,6 @@ inline void pair_rows(const AttentionCall &call, const PieceOfRows &rows, uint32
             _mm512_store_si512(values + d, front_pairs(even, odd));
             _mm512_store_si512(values + d + 16, back_pairs(even, odd));
         }
-}
-
-inline __m512i pair_at(const void *p) {
-    int32_t bits;
-    memcpy(&bits, p, 4);
-    return _mm512_set1_epi32(bits);
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ inline void add_columns(const PairTile &tile, int64_t width, int64_t at, const f
 
 /* One piece, whose rows are in `rows` and whose values are paired. */
 template <int V>
-inline void walk_pairs(const AttentionCall &call, PairTile &tile, const PieceOfRows &rows, int64_t piece, KeyGroups groups,
+inline void walk_pairs(const AttentionCall &call, PairTile &tile, const PieceOfRows<bf16> &rows, int64_t piece, KeyGroups groups,
                        const PairSpace &space) {
     constexpr int KEYS = PAIR_SUMS / V;
     for (int key = groups.first * 16; key < groups.last * 16; key += KEYS)
@@ -242,7 +242,7 @@ void attend_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &
     const int64_t end = high < split.last_key ? high : split.last_key;
     for (int64_t piece = split.first_key; piece < end; piece += PIECE_KEYS) {
         if (groups_of(piece, low, end).last == 0) continue;
-        PieceOfRows rows;
+        PieceOfRows<bf16> rows;
         find_piece(call, split, piece, low, end, rows);
         pair_rows(call, rows, space.values);
         for (int i = 0; i < tile_count; ++i) {

@@ -6,6 +6,8 @@
    values are read from the cache as they lie there. */
 #pragma once
 
+#include "attention/attention_coded_pairs.h"
+#include "attention/attention_few.h"
 #include "attention/attention_pairs.h"
 
 namespace vnx {
@@ -24,23 +26,10 @@ struct FewPairs {
     int32_t low_min, high_max;
 };
 
-/* The rows of the next piece that are to be fetched meanwhile, from `row` on, in steps of `step`. A line of each cache at
-   a time: a processor drops prefetches that come in a burst. */
-struct NextRows {
-    const PieceOfRows &rows;
-    int row, step;
-    void fetch(int i, int64_t d) const {
-        for (int at = row + i; at < PIECE_KEYS; at += step) {
-            _mm_prefetch(rows.key[at] + d, _MM_HINT_T0);
-            _mm_prefetch(rows.value[at] + d, _MM_HINT_T0);
-        }
-    }
-};
-
-/* dots [L][PIECE_KEYS] of sixteen keys with L queries. */
+/* dots [L][PIECE_KEYS] of the keys key, key + 1, ... of a piece, sixteen of them, with L queries. */
 template <int L>
-inline void multiply_sixteen(const uint32_t *query, int64_t head_dim, const bf16 *const *keys, const NextRows &next,
-                             float *dots) {
+inline void multiply_keys(const uint32_t *query, int64_t head_dim, const PieceOfRows<bf16> &rows, const PiecePowers<bf16> &,
+                          int key, NextLines &next, float *dots) {
     __m512 dot[L];
     for (int lane = 0; lane < L; ++lane)
         dot[lane] = _mm512_setzero_ps();
@@ -48,11 +37,11 @@ inline void multiply_sixteen(const uint32_t *query, int64_t head_dim, const bf16
         __m512i part[16];
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i)
-            part[i] = _mm512_loadu_si512(keys[i] + d);
+            part[i] = _mm512_loadu_si512(rows.key[key + i] + d);
         transpose(part);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; ++i) {
-            next.fetch(i, d);
+            next.fetch();
 #pragma GCC unroll 4
             for (int lane = 0; lane < L; ++lane) {
                 const __m512bh number = (__m512bh)pair_at(query + lane * (head_dim / 2) + d / 2 + i);
@@ -61,7 +50,7 @@ inline void multiply_sixteen(const uint32_t *query, int64_t head_dim, const bf16
         }
     }
     for (int lane = 0; lane < L; ++lane)
-        _mm512_store_ps(dots + lane * PIECE_KEYS, dot[lane]);
+        _mm512_store_ps(dots + lane * PIECE_KEYS + key, dot[lane]);
 }
 
 /* Cap and mask one lane's scores in place; its highest. */
@@ -95,9 +84,10 @@ inline float weigh_lane(__m512 factor, __m512 peak, KeyGroups groups, const floa
 }
 
 /* L lanes and D doubled vectors of their totals, as add_pairs; weights [L][PAIRS_A_PIECE]. */
-template <int L, int D>
+template <int L, int D, typename T>
 inline void add_rows(const FewPairs &few, int64_t width, int64_t at, const float *keep, const uint32_t *weights,
-                     const bf16 *const *rows, KeyGroups groups) {
+                     const PieceOfRows<T> &rows, const PiecePowers<T> &powers, KeyGroups groups, NextLines &next) {
+    const ValuePairs<T> values;
     __m512 total[L][2 * D];
 #pragma GCC unroll 4
     for (int lane = 0; lane < L; ++lane)
@@ -106,14 +96,11 @@ inline void add_rows(const FewPairs &few, int64_t width, int64_t at, const float
             total[lane][d] =
                 _mm512_mul_ps(_mm512_loadu_ps(few.total + lane * width + at + d * 16), _mm512_set1_ps(keep[lane]));
     for (int pair = groups.first * 8; pair < groups.last * 8; ++pair) {
+        if (sizeof(T) == 1) next.fetch();
         __m512bh value[2 * D];
 #pragma GCC unroll 2
-        for (int d = 0; d < D; ++d) {
-            const __m512i even = _mm512_loadu_si512(rows[2 * pair] + at + d * 32);
-            const __m512i odd = _mm512_loadu_si512(rows[2 * pair + 1] + at + d * 32);
-            value[2 * d] = (__m512bh)front_pairs(even, odd);
-            value[2 * d + 1] = (__m512bh)back_pairs(even, odd);
-        }
+        for (int d = 0; d < D; ++d)
+            values.load(rows, powers, pair, at + d * 32, value + 2 * d);
 #pragma GCC unroll 4
         for (int lane = 0; lane < L; ++lane) {
             const __m512bh weight = (__m512bh)pair_at(weights + lane * PAIRS_A_PIECE + pair);
@@ -129,16 +116,19 @@ inline void add_rows(const FewPairs &few, int64_t width, int64_t at, const float
             _mm512_storeu_ps(few.total + lane * width + at + d * 16, total[lane][d]);
 }
 
-template <int L>
-void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows &rows, const PieceOfRows &next,
+template <int L, typename T>
+void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows<T> &rows, NextLines &next,
                     int64_t piece, KeyGroups groups) {
+    const PiecePowers<T> powers(rows, call.head_dim);
     alignas(64) float scores[FEW_PAIR_LANES * PIECE_KEYS];
     alignas(64) uint32_t weights[FEW_PAIR_LANES * PAIRS_A_PIECE];
     float peak[16] = {}, sums[16] = {}, keep[16];
-    const int step = (groups.last - groups.first) * 16;
-    for (int group = groups.first; group < groups.last; ++group)
-        multiply_sixteen<L>(few.query, call.head_dim, rows.key + group * 16, {next, (group - groups.first) * 16, step},
-                            scores + group * 16);
+    constexpr int KEYS = PieceOfRows<T>::KEYS_AT_ONCE;
+    const int begin = groups.first * 16 / KEYS * KEYS;
+    const int64_t keys = (groups.last * 16 - begin + KEYS - 1) / KEYS * KEYS, pairs = (groups.last - groups.first) * 8;
+    next.begin(sizeof(T) == 1 ? pairs * ((call.head_dim + 63) / 64) : keys * call.head_dim / 32);
+    for (int key = begin; key < groups.last * 16; key += KEYS)
+        multiply_keys<L>(few.query, call.head_dim, rows, powers, key, next, scores);
     const float factor = score_factor(call);
     for (int lane = 0; lane < L; ++lane) {
         float *own = scores + lane * PIECE_KEYS;
@@ -153,11 +143,9 @@ void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows 
     _mm512_storeu_ps(keep, kept);
     int64_t at = 0;
     for (; at + 64 <= call.head_dim; at += 64)
-        add_rows<L, 2>(few, call.padded_dim, at, keep, weights, rows.value, groups);
-    if (at < call.head_dim) add_rows<L, 1>(few, call.padded_dim, at, keep, weights, rows.value, groups);
+        add_rows<L, 2>(few, call.padded_dim, at, keep, weights, rows, powers, groups, next);
+    if (at < call.head_dim) add_rows<L, 1>(few, call.padded_dim, at, keep, weights, rows, powers, groups, next);
 }
-
-typedef void (*WalkFew)(const AttentionCall &, FewPairs &, const PieceOfRows &, const PieceOfRows &, int64_t, KeyGroups);
 
 inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewPairs &few) {
     few.count = lanes.count;
@@ -175,11 +163,13 @@ inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewP
     few.high_max = highest(lanes.high, lanes.count);
 }
 
-/* Up to FEW_PAIR_LANES queries, heads of whole steps of 32. */
+/* Up to FEW_PAIR_LANES queries, heads of whole steps of 32, caches of T. */
+template <typename T>
 void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                       const SplitState &state) {
-    static constexpr WalkFew walk[FEW_PAIR_LANES + 1] = {nullptr, walk_few_pairs<1>, walk_few_pairs<2>, walk_few_pairs<3>,
-                                                         walk_few_pairs<4>};
+    typedef const PieceOfRows<T> &Rows;
+    static constexpr void (*walk[FEW_PAIR_LANES + 1])(const AttentionCall &, FewPairs &, Rows, NextLines &, int64_t, KeyGroups) = {
+        nullptr, walk_few_pairs<1, T>, walk_few_pairs<2, T>, walk_few_pairs<3, T>, walk_few_pairs<4, T>};
     alignas(64) uint32_t query[FEW_PAIR_LANES * HEAD_MAX / 2];
     FewPairs few;
     few.query = query;
@@ -187,18 +177,14 @@ void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Spl
     fill_few_pairs(call, lanes, few);
     memset(state.total, 0, size_t(lanes.count) * size_t(call.padded_dim) * 4);
     const int64_t end = few.high_max < split.last_key ? few.high_max : split.last_key;
-    PieceOfRows rows[2];
-    int turn = 0;
-    int64_t piece = split.first_key;
-    find_piece(call, split, piece, few.low_min, end, rows[0]);
-    find_piece(call, split, piece, 0, 0, rows[1]);
-    for (; piece < end; piece += PIECE_KEYS, turn ^= 1) {
-        if (piece + PIECE_KEYS < end)
-            find_piece(call, split, piece + PIECE_KEYS, few.low_min, end, rows[turn ^ 1]);
-        else if (next != nullptr)
-            find_piece(call, *next, next->first_key, 0, next->last_key, rows[turn ^ 1]);
+    PieceOfRows<T> rows;
+    NextLines lines;
+    for (int64_t piece = split.first_key; piece < end; piece += PIECE_KEYS) {
         const KeyGroups groups = groups_of(piece, few.low_min, end);
-        if (groups.last > 0) walk[few.count](call, few, rows[turn], rows[turn ^ 1], piece, groups);
+        if (groups.last == 0) continue;
+        find_piece(call, split, piece, few.low_min, end, rows);
+        lines.find_behind<T>(call, split, next, piece, end);
+        walk[few.count](call, few, rows, lines, piece, groups);
     }
     store_part(state.peak, load(few.peak), lanes.count);
     store_part(state.weight_sum, load(few.weight_sum), lanes.count);
@@ -208,8 +194,17 @@ void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Spl
 void attend_by_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                      const SplitState &state) {
     const bool few = lanes.count <= FEW_PAIR_LANES && call.head_dim % 32 == 0;
-    if (few) return attend_few_pairs(call, lanes, split, next, state);
+    if (few) return attend_few_pairs<bf16>(call, lanes, split, next, state);
     attend_pairs(call, lanes, split, state);
+}
+
+/* Few queries from codes, as attend_codes. */
+bool attend_codes_by_pairs(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
+                           const SplitState &state) {
+    if (kind == FLOAT32) return attend_codes(kind, call, lanes, split, next, state);
+    const bool few = lanes.count <= FEW_PAIR_LANES && call.head_dim % CODES_A_SCALE == 0;
+    if (few) attend_few_pairs<int8_t>(call, lanes, split, next, state);
+    return few;
 }
 
 }  // namespace

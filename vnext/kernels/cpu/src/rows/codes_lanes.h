@@ -62,6 +62,36 @@ inline void store_exact(bf16 *p, Lanes x) {
 inline void store_exact(bf16 *p, Lanes x) { store(p, x); }
 #endif
 
+#if defined(VNX_VBMI) && defined(VNX_BF16)
+/* |code| in bfloat16 as if its exponent were the largest there is, 254, byte by byte. */
+struct CodeBytes {
+    uint8_t low[128] = {}, high[128] = {};
+    constexpr CodeBytes() {
+        for (int code = 1, power = 0; code < 128; ++code) {
+            if (code == 2 << power) ++power;
+            const int word = (254 - CODE_BITS + power) << 7 | (code << (7 - power) & 0x7f);
+            low[code] = uint8_t(word), high[code] = uint8_t(word >> 8);
+        }
+    }
+};
+alignas(64) constexpr CodeBytes CODE_BYTES;
+
+/* The tables in registers. */
+struct CodeTables {
+    const __m512i low[2] = {_mm512_load_si512(CODE_BYTES.low), _mm512_load_si512(CODE_BYTES.low + 64)};
+    const __m512i high[2] = {_mm512_load_si512(CODE_BYTES.high), _mm512_load_si512(CODE_BYTES.high + 64)};
+
+    /* 64 codes to words; of each sixteen the first eight to words[0], the others to words[1]. */
+    void widen(__m512i codes, __m512i *words) const {
+        const __m512i size = _mm512_abs_epi8(codes), lower = _mm512_permutex2var_epi8(low[0], size, low[1]);
+        const __m512i positive = _mm512_permutex2var_epi8(high[0], size, high[1]);
+        const __m512i upper = _mm512_ternarylogic_epi32(positive, codes, _mm512_set1_epi8(-128), 0xf8);
+        words[0] = _mm512_unpacklo_epi8(lower, upper);
+        words[1] = _mm512_unpackhi_epi8(lower, upper);
+    }
+};
+#endif
+
 /* The exponent of the largest of up to 32 numbers; a NaN is not looked at. */
 template <typename T>
 inline int shared_exponent(const T *from, int64_t count) {
@@ -97,16 +127,41 @@ inline void pack_codes(const T *from, int64_t head_dim, int8_t *to) {
     }
 }
 
-inline Lanes scale_of(const int8_t *row, int64_t head_dim, int64_t block) {
-    return all(power_of_two(int(uint8_t(row[head_dim + block / CODES_A_SCALE])) - 127 - CODE_BITS));
-}
+/* The last exponents of rows of codes, four in a word: the last four in words[0]. */
+template <int COUNT>
+struct Exponents {
+    alignas(64) uint32_t words[2][COUNT];
+    int64_t blocks;
+
+    Exponents(const int8_t *const *rows, int64_t head_dim) : blocks(coded_bytes(head_dim) - head_dim) {
+        for (int word = 0; word < (blocks + 3) / 4; ++word)
+            for (int i = 0; i < COUNT; ++i) {
+                uint32_t found;
+                memcpy(&found, rows[i] + coded_bytes(head_dim) - 4 * (word + 1), 4);
+                asm("" : "+r"(found));  // or GCC collects them in vectors, one by one
+                words[word][i] = found;
+            }
+    }
+    /* `body(row, exponent)` for all rows of a block of numbers. */
+    template <typename F>
+    void each(int64_t block, const F &body) const {
+        const int64_t from_end = blocks - 1 - block;
+        const uint32_t *found = words[from_end / 4];
+        const int shift = int(24 - from_end % 4 * 8);
+        for (int i = 0; i < COUNT; ++i)
+            body(i, found[i] >> shift & 255);
+    }
+};
+
+/* What the codes of a block are multiplied by. */
+inline float scale_of(int exponent) { return power_of_two(exponent - 127 - CODE_BITS); }
 
 /* The last numbers of a row, fewer than CODES_A_SCALE. */
 template <typename T>
 inline void widen_rest(const int8_t *row, int64_t head_dim, int64_t block, T *to) {
     int8_t codes[CODES_A_SCALE] = {};
     memcpy(codes, row + block, size_t(head_dim - block));
-    const Lanes scale = scale_of(row, head_dim, block);
+    const Lanes scale = all(scale_of(uint8_t(row[head_dim + block / CODES_A_SCALE])));
     for (int64_t d = 0; d < head_dim - block; d += 16)
         store_part(to + block + d, load_codes(codes + d) * scale, head_dim - block - d);
 }
@@ -116,7 +171,7 @@ inline void widen_rows_of_codes(const int8_t *row, int64_t head_dim, int64_t cou
     const int64_t whole = head_dim / CODES_A_SCALE * CODES_A_SCALE;
     for (; count > 0; --count, row += coded_bytes(head_dim), to += head_dim) {
         for (int64_t block = 0; block < whole; block += CODES_A_SCALE) {
-            const Lanes scale = scale_of(row, head_dim, block);
+            const Lanes scale = all(scale_of(uint8_t(row[head_dim + block / CODES_A_SCALE])));
             store_exact(to + block, load_codes(row + block) * scale);
             store_exact(to + block + 16, load_codes(row + block + 16) * scale);
         }
