@@ -111,6 +111,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", default=["demo"], help=f"demo, {', '.join(SHAPES)} (random weights), or all")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=90)
     parser.add_argument("--tokens", type=int, default=80, help="of each answer")
     parser.add_argument("--json", type=Path, help="record to begin or to add to")
@@ -122,7 +123,8 @@ def examine(name: str, requests: Requests, options: argparse.Namespace, folder: 
     path = "" if name == "demo" else str(folder / "model")
     if path:
         write_checkpoint(SHAPES[name], Path(path))
-    common = {"dtype": options.dtype, "quantization": options.quantization, "executor": "inproc", "log": "shape"}
+    rounded = {"dtype": options.dtype, "quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+    common = {**rounded, "executor": "inproc", "log": "shape"}
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
     say(name, ALONE.name, sum(map(len, expected)), seconds)
     compared, different = {}, []
@@ -171,7 +173,8 @@ def say(model: str, name: str, count: int, seconds: float, wrong: list[int] | No
 
 def add_to_record(path: Path, name: str, found: dict[str, Any], options: argparse.Namespace, before: Any) -> None:
     """Begin the record, or add this model to it."""
-    key = name if options.quantization == "none" else f"{name}, {options.quantization}"
+    weights = "" if options.quantization == "none" else f", {options.quantization}"
+    key = name + weights + ("" if options.kv_cache_dtype == "auto" else f", keys and values in {options.kv_cache_dtype}")
     record = json.loads(path.read_text()) if path.is_file() else {
         "command": "python scripts/determinism.py --model NAME --requests N --tokens N --json RECORD, once for each model",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
