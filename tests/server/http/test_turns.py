@@ -64,7 +64,9 @@ def test_a_turn_writes_once_to_each_stream() -> None:
         assert events.send(*FRAMES[5:7])
         await events.room()
         assert counted.writes == 2
-        events.send_with_end(*FRAMES[7:])
+        events.send(FRAMES[7])
+        events.send_with_end(FRAMES[8])
+        await asyncio.sleep(0)
 
     for version in (aiohttp.HttpVersion11, aiohttp.HttpVersion10):
         assert asyncio.run(answer_of(answering, version)) == b"".join(FRAMES) + b"data: [DONE]\n\n"

@@ -144,6 +144,7 @@ class Events:
         self._writer = request.writer
         self._bytes_max = self._transport.get_write_buffer_limits()[1]
         self._unsent: list[bytes] = []
+        self._is_ending = False
         self._turn = request.app[TURN]
 
     def send(self, *frames: bytes) -> bool:
@@ -156,8 +157,9 @@ class Events:
         return len(self._unsent) < FRAMES_MAX and self._transport.get_write_buffer_size() <= self._bytes_max
 
     def send_with_end(self, *frames: bytes) -> bool:
-        """Send frames together with the response's end, which follows at once."""
+        """Send frames, and what this turn has sent before, together with the response's end, which follows at once."""
         self._unsent += frames
+        self._is_ending = True
         return True
 
     def discard(self) -> None:
@@ -166,6 +168,8 @@ class Events:
 
     def write(self, is_last: bool = False) -> None:
         """Write what this turn of the event loop has sent, in one system call."""
+        if self._is_ending and not is_last:
+            return
         data, is_chunked = b"".join(self._unsent), self.response.chunked
         self._unsent.clear()
         if not (data or is_last) or self._transport.is_closing():
