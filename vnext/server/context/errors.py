@@ -181,14 +181,13 @@ def invalid_body(error: Exception) -> InvalidRequest:
 
 
 def _of_http(error: web.HTTPException) -> Failure:
-    match error.status:
-        case 405:
-            allowed = tuple(sorted(getattr(error, "allowed_methods", ())))
-            return Failure(405, "This path does not take this method.", code="method_not_allowed", allowed=allowed)
-        case 413:
-            return Failure(413, "The body is too large: shorten it.", code="too_large")
-        case _:
-            return Failure(error.status, error.reason)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = tuple(sorted(error.allowed_methods))
+        sentence = f"This path does not take {error.method}: send {' or '.join(allowed)}."
+        return Failure(405, sentence, code="method_not_allowed", allowed=allowed)
+    if error.status == 413:
+        return Failure(413, "The body is too large: shorten it.", code="too_large")
+    return Failure(error.status, error.reason)
 
 
 def _shown(text: str, count_max: int) -> str:
