@@ -93,5 +93,7 @@ def _of_format(asked: ResponseFormat | None) -> Asked | None:
 def _of_guided(body: GenerationBody) -> list[Asked]:
     """The names of vLLM before `structured_outputs`."""
     given = [(name, value) for name, value in zip(_GUIDED, _guided(body)) if value not in (None, "", False)]
+    if not given:
+        return []
     options = StructuredOutputsParams(whitespace_pattern=body.guided_whitespace_pattern)
     return [Asked(kind=name.removeprefix("guided_"), value=value, path=name, options=options) for name, value in given]

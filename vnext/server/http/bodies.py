@@ -121,7 +121,8 @@ class _Upload:
 
 
 def _check_content_type(request: web.Request) -> None:
-    kind = request.content_type if "Content-Type" in request.headers else ""
+    header = request.headers.get("Content-Type", "")
+    kind = header if header in ("", "application/json") else request.content_type
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         given = f"The body's Content-Type is {kind}" if kind else "The body has no Content-Type"
         raise ContentRefused(f"{given}: send JSON with the header 'Content-Type: application/json' (curl -H, or curl --json).")

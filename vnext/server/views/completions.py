@@ -72,8 +72,10 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 
 def _check_suffix(body: CompletionBody) -> None:
     """Refuse what cannot go with a suffix: fields that read the prompt as one text."""
+    if not body.suffix:
+        return
     given = {"echo": body.echo, "truncate_prompt_tokens": body.truncate_prompt_tokens, "prompt_logprobs": body.prompt_logprobs}
-    if body.suffix and (wrong := [name for name, value in given.items() if value is not None and value is not False]):
+    if wrong := [name for name, value in given.items() if value is not None and value is not False]:
         raise InvalidRequest(f"{wrong[0]} does not go with suffix: leave one of the two out.", wrong[0])
 
 
