@@ -7,6 +7,7 @@ id and the engine core's names of the answers contain it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 
@@ -31,7 +32,7 @@ def identify(request: web.Request, *given: str | None) -> None:
             request[REQUEST_ID], request[_IS_OWN] = each, False
             return
     if not given:
-        request[REQUEST_ID], request[_IS_OWN] = secrets.token_hex(16), True
+        request[REQUEST_ID], request[_IS_OWN] = os.urandom(16).hex(), True
 
 
 def answer_id(request: web.Request, kind: str) -> str:
