@@ -62,7 +62,7 @@ name_missing() {
     local missing
     missing="$("$PYTHON" -c '
 from importlib.util import find_spec
-names = ("msgspec", "zmq", "xxhash", "safetensors", "tokenizers", "huggingface_hub", "cupy", "numba", "pytest")
+names = ("ml_dtypes", "msgspec", "zmq", "xxhash", "safetensors", "tokenizers", "huggingface_hub", "cupy", "numba", "pytest")
 print(*(name for name in names if find_spec(name) is None))')"
     [ -z "$missing" ] || printf 'gpu_check: this Python lacks %s; what needs it will fail. scripts/gpu_wheels.sh gathers wheels\n' "$missing" >&2
 }

@@ -8,7 +8,7 @@ set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 FOLDER="${1:-$ROOT/.wheels}"
 VERSION="${2:-3.12}"
-NAMES="msgspec|pyzmq|xxhash|pytest|pytest-xdist|pytest-timeout|execnet|iniconfig|pluggy"
+NAMES="ml_dtypes|msgspec|pyzmq|xxhash|pytest|pytest-xdist|pytest-timeout|execnet|iniconfig|pluggy"
 platforms=()
 for number in 2_28 2_27 2_26 2_17 2_12 2_5; do platforms+=(--platform "manylinux_${number}_x86_64"); done
 platforms+=(--platform manylinux2014_x86_64 --platform manylinux2010_x86_64)

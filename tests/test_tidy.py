@@ -52,7 +52,7 @@ ARROWS = {
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
     "runtime/collectives": {"runtime/processes", "models/layers", "kernels/cuda", "compiled"},
     "runtime/record": {"log", "state/*", "version"},  # the log's header names the version
-    "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers"},
+    "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers", "kernels/arrays"},
     "runtime/gpu": {
         "runtime/*", "runtime/batch", "state", "sampling", "models/registry", "models/config", "models/layers", "kernels",
     },
@@ -129,21 +129,29 @@ LATE_IMPORTS = {
     "vnext/serve.py": (1, "the engine starts meanwhile"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),
-    "vnext/runtime/rank/main.py": (1, "torch, imported with the garbage collector off"),
+    "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/processes/launch.py": (2, "`import vnext` starts an engine before it imports ZMQ"),
     "vnext/replay/reading/keep_index.py": (5, "its priority is lowered before anything is imported"),
     # a light profile: who does not compute needs neither torch nor numpy
     "vnext/state/events.py": (2, "numpy, which passing events on does not take"),
     "vnext/runtime/core/executor.py": (1, "a rank in the core's process brings torch"),
-    "vnext/runtime/processes/determinism.py": (1, "torch, after the environment that it reads"),
+    # torch: a rank whose steps single calls compute never imports it
+    "vnext/kernels/arrays.py": (2, "its tensors and dtypes, for who has loaded it"),
+    "vnext/kernels/mxint8.py": (2, "the plain implementation"),
+    "vnext/models/layers/fused.py": (1, "the step of a forward in torch"),
+    "vnext/models/layers/kv_cache.py": (1, "a GPU's cache"),
+    "vnext/models/layers/layers.py": (2, "the table of operations, and sums over ranks"),
+    "vnext/models/layers/whole_step.py": (1, "adapters"),
+    "vnext/models/loading/weights.py": (1, "tensors on a device"),
+    "vnext/runtime/rank/runner.py": (5, "adapters, a GPU, and steps that no single call computes"),
     # a GPU's packages, which a CPU does not have
     "vnext/kernels/batch_index.py": (1, "Numba"),
     "vnext/kernels/cuda/backends.py": (1, "CuPy"),
     "vnext/kernels/cuda/compiling.py": (3, "CuPy and NVIDIA's headers"),
     "vnext/runtime/collectives/device_memory.py": (1, "CuPy"),
-    "vnext/runtime/collectives/group.py": (2, "a rank on a CPU starts sooner"),
+    "vnext/runtime/collectives/group.py": (5, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/gpu_loading.py": (2, "Numba, and a second of torch's compiler"),
-    "vnext/runtime/rank/loading.py": (3, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (8, "a rank on a CPU starts sooner"),
     # seldom needed
     "vnext/models/loading/hub.py": (1, "a model in a folder needs no hub"),
     "vnext/options/sources.py": (1, "YAML, where a file of options is given"),

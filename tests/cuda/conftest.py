@@ -52,7 +52,8 @@ def kernels(shim: HostBackend, monkeypatch: pytest.MonkeyPatch) -> Operations:
         for function in operations.FUNCTIONS
     }
     chosen = plain_operations()._replace(**functions)
-    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     return chosen
 

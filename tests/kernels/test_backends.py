@@ -23,10 +23,11 @@ ASKING = {
     "vnext/kernels/backends.py",  # the table
     "vnext/kernels/batch_index.py",  # Numba's kernels, when one is asked for
     "vnext/kernels/cpu/native.py",  # what the table asks
-    "vnext/kernels/cpu/operations.py",  # which heads the compiled kernels serve
+    "vnext/kernels/cpu/packed.py",  # which dtypes and heads the compiled kernels serve
     "vnext/kernels/cuda/backends.py",  # what the table asks
     "vnext/kernels/cuda/compiled.py",  # how the CUDA kernels are launched
     "vnext/kernels/cuda/flashinfer.py",  # an attention backend
+    "vnext/runtime/rank/loading.py",  # starts their threads
     "vnext/doctor.py",  # says what there is
     "vnext/runtime/collectives/choose_collectives.py",  # sums over ranks, which have a table of their own
     "vnext/replay/rerun/machine.py",  # computes by another machine's kernels

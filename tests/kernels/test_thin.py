@@ -23,7 +23,7 @@ def some_block(
 
 
 def parts(*pairs: tuple[ThinBlock, torch.Tensor]) -> ThinParts:
-    return ThinParts([(ThinBlocks([block]), thin_rows(tokens)) for block, tokens in pairs])
+    return ThinParts([(ThinBlocks([block]), thin_rows(tokens.numpy())) for block, tokens in pairs])
 
 
 @needs_native

@@ -10,4 +10,5 @@ from vnext.kernels.table import plain_operations
 @pytest.fixture
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are loaded as plain tensors, which can be looked at, not packed for this machine's kernels."""
-    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: plain_operations())
+    monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: plain_operations())
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)

@@ -43,7 +43,7 @@ if __name__ == "__main__":
     plain = {"new": lambda device_type: plain_operations()}
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch("vnext.models.loading.weights.operations", **plain),
+        patch("vnext.models.loading.tensor_place.operations", **plain),
         patch("vnext.models.layers.layers.operations", **plain),
     ):
         for form in FORMS:

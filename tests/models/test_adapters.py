@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
@@ -67,7 +68,7 @@ def with_adapters(batch: ForwardBatch, chunks: Sequence[Chunk], uses: Sequence[i
         if slot is not None:
             places.setdefault(slot, []).extend(range(first, first + len(chunk.tokens)))
         first += len(chunk.tokens)
-    return batch._replace(adapters=tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places)))
+    return batch._replace(adapters=tuple(AdapterRows(slot, np.array(places[slot])) for slot in sorted(places)))
 
 
 def peft_adapter(model: torch.nn.Module, folder: Path, **settings: Any) -> torch.nn.Module:

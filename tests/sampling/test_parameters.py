@@ -15,7 +15,7 @@ from vnext.kernels.cpu import native
 from vnext.kernels.cpu.sampling import require_columns
 from vnext.runtime.batch.fed import NAMES
 from vnext.runtime.gpu.sampling_updates import FLOATS, LONGS
-from vnext.sampling.inputs import DTYPES, Penalties, SamplingInputs
+from vnext.sampling.inputs import Penalties, SamplingInputs
 from vnext.sampling_params import IN_CHECKPOINT, InvalidRequest, SamplingDefaults, SamplingParams, to_sampling, validate
 from vnext.server.context.openai_types import ChatBody, CompletionBody, GenerationBody, sampling_params
 from vnext.state.params import (
@@ -88,7 +88,7 @@ def test_a_checkpoint_sets_those_that_say_so() -> None:
 
 def test_rows_have_a_column_for_each() -> None:
     """Inputs of a step, the device's tables and what is fed and watched."""
-    assert SamplingInputs._fields[:1] == ("temperature",) and {*DTYPES} == {*ROW_DTYPES} <= {*SamplingInputs._fields}
+    assert SamplingInputs._fields[:1] == ("temperature",) and {*ROW_DTYPES} <= {*SamplingInputs._fields}
     assert tuple(f"{rate}_penalty" for rate in Penalties._fields[1:4]) == PENALTIES
     assert {*FLOATS, *LONGS} - {"seed", "until", "bias_count"} == {*PARAMETERS} <= {*NAMES}
     assert FLOATS[0] == "temperature" and FLOATS[-len(PENALTIES) :] == PENALTIES and LONGS[-2:] == ("until", "bias_count")

@@ -7,7 +7,12 @@ sign, exact in bfloat16 and float32. A row of D numbers is D codes and the expon
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+from vnext.kernels.arrays import Array, is_int8
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 32
 """Numbers that share an exponent."""
@@ -22,15 +27,17 @@ def packed_width(head_dim: int) -> int:
     return head_dim + (head_dim + BLOCK - 1) // BLOCK
 
 
-def head_dim_of(cache: torch.Tensor) -> int:
+def head_dim_of(cache: Array) -> int:
     """How many numbers a row [..., W] of a cache of any dtype holds."""
     width = cache.shape[-1]
-    return width - (width + BLOCK) // (BLOCK + 1) if cache.dtype is torch.int8 else width
+    return width - (width + BLOCK) // (BLOCK + 1) if is_int8(cache.dtype) else width
 
 
 def pack(x: torch.Tensor) -> torch.Tensor:
     """x [..., D] float -> int8 [..., packed_width(D)]: rounded to the nearest, ties to even. What is out of range is +-127, a
     NaN -127."""
+    import torch  # a cache's width is asked for without
+
     head_dim, blocks = x.shape[-1], packed_width(x.shape[-1]) - x.shape[-1]
     padded = torch.nn.functional.pad(x.float(), (0, blocks * BLOCK - head_dim)).unflatten(-1, (blocks, BLOCK))
     largest = padded.abs().nan_to_num(nan=0.0).amax(-1)
@@ -42,5 +49,7 @@ def pack(x: torch.Tensor) -> torch.Tensor:
 
 def unpack(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """int8 [..., W] -> float32 [..., head_dim], exact."""
+    import torch
+
     exponents = rows[..., head_dim:].contiguous().view(torch.uint8).int() - (127 + CODE_BITS)
     return torch.ldexp(rows[..., :head_dim].float(), exponents.repeat_interleave(BLOCK, dim=-1)[..., :head_dim])

@@ -68,13 +68,13 @@ class ThinBlocks:
 class ThinRows(NamedTuple):
     """The tokens of a step, int64 [n], that have one adapter; their address and number."""
 
-    tokens: torch.Tensor
+    tokens: np.ndarray
     address: int
     count: int
 
 
-def thin_rows(tokens: torch.Tensor) -> ThinRows:
-    return ThinRows(tokens, tokens.data_ptr(), len(tokens))
+def thin_rows(tokens: np.ndarray) -> ThinRows:
+    return ThinRows(tokens, tokens.ctypes.data, len(tokens))
 
 
 class ThinParts:
@@ -89,7 +89,7 @@ class ThinParts:
     @property
     def pairs(self) -> Iterator[tuple[ThinBlock, torch.Tensor]]:
         """Each block with its tokens."""
-        return ((block, rows.tokens) for blocks, rows in self._parts for block in blocks.blocks)
+        return ((block, torch.from_numpy(rows.tokens)) for blocks, rows in self._parts for block in blocks.blocks)
 
     def replaced(self, blocks: Callable[[ThinBlocks], ThinBlocks]) -> ThinParts:
         """The same tokens with other blocks."""

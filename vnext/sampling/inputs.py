@@ -7,16 +7,16 @@ choosing a path reads nothing back from a device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
+from vnext.kernels.arrays import Array, address, dtype_name, is_dense, torch_dtype
 from vnext.sampling.marks import IN_PROMPT  # noqa: F401  of RowTables.history
 from vnext.state.params import DEFAULTS, ROW_DTYPES
 
-DTYPES = {name: getattr(torch, dtype) for name, dtype in ROW_DTYPES.items()}
-"""The dtypes of a row's columns."""
+if TYPE_CHECKING:
+    import torch
 
 
 class Penalties(NamedTuple):
@@ -26,15 +26,15 @@ class Penalties(NamedTuple):
     the token is in the prompt; `output_counts` int32[P, V]: how often the token was sampled so far.
     """
 
-    rows: torch.Tensor
-    repetition: torch.Tensor
-    presence: torch.Tensor
-    frequency: torch.Tensor
-    prompt_mask: torch.Tensor
-    output_counts: torch.Tensor
+    rows: Array
+    repetition: Array
+    presence: Array
+    frequency: Array
+    prompt_mask: Array
+    output_counts: Array
 
     @property
-    def rates(self) -> tuple[torch.Tensor, ...]:
+    def rates(self) -> tuple[Array, ...]:
         """The rates in the order of vnext.state.params.PENALTIES."""
         return self.repetition, self.presence, self.frequency
 
@@ -42,14 +42,14 @@ class Penalties(NamedTuple):
 class Counted(NamedTuple):
     """Penalties with one word for each row instead of counts (int64[P], batch/words.py): only hashed, never used to sample."""
 
-    rows: torch.Tensor
-    repetition: torch.Tensor
-    presence: torch.Tensor
-    frequency: torch.Tensor
-    counted: torch.Tensor
+    rows: Array
+    repetition: Array
+    presence: Array
+    frequency: Array
+    counted: Array
 
     @property
-    def rates(self) -> tuple[torch.Tensor, ...]:
+    def rates(self) -> tuple[Array, ...]:
         """The same as Penalties.rates."""
         return self.repetition, self.presence, self.frequency
 
@@ -57,16 +57,16 @@ class Counted(NamedTuple):
 class LogitBias(NamedTuple):
     """`values` float32[B] to add to the logits at (`rows`, `tokens`) int64[B]; each pair appears once."""
 
-    rows: torch.Tensor
-    tokens: torch.Tensor
-    values: torch.Tensor
+    rows: Array
+    tokens: Array
+    values: Array
 
 
 class Banned(NamedTuple):
     """Pairs (`rows`, `tokens`) int64[B] that may not be sampled now: end tokens of a request below `min_tokens`."""
 
-    rows: torch.Tensor
-    tokens: torch.Tensor
+    rows: Array
+    tokens: Array
 
 
 def nothing_to_wait_for() -> None:
@@ -76,16 +76,16 @@ def nothing_to_wait_for() -> None:
 class Allowed(NamedTuple):
     """Which tokens C of the S rows may go on with: row rows[i] those of masks[places[i]].
 
-    `rows` int64[C] without repeats; `places` int64[C]; `masks` int32[B, V / 32, rounded up], one bit a token, the lowest bit of
-    the first word first. `wait` returns when the masks are complete; until then they may not be read.
+    `rows` int64[C] without repeats; `places` int64[C]; `masks` int32[B, V / 32, rounded up], dense, one bit a token, the lowest bit
+    of the first word first. `wait` returns when the masks are complete; until then they may not be read.
     """
 
-    rows: torch.Tensor
-    places: torch.Tensor
-    masks: torch.Tensor
+    rows: Array
+    places: Array
+    masks: Array
     wait: Callable[[], None] = nothing_to_wait_for
 
-    def masks_of_rows(self) -> torch.Tensor:
+    def masks_of_rows(self) -> Array:
         """int32[C, V / 32, rounded up]."""
         self.wait()
         return self.masks[self.places]
@@ -93,13 +93,12 @@ class Allowed(NamedTuple):
     def addresses(self, count: int) -> np.ndarray:
         """Of the masks of `count` rows (int64), as the CPU's `mask_rows` takes them. Waits for nothing."""
         found = np.zeros(count, dtype=np.int64)
-        row_bytes = self.masks.stride(0) * self.masks.element_size()
-        found[self.rows.numpy()] = self.masks.data_ptr() + self.places.numpy() * row_bytes
+        found[np.asarray(self.rows)] = address(self.masks) + np.asarray(self.places) * self.masks.shape[1] * self.masks.itemsize
         return found
 
 
 class SamplingInputs(NamedTuple):
-    """The parameters of S rows, all tensors on one device.
+    """The parameters of S rows: arrays of the host, or tensors on one device.
 
     Columns [S] have the dtypes of ROW_DTYPES; read them through `columns`. Those of vnext.state.params.Drawn have its
     meaning and defaults; None is the default in every row. `seed` has the bit pattern of the uint64 root key.
@@ -109,28 +108,32 @@ class SamplingInputs(NamedTuple):
     row contradicts them.
     """
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    position: torch.Tensor
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    seed: Array
+    position: Array
     penalties: Penalties | Counted | None = None
     bias: LogitBias | None = None
     banned: Banned | None = None
     logprobs: int = -1
     any_random: bool = True
     any_filter: bool = True
-    top_n_sigma: torch.Tensor | None = None
+    top_n_sigma: Array | None = None
     allowed: Allowed | None = None
 
-    def columns(self) -> tuple[torch.Tensor, ...]:
+    def columns(self) -> tuple[Array, ...]:
         """The rows' columns in the order of ROW_DTYPES, as kernels take them: contiguous, with defaults in place of None."""
-        given = (getattr(self, name) for name in ROW_DTYPES)
-        return tuple(
-            torch.full_like(self.temperature, DEFAULTS[name], dtype=DTYPES[name]) if column is None else column.contiguous()
-            for name, column in zip(ROW_DTYPES, given)
-        )
+        return tuple(self._column(name) for name in ROW_DTYPES)
+
+    def _column(self, name: str) -> Array:
+        column = getattr(self, name)
+        if column is not None:
+            return column if is_dense(column) else column.copy() if isinstance(column, np.ndarray) else column.contiguous()
+        if isinstance(self.temperature, np.ndarray):
+            return np.full(self.temperature.shape, DEFAULTS[name], dtype=ROW_DTYPES[name])
+        return self.temperature.new_full(self.temperature.shape, DEFAULTS[name], dtype=torch_dtype(ROW_DTYPES[name]))
 
 
 class RowTables(NamedTuple):
@@ -162,7 +165,7 @@ class BehindDrafts(NamedTuple):
     def before(self) -> torch.Tensor:
         """bool[S, S]: whether column's `fed` is one of the drafts that row's sample follows. Waits for no device."""
         assert self.depths is not None
-        places = torch.arange(len(self.depths), device=self.depths.device)
+        places = self.depths.new_ones(len(self.depths)).cumsum(0) - 1
         back = places[:, None] - places
         return (back >= 0) & (back < self.depths[:, None])
 
@@ -192,13 +195,15 @@ def is_plain(inputs: SamplingInputs) -> bool:
 
 def check_inputs(logits: torch.Tensor, inputs: SamplingInputs) -> None:
     """Raise ValueError if shapes, dtypes or devices break the contract. Reads no values, so it waits for no device."""
-    if logits.dim() != 2 or logits.dtype != torch.float32:
+    if logits.dim() != 2 or dtype_name(logits.dtype) != "float32":
         raise ValueError(f"logits must be float32[S, V], got {logits.dtype}{list(logits.shape)}; convert them first")
-    for name, dtype in DTYPES.items():
+    for name, dtype in ROW_DTYPES.items():
         column = getattr(inputs, name)
-        if column is not None and (column.dtype != dtype or column.shape != logits.shape[:1] or column.device != logits.device):
+        if column is None:
+            continue
+        if dtype_name(column.dtype) != dtype or column.shape != logits.shape[:1] or column.device != logits.device:
             raise ValueError(
-                f"{name} must be {dtype}[{logits.shape[0]}] on {logits.device}, "
+                f"{name} must be torch.{dtype}[{logits.shape[0]}] on {logits.device}, "
                 f"got {column.dtype}{list(column.shape)} on {column.device}; give one value a row"
             )
     if isinstance(inputs.penalties, Counted):

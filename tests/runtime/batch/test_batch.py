@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
 
 from vnext.models.layers.batch import ForwardBatch
@@ -89,17 +88,17 @@ def without_unread_entries(step: StepInputs, config: SchedulerConfig) -> StepInp
     return step._replace(forward=forward._replace(block_table=table, groups=groups))
 
 
-def seen_part(table: torch.Tensor, forward: ForwardBatch, block_size: int, window: int) -> torch.Tensor:
-    blocks, ends = torch.arange(table.shape[1])[None, :], forward.context_lengths[:, None]
-    starts = ends - forward.query_starts.diff()[:, None]
+def seen_part(table: np.ndarray, forward: ForwardBatch, block_size: int, window: int) -> np.ndarray:
+    blocks, ends = np.arange(table.shape[1])[None, :], forward.context_lengths[:, None]
+    starts = ends - np.diff(forward.query_starts)[:, None]
     last_tokens = blocks * block_size + block_size - 1
     seen = (blocks * block_size < ends) & ((last_tokens > starts - window) | (window == 0))
-    return torch.where(seen, table, 0)
+    return np.where(seen, table, 0)
 
 
 def assert_equal_steps(fast: StepInputs, simple: StepInputs) -> None:
     for name in fast.forward._fields[:7]:
-        assert torch.equal(getattr(fast.forward, name), getattr(simple.forward, name)), name
+        assert_equal_trees(getattr(fast.forward, name), getattr(simple.forward, name))
     assert_equal_trees(fast.forward.groups, simple.forward.groups)
     assert np.array_equal(fast.logprobs, simple.logprobs)
     assert (fast.sampling is None) == (simple.sampling is None)
@@ -115,8 +114,8 @@ def assert_equal_trees(left: object, right: object) -> None:
         assert type(left) is type(right) and len(left) == len(right)
         for one, other in zip(left, right):
             assert_equal_trees(one, other)
-    elif isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype and torch.equal(left, right)
+    elif isinstance(left, np.ndarray):
+        assert left.dtype == right.dtype and np.array_equal(left, right)
     else:
         assert left == right
 

@@ -15,6 +15,7 @@ from test_batch import VOCABULARY, walk
 
 from vnext.kernels.batch_index import BatchOperations, plain_batch_operations
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.tensors import arrays_of_step
 from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.staging import Layout, Staging
@@ -38,7 +39,7 @@ class Fed:
         self._rows = samples.rows.clone()
         sampling = inputs_on(self._batch.parameters, samples, step) if len(step.samples.at) else None
         self._staging.release()
-        return StepInputs(forward, sampling, step.asked)
+        return arrays_of_step(StepInputs(forward, sampling, step.asked))
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> None:
         self._batch.remember(self._step.wants, self._rows, torch.from_numpy(tokens))

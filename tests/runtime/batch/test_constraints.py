@@ -109,7 +109,7 @@ def test_each_draft_has_the_mask_behind_it_and_is_waited_for(monkeypatch: pytest
     allowed.wait()
     assert allowed.rows.tolist() == [0, 2, 3]
     for place, draft in zip(allowed.places.tolist(), [*drafts, 0]):
-        assert (np.unpackbits(allowed.masks[place].numpy().view(np.uint8), bitorder="little")[: vocabulary.size] == matcher.allowed()).all()
+        assert (np.unpackbits(allowed.masks[place].view(np.uint8), bitorder="little")[: vocabulary.size] == matcher.allowed()).all()
         matcher.take(draft)
     monkeypatch.setattr(masks, "_follow", lambda *_: 1 // 0)
     masks.follow(2, drafts)

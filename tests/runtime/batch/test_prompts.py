@@ -14,7 +14,7 @@ from rank_drive import device_rank, drive, host_rank, runner_of, some_arrivals, 
 from transformers import AutoModelForCausalLM
 
 from vnext.kernels.table import operations, plain_operations
-from vnext.runtime.batch import prompts
+from vnext.runtime.batch import prompt_results, prompts
 from vnext.runtime.gpu.buckets import Shapes
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.messages import PromptResult, TokenLogprobs
@@ -131,7 +131,8 @@ def test_a_device_gives_the_same(whole: dict[int, Found], monkeypatch: pytest.Mo
 
 def test_no_graph_serves_a_step_that_needs_more_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plain_operations()
-    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
     rank = device_rank(runner_of(), TwinDevice(), forms)
@@ -148,13 +149,13 @@ def shifted(request, start, count):
     return [each._replace(first=each.first - (each.first > 0 and each.pooling == 0)) for each in ranges(request, start, count)]
 
 
-summed, ranges = prompts.PromptSums._pooled, prompts.ranges_of
+summed, ranges = prompt_results.PromptSums._pooled, prompts.ranges_of
 
 
 @pytest.mark.parametrize(
     ("target", "fault"),
     [
-        ("vnext.runtime.batch.prompts.PromptSums._pooled", forgetful),
+        ("vnext.runtime.batch.prompt_results.PromptSums._pooled", forgetful),
         ("vnext.runtime.batch.prompts.ranges_of", shifted),
     ],
     ids=["forgets chunks", "shifted by one in later chunks"],
@@ -169,9 +170,9 @@ def test_planted_faults_are_seen(
 def test_steps_without_such_rows_compute_nothing_for_them(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decodes of a scored request run whole, as those of others do."""
     computed: list[int] = []
-    compute = prompts.compute
+    compute = prompt_results.compute
     monkeypatch.setattr(
-        "vnext.runtime.rank.runner.compute", lambda each, *rest: computed.append(len(each.at)) or compute(each, *rest)
+        "vnext.runtime.rank.by_parts.compute", lambda each, *rest: computed.append(len(each.at)) or compute(each, *rest)
     )
     given = arrivals()
     results(host_rank(runner), monkeypatch, given, runner)

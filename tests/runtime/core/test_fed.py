@@ -46,7 +46,7 @@ class ToyRunner:
         pass
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        positions = np.empty(0, dtype=np.int64) if inputs.sampling is None else inputs.sampling.position.numpy()
+        positions = np.empty(0, dtype=np.int64) if inputs.sampling is None else inputs.sampling.position
         return StepOutputs(1 + positions % 7, ())
 
 

@@ -6,31 +6,34 @@ output over the inputs in one order, so a row's result does not depend on how ma
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
+from vnext.kernels.arrays import Array, address, host_dtype, strides_of, torch_dtype
 from vnext.kernels.cpu.memory import Arena
 from vnext.kernels.cpu.native import GATES, KINDS, Kind, module
+
+if TYPE_CHECKING:
+    import torch
 
 
 class PackedLinear(NamedTuple):
     """A weight [outputs, inputs] with its bias in one buffer. `width` comes out: half the outputs of a gated one."""
 
-    buffer: torch.Tensor
+    buffer: np.ndarray
     address: int
     inputs: int
     outputs: int
     width: int
-    dtype: torch.dtype
+    dtype: np.dtype
     gate: str
     is_int8: bool
 
 
 def pack(
-    weight: torch.Tensor | tuple[torch.Tensor, ...],
-    bias: torch.Tensor | None = None,
+    weight: Array | tuple[Array, ...],
+    bias: Array | None = None,
     *,
     gate: str = "",
     int8: bool = False,
@@ -43,17 +46,17 @@ def pack(
     round(w / s) with s = max |w| of the output / 127, for bfloat16 activations. Buffers come from `arena`.
     """
     parts = weight if isinstance(weight, tuple) else (weight,)
-    places = np.array([(part.data_ptr(), part.shape[0], part.stride(0)) for part in parts], dtype=np.int64)
+    places = np.array([(address(part), part.shape[0], strides_of(part)[0]) for part in parts], dtype=np.int64)
     outputs, inputs, given = int(places[:, 1].sum()), parts[0].shape[1], parts[0].dtype
     kind = Kind.INT8 if int8 else KINDS[given]
     native = module()
     buffer = (arena or Arena()).take(native.packed_bytes(outputs, inputs, kind, GATES[gate]))
     native.pack_linear(
-        places.ctypes.data, KINDS[given], None if bias is None else bias.data_ptr(), outputs, inputs, kind, GATES[gate],
-        buffer.data_ptr(),
+        places.ctypes.data, KINDS[given], None if bias is None else address(bias), outputs, inputs, kind, GATES[gate],
+        buffer.ctypes.data,
     )  # fmt: skip
-    dtype, width = torch.bfloat16 if int8 else given, outputs // 2 if gate else outputs
-    return PackedLinear(buffer, buffer.data_ptr(), inputs, outputs, width, dtype, gate, int8)
+    dtype, width = host_dtype((Kind.BFLOAT16 if int8 else KINDS[given]).name.lower()), outputs // 2 if gate else outputs
+    return PackedLinear(buffer, address(buffer), inputs, outputs, width, dtype, gate, int8)
 
 
 def linear(
@@ -70,10 +73,10 @@ def linear(
     `apart` leaves out the activation of a weight with a gate: gate, then up, [T, outputs].
     """
     rows, width = x.shape[0], packed.outputs if apart else packed.width
-    result = torch.empty((rows, width), dtype=dtype or packed.dtype)
+    result = x.new_empty((rows, width), dtype=dtype or x.dtype)
     module().linear(
         x.data_ptr(), x.stride(0), rows, packed.address, None if bias is None else bias.data_ptr(),
-        result.data_ptr(), width, KINDS[dtype or packed.dtype], apart,
+        result.data_ptr(), width, KINDS[dtype or x.dtype], apart,
     )  # fmt: skip
     return result
 
@@ -83,6 +86,6 @@ def rows_of(packed: PackedLinear, ids: torch.Tensor, first: int = 0) -> torch.Te
 
     Those of an int8 one are scaled and rounded to bfloat16.
     """
-    result = torch.empty((ids.shape[0], packed.inputs), dtype=packed.dtype)
+    result = ids.new_empty((ids.shape[0], packed.inputs), dtype=torch_dtype(packed.dtype))
     module().packed_rows(ids.data_ptr(), ids.shape[0], first, packed.address, result.data_ptr())
     return result

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from types import ModuleType
-
-import torch
+from typing import Any
 
 from vnext.compiled import NOT_BUILT, absent, agree, load
+from vnext.kernels.arrays import dtype_name
 
 NAME = "vnext.kernels.cpu._native"
 
@@ -42,9 +42,24 @@ _native = load(NAME, {member.name: member for enum in (Level, Kind) for member i
     (name or "no_gate").upper(): number for name, number in GATES.items()
 })  # fmt: skip
 
-KINDS = {torch.float32: Kind.FLOAT32, torch.bfloat16: Kind.BFLOAT16}
+
+
+class Kinds(dict[Any, Kind]):
+    """Kinds by the dtypes of numpy and of torch. Raises KeyError for dtypes that the module does not know."""
+
+    def __init__(self, *kinds: Kind) -> None:
+        super().__init__({kind.name.lower(): kind for kind in kinds})
+
+    def __missing__(self, dtype: Any) -> Kind:
+        if (name := dtype_name(dtype)) not in self:
+            raise KeyError(dtype)
+        self[dtype] = self[name]
+        return self[name]
+
+
+KINDS = Kinds(Kind.FLOAT32, Kind.BFLOAT16)
 """What activations may be."""
-CACHE_KINDS = KINDS | {torch.int8: Kind.INT8}
+CACHE_KINDS = Kinds(Kind.FLOAT32, Kind.BFLOAT16, Kind.INT8)
 """What caches may be: of the activations' dtype, or int8."""
 
 

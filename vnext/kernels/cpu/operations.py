@@ -7,46 +7,23 @@ product. A call that fails the quick check goes to the contract, which raises th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
-from vnext.kernels.cpu.linear import GATES, PackedLinear
-from vnext.kernels.cpu.memory import Arena
+from vnext.kernels.cpu.linear import GATES
+from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_experts
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin import ThinParts
 
-HEAD_DIM_MAX = 256
 PACKED_TYPES = (torch.float32, torch.bfloat16)
 SUMMARY = "vnext/kernels/cpu"
 
 
 # ---- products ----------------------------------------------------------------------------------------------------
-
-
-class Packed(NamedTuple):
-    """A packed weight with what contracts ask of a plain one: `shape` [out, in] and `dtype`."""
-
-    linear: PackedLinear
-    shape: tuple[int, int]
-    dtype: torch.dtype
-
-
-class PackedExperts(NamedTuple):
-    """Weights [E, out, in], each packed."""
-
-    weights: tuple[Packed, ...]
-    shape: tuple[int, int, int]
-    dtype: torch.dtype
-
-    def __getitem__(self, expert: int) -> Packed:
-        return self.weights[expert]
-
-
-_arena = Arena()
 
 
 def pack_weight(weight: products.Parts, form: str = "plain") -> Any:
@@ -60,21 +37,17 @@ def pack_gated_weight(weight: products.Parts, activation: str, form: str = "plai
 
 
 def _packed(weight: products.Parts, gate: str, form: str) -> Any:
-    int8, dtype = form == "int8", (weight[0] if isinstance(weight, tuple) else weight).dtype
-    if int8 and dtype is torch.float16:
+    dtype = (weight[0] if isinstance(weight, tuple) else weight).dtype
+    if form == "int8" and dtype is torch.float16:
         weight, dtype = products.joined(weight).float(), torch.float32
-    if dtype not in PACKED_TYPES:
-        return products.pack_weight(weight, form)
-    packed = packing.pack(weight, gate=gate, int8=int8, arena=_arena)
-    return Packed(packed, (packed.outputs, packed.inputs), packed.dtype)
+    return packed(weight, gate, form) if dtype in PACKED_TYPES else products.pack_weight(weight, form)
 
 
 def pack_experts(weights: torch.Tensor, activation: str, form: str = "plain") -> Any:
     """As products.pack_experts; float16 is the reference's unless it becomes int8."""
     if weights.dtype not in PACKED_TYPES and form != "int8":
         return products.pack_experts(weights, activation, form)
-    packed = tuple(_packed(weight, activation, form) for weight in weights)
-    return PackedExperts(packed, tuple(weights.shape), packed[0].dtype)
+    return packed_experts(weights if weights.dtype in PACKED_TYPES else weights.float(), activation, form)
 
 
 def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
@@ -300,11 +273,6 @@ FUNCTIONS = (
     gated_linear, logits, pack_experts, experts, embedding_rows, add_thin,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
-
-
-def serves_all(head_dim: int) -> bool:
-    """Whether every product and the attention of a float32 or bfloat16 model are these kernels', none a reference's."""
-    return native.is_built() and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0
 
 
 def describe() -> str:

@@ -7,12 +7,16 @@ and in the table of sampling parameters, which `require_columns` compares.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from vnext.compiled import StaleModule
+from vnext.kernels.arrays import Array, address, torch_dtype
 from vnext.kernels.cpu.native import module
+
+if TYPE_CHECKING:
+    import torch
 
 TYPES = {"float": "float32", "int64_t": "int64"}
 
@@ -24,9 +28,9 @@ def require_columns(wanted: Mapping[str, str]) -> None:
         raise StaleModule(module(), f"have the sampling columns {', '.join(built)}, where Python has {', '.join(wanted)}")
 
 
-def pointers(columns: Sequence[torch.Tensor]) -> np.ndarray:
+def pointers(columns: Sequence[Array]) -> np.ndarray:
     """SampleColumns of sampling.cpp: the addresses of dense columns, which the caller keeps alive."""
-    return np.array([column.data_ptr() for column in columns], dtype=np.int64)
+    return np.array([address(column) for column in columns], dtype=np.int64)
 
 
 def mask_rows(logits: torch.Tensor, words: np.ndarray) -> None:
@@ -47,6 +51,6 @@ def sample_rows(logits: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocabulary = logits.shape
-    tokens, table = torch.empty(rows, dtype=torch.int64), pointers(columns)
+    tokens, table = logits.new_empty(rows, dtype=torch_dtype("int64")), pointers(columns)
     module().sample_rows(logits.data_ptr(), logits.stride(0), rows, vocabulary, table.ctypes.data, tokens.data_ptr())
     return tokens

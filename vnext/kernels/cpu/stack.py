@@ -6,25 +6,28 @@ equal those of the separate calls in `vnext/models/layers/decoder.py`, which run
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
-from vnext.kernels.cpu.attention import AttentionPlan
+from vnext.kernels.arrays import Array, address
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, agree_on_struct, module
-from vnext.kernels.cpu.rows import address
+from vnext.kernels.cpu.native import KINDS, Kind, agree_on_struct, module
+
+if TYPE_CHECKING:
+    import torch
+
+    from vnext.kernels.cpu.attention import AttentionPlan
 
 
 class Caches(NamedTuple):
     """Addresses int64 [2 * layers] of each layer's keys and values [page_count, kv_heads, block_size, head_dim], their blocks
-    dense and `block_stride` elements of `dtype` apart."""
+    dense and `block_stride` elements of `kind` apart."""
 
     places: np.ndarray
     block_stride: int
     head_dim: int
-    dtype: torch.dtype
+    kind: Kind
 
 
 class StackLayer(NamedTuple):
@@ -34,13 +37,13 @@ class StackLayer(NamedTuple):
     output: PackedLinear
     gate_up: PackedLinear
     down: PackedLinear
-    qkv_bias: torch.Tensor | None
-    output_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    qkv_bias: Array | None
+    output_bias: Array | None
+    down_bias: Array | None
+    attention_norm: Array
+    mlp_norm: Array
+    query_norm: Array | None
+    key_norm: Array | None
     window: int
 
 
@@ -52,7 +55,7 @@ class Stack(NamedTuple):
 
     layers: tuple[StackLayer, ...]
     table: np.ndarray
-    dtype: torch.dtype
+    kind: Kind
     hidden: int
     joined: int
 
@@ -60,8 +63,8 @@ class Stack(NamedTuple):
 class Angles(NamedTuple):
     """float32 [T, R / 2] each, dense, or None where nothing turns."""
 
-    cosine: torch.Tensor | None
-    sine: torch.Tensor | None
+    cosine: Array | None
+    sine: Array | None
 
 
 class AuxStates(NamedTuple):
@@ -69,26 +72,30 @@ class AuxStates(NamedTuple):
     and of what all layers before have added. The index behind the last layer's stands for the last sum."""
 
     layers: np.ndarray
-    states: torch.Tensor
+    states: Array
 
 
 def describe(layers: tuple[StackLayer, ...]) -> Stack:
     """The stack of these layers, whose activations are of one dtype and size."""
     first = layers[0]
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
-    return Stack(layers, table, first.qkv.dtype, first.qkv.inputs, first.qkv.outputs)
+    return Stack(layers, table, KINDS[first.qkv.dtype], first.qkv.inputs, first.qkv.outputs)
 
 
-def _number(field: PackedLinear | torch.Tensor | int | None) -> int:
+def _number(field: PackedLinear | Array | int | None) -> int:
     if isinstance(field, PackedLinear):
         return field.address
-    return field if isinstance(field, int) else address(field) or 0
+    return field if isinstance(field, int) else _place(field)
+
+
+def _place(array: Array | None) -> int:
+    return 0 if array is None else address(array)
 
 
 def run(
     stack: Stack,
     residual: torch.Tensor,
-    last_norm: torch.Tensor,
+    last_norm: Array,
     caches: Caches,
     plan: AttentionPlan,
     slots: torch.Tensor,
@@ -105,13 +112,13 @@ def run(
     token of the step in a row of the plan. `aux` takes the inputs of some layers.
     """
     tokens, samples = residual.shape[0], sample_at.shape[0]
-    found = torch.empty((samples, stack.hidden), dtype=residual.dtype)
+    found = residual.new_empty((samples, stack.hidden))
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
-        KINDS[residual.dtype], CACHE_KINDS[caches.dtype],
+        stack.kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
-        last_norm.data_ptr(), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
-        address(angles.cosine), address(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
+        address(last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
+        _place(angles.cosine), _place(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),
     )  # fmt: skip
     return found
@@ -119,4 +126,4 @@ def run(
 
 def aux_numbers(aux: AuxStates | None) -> tuple[int, int, int]:
     """The addresses of the layers and of the states, and between them how many layers there are."""
-    return (0, 0, 0) if aux is None else (aux.layers.ctypes.data, len(aux.layers), aux.states.data_ptr())
+    return (0, 0, 0) if aux is None else (aux.layers.ctypes.data, len(aux.layers), address(aux.states))

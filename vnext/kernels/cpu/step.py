@@ -7,16 +7,18 @@ Every bit is that of the separate calls, which serve wherever this cannot.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
+from vnext.kernels.arrays import Array, address, strides_of
 from vnext.kernels.cpu.linear import PackedLinear
-from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, agree_on_struct, module
+from vnext.kernels.cpu.native import agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
 from vnext.kernels.cpu.stack import Angles, AuxStates, Caches, Stack, aux_numbers
-from vnext.kernels.thin import StackParts
+
+if TYPE_CHECKING:
+    from vnext.kernels.thin import StackParts
 
 
 class StepModel(NamedTuple):
@@ -27,8 +29,8 @@ class StepModel(NamedTuple):
     head_count: int
     kv_head_count: int
     block_size: int
-    last_norm: torch.Tensor
-    embedding: PackedLinear | torch.Tensor
+    last_norm: Array
+    embedding: PackedLinear | Array
     head: PackedLinear
     eps: float
     scale: float
@@ -41,14 +43,14 @@ class StepArrays(NamedTuple):
     `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
     None where no token has an adapter. `aux` takes the inputs of some layers."""
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    query_starts: torch.Tensor
-    context_lengths: torch.Tensor
-    block_table: torch.Tensor
-    sample_at: torch.Tensor
-    columns: tuple[torch.Tensor, ...]
+    token_ids: Array
+    positions: Array
+    slots: Array
+    query_starts: Array
+    context_lengths: Array
+    block_table: Array
+    sample_at: Array
+    columns: tuple[Array, ...]
     masks: np.ndarray | None = None
     parts: StackParts | None = None
     aux: AuxStates | None = None
@@ -80,8 +82,8 @@ def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
     stack, caches, packed = model.stack, model.caches, isinstance(model.embedding, PackedLinear)
     eps, scale, cap = np.array([model.eps, model.scale, model.softcap]).view(np.int64)
     fields = {
-        "kind": KINDS[stack.dtype],
-        "cache_kind": CACHE_KINDS[caches.dtype],
+        "kind": stack.kind,
+        "cache_kind": caches.kind,
         "layers": stack.table.ctypes.data,
         "caches": caches.places.ctypes.data,
         "layer_count": len(stack.layers),
@@ -91,16 +93,16 @@ def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
         "block_size": model.block_size,
         "head_dim": caches.head_dim,
         "hidden": stack.hidden,
-        "last_norm": model.last_norm.data_ptr(),
-        "embedding": model.embedding.address if packed else model.embedding.data_ptr(),
+        "last_norm": address(model.last_norm),
+        "embedding": model.embedding.address if packed else address(model.embedding),
         "embedding_is_packed": packed,
         "embedding_rows": model.embedding.outputs if packed else model.embedding.shape[0],
         "head": model.head.address,
         "vocabulary": model.head.outputs,
         "rotated_dim": 2 * angles.cosine.shape[1],
         "angle_rows": angles.cosine.shape[0],
-        "cosine": angles.cosine.data_ptr(),
-        "sine": angles.sine.data_ptr(),
+        "cosine": address(angles.cosine),
+        "sine": address(angles.sine),
         "eps": eps,
         "scale": scale,
         "cap": cap,
@@ -113,11 +115,11 @@ def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
 def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
-    sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), arrays.block_table.stride(0))
+    sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), strides_of(arrays.block_table)[0])
     *dense, _, masks, parts, aux = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
-    arrays_at = (array.data_ptr() for array in dense)
+    arrays_at = map(address, dense)
     addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *aux_numbers(aux), tokens.ctypes.data)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)

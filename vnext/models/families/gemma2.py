@@ -7,10 +7,9 @@ shares the forward, with a norm over each query and key head and its own rope in
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
+from vnext.kernels.arrays import Array
 from vnext.models.config.json_keys import number, positive, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
 from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
@@ -30,6 +29,9 @@ from vnext.models.layers.layers import (
 )
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import WEIGHT_AXES as LLAMA_AXES, Axis, Layout, Parallel
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["WEIGHT_AXES", "assemble", "forward", "logits", "parse"]
 
@@ -59,24 +61,24 @@ DEFAULTS = MappingProxyType(
 class LayerParams(NamedTuple):
     """One decoder layer; norms are float32 with the 1 added."""
 
-    attention_norm: torch.Tensor
+    attention_norm: Array
     attention: Attention
-    after_attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
+    after_attention_norm: Array
+    mlp_norm: Array
     mlp: GatedMlp
-    after_mlp_norm: torch.Tensor
+    after_mlp_norm: Array
 
 
 class Params(NamedTuple):
-    """One rank's weights; `embedding_scale` [] of the model's dtype, `local_frequencies` for layers with a window."""
+    """One rank's weights; `embedding_scale` is rounded to the model's dtype, `local_frequencies` for layers with a window."""
 
     embedding: Any
-    embedding_scale: torch.Tensor
+    embedding_scale: float
     layers: tuple[LayerParams, ...]
-    norm: torch.Tensor
+    norm: Array
     head: Any
-    frequencies: torch.Tensor
-    local_frequencies: torch.Tensor | None
+    frequencies: Array
+    local_frequencies: Array | None
 
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -109,8 +111,8 @@ def assemble(source: Source, config: ModelConfig) -> Params:
 def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms: bool) -> Params:
     """The parameters under `root`, which ends with a dot."""
 
-    def norm(name: str) -> torch.Tensor:
-        return source.wide(name + ".weight").add_(1.0)
+    def norm(name: str) -> Array:
+        return source.wide(name + ".weight") + 1
 
     def layer(prefix: str) -> LayerParams:
         bias = config.attention_bias
@@ -132,7 +134,7 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
     local = config.local_rope
     return Params(
         embedding=embedding,
-        embedding_scale=source.place(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype)),
+        embedding_scale=float(source.dtype.type(config.hidden_size**0.5)),
         layers=tuple(layer(f"{root}layers.{index}.") for index in range(config.layer_count)),
         norm=norm(root + "norm"),
         head=head,

@@ -48,7 +48,7 @@ class PerBatch(Generic[Made]):
 
     def of(self, batch: ForwardBatch) -> Made:
         adapters = [self._slots[rows.slot] for rows in batch.adapters]
-        tokens = [rows.tokens.numpy().tobytes() for rows in batch.adapters]
+        tokens = [rows.tokens.tobytes() for rows in batch.adapters]
         last = self._last
         if last is not None and tokens == last[1] and all(map(operator.is_, adapters, last[0])):
             return last[2]

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
+import numpy as np
 
+from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.layers import Attention, GatedMlp, Linear, SparseMlp
 
 
 class Source(Protocol):
-    """Where weights come from: this rank's part of named tensors, in the wanted dtype and place."""
+    """Where weights come from: this rank's part of named tensors, in the wanted dtype and place. `dtype` is the activations'."""
+
+    dtype: np.dtype
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a tensor."""
 
-    def fused(self, names: tuple[str, ...]) -> torch.Tensor:
+    def fused(self, names: tuple[str, ...]) -> Array:
         """The parts of these tensors, one below the other."""
 
-    def wide(self, name: str) -> torch.Tensor:
+    def wide(self, name: str) -> Array:
         """One tensor's part in float32."""
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
@@ -32,11 +35,11 @@ class Source(Protocol):
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert, packed; `gated`: gate and up."""
 
-    def integers(self, name: str, count: int) -> torch.Tensor:
+    def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A computed tensor, moved to the device with its dtype kept."""
+    def place(self, array: np.ndarray) -> Array:
+        """A computed array: as it is on the host, where angles are made of it, else a tensor on the device."""
 
 
 def linear(source: Source, prefix: str, *modules: str, bias: bool = False) -> Linear:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from vnext.kernels.arrays import Array
 from vnext.kernels.cpu.stack import AuxStates
 
 
@@ -24,8 +24,8 @@ class HostBatch(NamedTuple):
 class GroupPlaces(NamedTuple):
     """Where a group of layers keeps the step's tokens: slots int64 [T] and block_table int32 [R, W], as in ForwardBatch."""
 
-    slots: torch.Tensor
-    block_table: torch.Tensor
+    slots: Array
+    block_table: Array
 
 
 class PreparedAttention(NamedTuple):
@@ -36,18 +36,18 @@ class PreparedAttention(NamedTuple):
     """
 
     metadata: Sequence[Any]
-    attend: Callable[..., torch.Tensor] | None = None
+    attend: Callable[..., Array] | None = None
 
 
 class AdapterRows(NamedTuple):
     """The tokens of a step that are computed with the adapter in `slot`: int64 [n], rising places in T."""
 
     slot: int
-    tokens: torch.Tensor
+    tokens: np.ndarray
 
 
 class ForwardBatch(NamedTuple):
-    """R rows, T tokens, S samples, all on one device. A row's tokens are neighbours, in order.
+    """R rows, T tokens, S samples: arrays of the host, or tensors on one device. A row's tokens are neighbours, in order.
 
     token_ids int64 [T], positions int64 [T], slots int64 [T] (block * block_size + offset where the token's key and
     value go), query_starts int32 [R + 1], context_lengths int32 [R] (tokens in the cache after this step's writes),
@@ -59,13 +59,13 @@ class ForwardBatch(NamedTuple):
     adapter that the step computes with. `aux` takes the inputs of some layers.
     """
 
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    query_starts: torch.Tensor
-    context_lengths: torch.Tensor
-    block_table: torch.Tensor
-    sample_at: torch.Tensor
+    token_ids: Array
+    positions: Array
+    slots: Array
+    query_starts: Array
+    context_lengths: Array
+    block_table: Array
+    sample_at: Array
     host: HostBatch | None = None
     groups: tuple[GroupPlaces, ...] = ()
     attention: PreparedAttention | None = None

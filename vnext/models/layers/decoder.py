@@ -7,9 +7,7 @@ the cache is threaded through and donated: it is updated in place and the return
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers import fused
@@ -33,6 +31,9 @@ from vnext.models.layers.layers import (
 )
 from vnext.models.layers.rope import inverse_frequencies
 from vnext.models.layers.sharding import Parallel
+
+if TYPE_CHECKING:
+    import torch
 
 
 def assemble_decoder(

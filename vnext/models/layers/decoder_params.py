@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
+from vnext.kernels.arrays import Array
 from vnext.models.layers.layers import Attention, GatedMlp, SparseMlp
 
 
 class LayerParams(NamedTuple):
     """One decoder layer."""
 
-    attention_norm: torch.Tensor
+    attention_norm: Array
     attention: Attention
-    mlp_norm: torch.Tensor
+    mlp_norm: Array
     mlp: GatedMlp | SparseMlp
 
 
@@ -26,7 +25,7 @@ class Params(NamedTuple):
 
     embedding: Any
     layers: tuple[LayerParams, ...]
-    norm: torch.Tensor
+    norm: Array
     head: Any
-    frequencies: torch.Tensor
+    frequencies: Array
     stack: Any = None

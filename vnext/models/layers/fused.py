@@ -6,12 +6,12 @@ packed, on one rank, with one group of layers in the cache. All else runs layer 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from vnext.kernels.arrays import Array, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
-from vnext.kernels.cpu.operations import HEAD_DIM_MAX, Packed, StepAttention
+from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
+from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed
 from vnext.kernels.cpu.stack import Caches, Stack, StackLayer
 from vnext.kernels.mxint8 import head_dim_of
 from vnext.models.config.model_config import ModelConfig
@@ -19,6 +19,9 @@ from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder_params import LayerParams
 from vnext.models.layers.kv_cache import KvCache, KvPairs, kv_groups
 from vnext.models.layers.layers import GatedMlp, Step
+
+if TYPE_CHECKING:
+    import torch
 
 
 def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | None:
@@ -44,6 +47,8 @@ def run(
 
     None, with nothing done, where this step or cache is not what the kernels take.
     """
+    from vnext.kernels.cpu.operations import StepAttention  # needs torch, as residual does
+
     if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous():
         return None
     caches = caches_of(stack, norm, kv)
@@ -60,16 +65,17 @@ def run(
     )  # fmt: skip
 
 
-def caches_of(stack: Stack, norm: torch.Tensor, kv: KvCache) -> Caches | None:
+def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
     """The cache as the kernels see it beside these layers and the norm behind them; None where they do not take it."""
     keys = kv[0][0]
     kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
-    if keys.dtype not in (stack.dtype, torch.int8) or norm.dtype is not stack.dtype or head_dim > HEAD_DIM_MAX or head_dim % 2:
+    kind = CACHE_KINDS[keys.dtype]
+    if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not stack.kind or head_dim > HEAD_DIM_MAX or head_dim % 2:
         return None
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
     if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
         return None
-    return Caches(places, keys.stride(0), head_dim, keys.dtype)
+    return Caches(places, strides_of(keys)[0], head_dim, kind)
 
 
 def _is_common(layer: LayerParams, activation: str) -> bool:
@@ -110,7 +116,8 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     fields: tuple[Any, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
     sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
     sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
-    vectors = [field for field in layer if isinstance(field, torch.Tensor)]
-    dense = all(vector.is_contiguous() and vector.device.type == "cpu" for vector in vectors)
+    biases, norms = (layer.qkv_bias, layer.output_bias, layer.down_bias), (layer.attention_norm, layer.mlp_norm)
+    vectors = [each for each in (*biases, *norms, layer.query_norm, layer.key_norm) if each is not None]
+    dense = all(map(is_dense, vectors))
     heads = (layer.query_norm is None) is (layer.key_norm is None)
-    return sizes and dense and heads and all(field.dtype is stack.dtype for field in (*fields, *vectors))
+    return sizes and dense and heads and all(KINDS[field.dtype] is stack.kind for field in (*fields, *vectors))

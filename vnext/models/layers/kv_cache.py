@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
-from vnext.kernels.contracts import have_dense_blocks
+from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, host_dtype, is_int8, strides_of, torch_dtype
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, local_kv_heads
 
-KvCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
+if TYPE_CHECKING:
+    import torch
+
+KvCache = tuple[tuple[Array, Array], ...]
 
 
 class KvPairs(KvCache):
@@ -32,9 +34,10 @@ class KvPairs(KvCache):
     def places(self) -> np.ndarray | None:
         """Addresses int64 [2 * layers] of keys and values, one layer after the other, where all have dense blocks at equal
         distances; else None."""
-        strides = self[0][0].stride()
-        alike = have_dense_blocks(*self[0]) and all(cache.stride() == strides for pair in self for cache in pair)
-        return np.array([cache.data_ptr() for pair in self for cache in pair], dtype=np.int64) if alike else None
+        caches = [cache for pair in self for cache in pair]
+        strides, (_, _, block_size, width) = strides_of(caches[0]), caches[0].shape
+        alike = strides[1:] == (block_size * width, width, 1) and all(strides_of(cache) == strides for cache in caches)
+        return np.array([address(cache) for cache in caches], dtype=np.int64) if alike else None
 
 
 class KvGroups(NamedTuple):
@@ -76,24 +79,27 @@ def make_kv_cache(
     config: ModelConfig,
     page_count: int,
     block_size: int,
-    dtype: torch.dtype,
+    dtype: Any,
     device: torch.device | str,
     parallel: Parallel,
     together: bool = False,
 ) -> KvCache:
     """An empty cache of `dtype` (the activations', or int8: kernels/mxint8.py), zeroed: a (key, value) pair for each
-    layer. On the CPU a page takes memory when it is first used.
+    layer; arrays of the host for a dtype of numpy, else tensors. On the CPU a page takes memory when it is first used.
 
     `together`: a page's layers are one run of memory, [page_count, layers, 2, ...], so that few pages take few huge pages;
     else each tensor is. What computes on the CPU takes both forms, with the same bits.
     """
-    groups = kv_groups(config)
+    groups, is_host = kv_groups(config), str(device) == "cpu"
     shape = (local_kv_heads(config, parallel.world_size), block_size, row_width(config, dtype))
 
-    def zeros(*sizes: int) -> torch.Tensor:
-        if torch.device(device).type != "cpu":
+    def zeros(*sizes: int) -> Array:
+        if not is_host:
+            import torch  # for a GPU
+
             return torch.zeros(sizes, dtype=dtype, device=device)
-        return huge(math.prod(sizes) * dtype.itemsize).view(dtype).view(sizes)
+        found = huge(math.prod(sizes) * dtype.itemsize).view(host_dtype(dtype_name(dtype))).reshape(sizes)
+        return found if isinstance(dtype, np.dtype) else as_tensor(found)
 
     if together:
         pages = zeros(page_count, groups.page_layers, 2, *shape)
@@ -101,24 +107,25 @@ def make_kv_cache(
     else:
         pairs = tuple((zeros(page_count, *shape), zeros(page_count, *shape)) for _ in range(groups.page_layers))
     layers = tuple(pairs[place] for place in groups.place_of)
-    return KvPairs(layers) if torch.device(device).type == "cpu" else layers  # compilers want a plain tuple
+    return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
 
 
-def cache_dtype(name: str, dtype: torch.dtype, device: str) -> torch.dtype:
-    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`. Raises ModelError on a GPU."""
+def cache_dtype(name: str, dtype: Any, device: str) -> Any:
+    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`, of the same library. Raises ModelError on
+    a GPU."""
     if name == "auto":
         return dtype
     if device != "cpu":
         raise ModelError(f"--kv-cache-dtype is {name}, which is for the CPU, and the device is {device}: leave it out")
-    return torch.int8
+    return host_dtype("int8") if isinstance(dtype, np.dtype) else torch_dtype("int8")
 
 
-def row_width(config: ModelConfig, dtype: torch.dtype) -> int:
+def row_width(config: ModelConfig, dtype: Any) -> int:
     """Elements of a token's key, or value, of one head in a cache of `dtype`."""
-    return packed_width(config.head_dim) if dtype is torch.int8 else config.head_dim
+    return packed_width(config.head_dim) if is_int8(dtype) else config.head_dim
 
 
-def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: torch.dtype, parallel: Parallel) -> int:
+def kv_bytes_per_page(config: ModelConfig, block_size: int, dtype: Any, parallel: Parallel) -> int:
     """Bytes of one page on one rank, over all layers of a group, keys and values."""
     per_layer = 2 * local_kv_heads(config, parallel.world_size) * block_size * row_width(config, dtype) * dtype.itemsize
     return per_layer * kv_groups(config).page_layers

@@ -7,18 +7,21 @@ that this very step fills.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from vnext.kernels.table import Operations, operations
+from vnext.kernels.arrays import Array
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch, host_batch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import rotary_angles
 from vnext.models.layers.sharding import Parallel
 
-LayerCache = tuple[torch.Tensor, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    from vnext.kernels.table import Operations
+
+LayerCache = tuple[Array, Array]
 PART_ROWS = 64
 """Parts of a product are multiples of it: of a tile, and of products of one shape."""
 
@@ -27,7 +30,7 @@ class Linear(NamedTuple):
     """weight: packed, of [out, in]. bias [out] or None."""
 
     weight: Any
-    bias: torch.Tensor | None
+    bias: Array | None
 
 
 class Attention(NamedTuple):
@@ -35,8 +38,8 @@ class Attention(NamedTuple):
 
     qkv: Linear
     output: Linear
-    q_norm: torch.Tensor | None = None
-    k_norm: torch.Tensor | None = None
+    q_norm: Array | None = None
+    k_norm: Array | None = None
 
 
 class GatedMlp(NamedTuple):
@@ -72,6 +75,13 @@ class Step(NamedTuple):
     window: int
     aux: torch.Tensor | None = None
     output: torch.Tensor | None = None
+
+
+def operations(device_type: str) -> Operations:
+    """The table's operations for a kind of device. The table needs torch: it is imported when something computes."""
+    from vnext.kernels import table
+
+    return table.operations(device_type)
 
 
 def layer_steps(
@@ -181,6 +191,8 @@ def summed_product(x: torch.Tensor, weight: Any, step: Step) -> torch.Tensor:
     part = -(-x.shape[0] // (2 * PART_ROWS)) * PART_ROWS
     if parallel.begin_all_reduce is None or part * weight.shape[0] * x.itemsize < parallel.beside_bytes_min or part >= x.shape[0]:
         return parallel.all_reduce(multiply(x, weight, None))
+    import torch  # of a group of ranks
+
     ends = [parallel.begin_all_reduce(multiply(rows, weight, None)) for rows in x.split(part)]
     return torch.cat([end() for end in ends])
 

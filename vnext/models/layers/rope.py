@@ -1,44 +1,50 @@
-"""Rotary embedding: the frequencies of a model and the angles of a step. Owns no state; applied by the kernels."""
+"""Rotary embedding: the frequencies of a model and the angles of a step. Owns no state; applied by the kernels.
+
+Powers, cosines and sines are made in float64 and rounded to float32 once, so that they do not depend on a processor's vector
+library. Their arguments are float32, as everywhere.
+"""
 
 from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
 
+from vnext.kernels.arrays import Array, as_tensor
 from vnext.models.config.rope_config import Rope
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+def inverse_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     """Radians a position for each pair of a head that turns, float32 [share * head_dim / 2], stretched as asked."""
     width = int(head_dim * rope.share)
-    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    plain = 1.0 / (rope.theta**exponents)
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
+    plain = np.float32(1) / powers
     match rope.kind:
         case "linear":
-            return plain / rope.factor
+            return plain / np.float32(rope.factor)
         case "llama3":
             return stretch_slow(plain, rope)
         case "yarn":
             return stretch_by_turns(plain, rope)
         case "longrope":
-            return 1.0 / (torch.tensor(rope.divisors) * rope.theta**exponents)
+            return np.float32(1) / (np.array(rope.divisors, dtype=np.float32) * powers)
         case _:
             return plain
 
 
-def stretch_slow(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
+def stretch_slow(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     """Llama 3: short waves stay, waves longer than the trained context are divided by the factor, between: a blend.
 
     `turns` is how often a wave fits into the original context; the blend is linear in it.
     """
-    turns = rope.original_position_count * frequencies / (2 * math.pi)
-    share = (turns - rope.low_frequency_factor) / (rope.high_frequency_factor - rope.low_frequency_factor)
-    kept = share.clamp(0.0, 1.0)
-    return kept * frequencies + (1.0 - kept) * frequencies / rope.factor
+    turns = frequencies * np.float32(rope.original_position_count) / np.float32(2 * math.pi)
+    low, high = np.float32(rope.low_frequency_factor), np.float32(rope.high_frequency_factor)
+    kept = ((turns - low) / (high - low)).clip(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / np.float32(rope.factor)
 
 
-def stretch_by_turns(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
+def stretch_by_turns(frequencies: np.ndarray, rope: Rope) -> np.ndarray:
     """YaRN: as Llama 3, but the blend is linear in the pair's index, between the pairs that turn beta_fast and beta_slow
     times in the original context (arXiv 2309.00071, section 3.2)."""
     pairs = frequencies.shape[0]
@@ -51,13 +57,25 @@ def stretch_by_turns(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     width = high - low if high != low else 0.001
-    stretched = ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return frequencies / rope.factor * stretched + frequencies * (1.0 - stretched)
+    stretched = ((np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(width)).clip(0, 1)
+    return frequencies / np.float32(rope.factor) * stretched + frequencies * (1 - stretched)
 
 
-def rotary_angles(positions: torch.Tensor, frequencies: torch.Tensor, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine, float32 [T, frequencies], of positions int64 [T], times the rope's attention factor."""
-    angles = positions.float()[:, None] * frequencies
+def rotary_angles(positions: Array, frequencies: Array, rope: Rope) -> tuple[Array, Array]:
+    """Cosine and sine, float32 [T, frequencies], of positions int64 [T], times the rope's attention factor. With frequencies in an
+    array they are made on the host; with a tensor by torch, on its device."""
+    if isinstance(positions, np.ndarray):
+        return _host_angles(positions, frequencies, rope)
+    if isinstance(frequencies, np.ndarray):
+        cosine, sine = _host_angles(positions.numpy(), frequencies, rope)
+        return as_tensor(cosine), as_tensor(sine)
+    angles = (positions.float()[:, None] * frequencies).double()
     if rope.attention_factor == 1.0:
-        return angles.cos(), angles.sin()
-    return angles.cos().mul_(rope.attention_factor), angles.sin().mul_(rope.attention_factor)
+        return angles.cos().float(), angles.sin().float()
+    return angles.cos().float().mul_(rope.attention_factor), angles.sin().float().mul_(rope.attention_factor)
+
+
+def _host_angles(positions: np.ndarray, frequencies: np.ndarray, rope: Rope) -> tuple[np.ndarray, np.ndarray]:
+    angles = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    factor = np.float32(rope.attention_factor)
+    return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor

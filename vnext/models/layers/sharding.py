@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
-import torch
 
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Axis(StrEnum):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.layers import SparseMlp
 
@@ -17,8 +15,8 @@ def token_bytes(params: Any, config: ModelConfig) -> int:
 
 
 def _bytes(value: Any, config: ModelConfig) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
     if isinstance(value, SparseMlp):
         assert config.experts is not None
         experts = _bytes(value.gate_up, config) + _bytes(value.down, config)

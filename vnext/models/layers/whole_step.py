@@ -8,23 +8,26 @@ whose logits are needed, go through `forward` and `logits`, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
+from vnext.kernels.arrays import Array, is_dense
 from vnext.kernels.cpu import step as kernel
-from vnext.kernels.cpu.operations import Packed
+from vnext.kernels.cpu.native import KINDS
+from vnext.kernels.cpu.packed import Packed
 from vnext.kernels.cpu.stack import Angles
-from vnext.kernels.thin import StackParts
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers import decoder, fused
-from vnext.models.layers.adapted import AdaptedStack, Slots
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache
 from vnext.models.layers.rope import rotary_angles
 from vnext.models.layers.sharding import Parallel
 from vnext.models.registry import Family
+
+if TYPE_CHECKING:
+    from vnext.kernels.thin import StackParts
+    from vnext.models.layers.adapted import AdaptedStack, Slots
 
 LOGITS_MAX = 1 << 22
 """Of a step: its memory is kept, and with more of them nothing beside the kernels counts."""
@@ -44,14 +47,14 @@ class Sampled(Protocol):
 
     allowed: Masks | None
 
-    def columns(self) -> tuple[torch.Tensor, ...]: ...
+    def columns(self) -> tuple[Array, ...]: ...
 
 
 class WholeStep:
     """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
 
     def __init__(
-        self, model: kernel.StepModel, frequencies: torch.Tensor, config: ModelConfig, adapted: AdaptedStack | None
+        self, model: kernel.StepModel, frequencies: np.ndarray, config: ModelConfig, adapted: AdaptedStack | None
     ) -> None:
         self._model, self._frequencies, self._config, self._adapted = model, frequencies, config, adapted
         self._described = self._with_angles(POSITIONS_MIN)
@@ -83,7 +86,7 @@ class WholeStep:
         return self._step.tokens
 
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:
-        angles = rotary_angles(torch.arange(position_count), self._frequencies, self._config.rope)
+        angles = rotary_angles(np.arange(position_count), self._frequencies, self._config.rope)
         return kernel.describe_model(self._model, Angles(*angles))
 
 
@@ -113,14 +116,22 @@ def whole_step(
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
     )
-    return WholeStep(model, params.frequencies, config, AdaptedStack(fused.products(params.layers), slots) if slots else None)
+    return WholeStep(model, np.asarray(params.frequencies), config, _adapted_stack(params, slots) if slots else None)
+
+
+def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:
+    from vnext.models.layers.adapted import AdaptedStack  # needs torch, as adapters do
+
+    return AdaptedStack(fused.products(params.layers), slots)
 
 
 def _has_plain_ends(params: Any, config: ModelConfig) -> bool:
     """Whether the kernels look up the embedding and multiply by the head as they are."""
-    embedding, head, dtype = params.embedding, params.head, params.stack.dtype
-    if not isinstance(head, Packed) or head.linear.gate or head.dtype is not dtype or head.shape[0] != config.vocab_size:
+    embedding, head, kind = params.embedding, params.head, params.stack.kind
+    if not isinstance(head, Packed) or head.linear.gate or head.shape[0] != config.vocab_size:
         return False
-    if isinstance(embedding, torch.Tensor) and not embedding.is_contiguous():
+    if KINDS[head.linear.dtype] is not kind:
         return False
-    return isinstance(embedding, Packed | torch.Tensor) and embedding.dtype is dtype
+    if isinstance(embedding, Packed):
+        return KINDS[embedding.linear.dtype] is kind
+    return hasattr(embedding, "dtype") and is_dense(embedding) and KINDS[embedding.dtype] is kind

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from vnext.kernels.arrays import as_tensor
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.thin import ThinBlocks, thin_block, thin_bytes
 from vnext.models.config.adapter_config import WEIGHTS_NAME, AdapterSettings, adapter_digest, read_adapter_settings
@@ -22,17 +23,11 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.adapted import Adapter
 from vnext.models.layers.sharding import Axis, LayoutTable, Parallel, axis_part, axis_size, layout_of
 from vnext.models.loading.checkpoint import Checkpoint, stored_tensors
+from vnext.models.loading.targets import Target
 from vnext.models.registry import family
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """down [rank, in] and up [out, rank] of one module on one rank."""
-
-
-class Target(NamedTuple):
-    """A packed weight that an adapter may change, and the checkpoint's names of what it is made of, top to bottom."""
-
-    names: tuple[str, ...]
-    weight: Any
 
 
 class Base(NamedTuple):
@@ -57,11 +52,6 @@ class Base(NamedTuple):
         return axis_size(layout.inner, self.config), sum(axis_size(axis, self.config) for axis in layout.out)
 
 
-def may_be_target(names: tuple[str, ...], layouts: LayoutTable) -> bool:
-    """Whether these weights are linear layers, and neither embedding nor head."""
-    return all(Axis.VOCAB not in (layout := layout_of(name, layouts)).out and layout.inner is not None for name in names)
-
-
 def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapter:
     """This rank's part of the adapter in `folder`, whose files must have this digest. Raises ModelError."""
     settings, file = read_adapter_settings(folder, rank_max), folder / WEIGHTS_NAME
@@ -71,7 +61,7 @@ def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapte
     pairs = {name: _pair(files, name, settings, base) for name in changed}
     targets = [target for target in base.targets if changed & set(target.names)]
     sizes = [thin_bytes(*pairs[name], target.weight.dtype) for target in targets for name in target.names if name in pairs]
-    memory = iter(huge(sum(sizes)).split(sizes))
+    memory = iter(as_tensor(huge(sum(sizes))).split(sizes))
     adapter = Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
     if (found := adapter_digest(folder)) != digest:
         raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
@@ -93,7 +83,7 @@ def _pair(files: Checkpoint, name: str, settings: AdapterSettings, base: Base) -
 
 def _finite(files: Checkpoint, name: str) -> torch.Tensor:
     """A tensor of the adapter, whole. Raises ModelError for numbers that are not finite."""
-    whole = files.part(name, files.shape(name) or (), ())
+    whole = as_tensor(files.part(name, files.shape(name) or (), ()))
     if not all(map(isfinite, whole.aminmax())):
         raise ModelError(f"{name!r} of the adapter in {files.path} holds numbers that are not finite")
     return whole

@@ -17,14 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
+from vnext.kernels.arrays import host_dtype
 from vnext.models.config.folder import CONFIG_NAME, read_header, weight_files
 from vnext.models.errors import ModelError
 
-DTYPES = MappingProxyType({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("float16"), "BF16": host_dtype("bfloat16")})
 """The files' names of what can be read."""
-INTEGERS = MappingProxyType({"I32": torch.int32, "I64": torch.int64})
+INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
 
@@ -51,7 +52,7 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def dtype(self, name: str) -> torch.dtype | None:
+    def dtype(self, name: str) -> np.dtype | None:
         """A tensor's dtype in its file, None where `part` would refuse it."""
         return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None
 
@@ -59,15 +60,15 @@ class Checkpoint:
         """A tensor's whole shape, None where there is no such tensor."""
         return self._tensors[name].shape if name in self._tensors else None
 
-    def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> torch.Tensor:
+    def part(self, name: str, shape: tuple[int, ...], ranges: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor that must have this whole shape, in the checkpoint's dtype. Raises ModelError.
 
         It lies in the file's mapping, not to be written to nor kept: copy it, then `release` the tensor.
         """
         self.require(name, shape)
         found = self._tensors[name]
-        whole = torch.frombuffer(found.mapping, dtype=DTYPES[found.dtype], count=prod(shape), offset=found.start)
-        return whole.view(shape)[ranges]
+        whole = np.frombuffer(found.mapping, dtype=DTYPES[found.dtype], count=prod(shape), offset=found.start)
+        return whole.reshape(shape)[ranges]
 
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ModelError unless there is such a tensor, of this whole shape and a dtype that can be read."""
@@ -84,14 +85,13 @@ class Checkpoint:
                 f"tensor {name!r} in {found.file} has the dtype {found.dtype}; supported are {', '.join(DTYPES)}"
             )
 
-    def integers(self, name: str, count: int) -> torch.Tensor:
+    def integers(self, name: str, count: int) -> np.ndarray:
         """A tensor that must have `count` whole numbers, copied as int64. Raises ModelError."""
         found = self._tensors.get(name)
         if found is None or found.shape != (count,) or found.dtype not in INTEGERS:
             what = "no such tensor" if found is None else f"shape {list(found.shape)}, dtype {found.dtype}"
             raise ModelError(f"{self.path} must have {count} whole numbers as {name!r} ({what}); download the model again")
-        read = torch.frombuffer(found.mapping, dtype=INTEGERS[found.dtype], count=count, offset=found.start)
-        return read.to(torch.int64, copy=True)
+        return np.frombuffer(found.mapping, dtype=INTEGERS[found.dtype], count=count, offset=found.start).astype(np.int64)
 
     def release(self, name: str) -> None:
         """Release the memory of a tensor's pages; another read takes them from the file."""
@@ -115,7 +115,7 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
     header = read_header(file)
     begin = 8 + len(header)
     try:
-        with file.open("rb") as stream:  # a private map: torch warns of memory that must not be written to
+        with file.open("rb") as stream:  # a private map: torch warns of memory that it must not write to
             mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         return {
             name: stored(file, mapping, entry, begin)

@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from vnext.kernels.cpu.memory import apart
-from vnext.kernels.products import Parts
-from vnext.kernels.table import operations
+from vnext.kernels.arrays import Array, dtype_name, host_dtype
 from vnext.models.config.model_config import DTYPES, ModelConfig
 from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Axis, Layout, Parallel, Part, axis_part, axis_size, check_world_size, layout_of
-from vnext.models.loading.adapter import Target, may_be_target
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
+from vnext.models.loading.host_place import HostPlace, Place
+from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Progress", "choose_dtype", "fingerprint", "load_params"]
 
-APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
 Progress = Callable[[int, int], None]
 """Called with (bytes dealt with, bytes of all files) as loading goes on; the last call has both equal."""
 
@@ -35,7 +36,7 @@ def load_params(
     path: Path | str,
     config: ModelConfig,
     parallel: Parallel,
-    dtype: torch.dtype,
+    dtype: Any,
     device: torch.device | str,
     progress: Progress | None = None,
     quantization: str = "none",
@@ -43,15 +44,17 @@ def load_params(
     targets: list[Target] | None = None,
     assemble: Callable[..., Any] | None = None,
 ) -> Any:
-    """This rank's parameters of the checkpoint in folder `path`, as its family's tree of tensors. Raises ModelError.
+    """This rank's parameters of the checkpoint in folder `path`, as its family's tree. Raises ModelError.
 
+    With a dtype of numpy these are arrays of the host and weights that the CPU kernels packed; with one of torch, tensors on
+    `device` and what its operations packed.
     `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
     kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
     `assemble` takes the place of the family's, for other tensors of its checkpoints.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, torch.device(device), progress, quantization, form)
+        loader = Loader(checkpoint, config, parallel, dtype, place_of(dtype, device), progress, quantization, form)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
@@ -59,8 +62,17 @@ def load_params(
     return params
 
 
-def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", device: str = "cpu") -> torch.dtype:
-    """The dtype of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError.
+def place_of(dtype: Any, device: torch.device | str) -> Place:
+    """Where parameters of this dtype, numpy's or torch's, go."""
+    if isinstance(dtype, np.dtype):
+        return HostPlace()
+    from vnext.models.loading.tensor_place import TensorPlace  # its caller has loaded torch
+
+    return TensorPlace(device)
+
+
+def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", device: str = "cpu") -> str:
+    """The dtype's name of an option's value; "auto" is the checkpoint's own, bfloat16 beside int8 weights. Raises ModelError.
 
     On a CPU "auto" is bfloat16 for a checkpoint in float16 too: the compiled kernels have no float16, and torch computes
     it 25 times slower.
@@ -70,7 +82,7 @@ def choose_dtype(name: str, config: ModelConfig, quantization: str = "none", dev
     chosen = own if name == "auto" else name
     if chosen not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; choose auto, {', '.join(DTYPES)}")
-    return getattr(torch, chosen)
+    return chosen
 
 
 class Loader:
@@ -81,8 +93,8 @@ class Loader:
         checkpoint: Checkpoint,
         config: ModelConfig,
         parallel: Parallel,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: Any,
+        place: Place,
         progress: Progress | None,
         quantization: str = "none",
         form: str = "plain",
@@ -90,104 +102,95 @@ class Loader:
         self._checkpoint = checkpoint
         self._config = config
         self._parallel = parallel
-        self._dtype = dtype
-        self._device = device
+        self.dtype = host_dtype(dtype_name(dtype))
+        self._place = place
         self._progress = progress
-        self._exact_form = "plain" if form == "wide" and dtype == torch.float32 else form
+        self._exact_form = "plain" if form == "wide" and self.dtype == np.float32 else form
         self._form = self._exact_form if quantization == "none" else quantization
         self._layouts = family(config.architecture).WEIGHT_AXES
-        self._operations = operations(device.type)
         self._done_bytes = 0
         self.targets: list[Target] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
 
-    def fused(self, names: tuple[str, ...]) -> torch.Tensor:
+    def fused(self, names: tuple[str, ...]) -> Array:
         """This rank's parts of the tensors, one below the other: all queries, say, then all keys.
 
         A padded axis is filled with zeros.
         """
-        return self._fused(names, self._dtype)
+        return self._fused(names, self.dtype)
 
-    def wide(self, name: str) -> torch.Tensor:
+    def wide(self, name: str) -> Array:
         """This rank's part of one tensor in float32, whatever the model's dtype: for weights applied before rounding."""
-        return self._fused((name,), torch.float32)
+        return self._fused((name,), np.dtype(np.float32))
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
         form = self._exact_form if exact else self._form
-        return self._pack(names, form, lambda weight: self._operations.pack_weight(weight, form))
+        return self._pack(names, form, "")
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        pack, activation = self._operations.pack_gated_weight, self._config.activation
-        return self._pack(names, self._form, lambda weight: pack(weight, activation, self._form))
+        return self._pack(names, self._form, self._config.activation)
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
         names = tuple(name for group in groups for name in group)
         shape = (len(groups), *[self._local_shape(group) for group in groups][0])
-        target = self._zeros(shape, self._packing_dtype(names, self._form))
+        target = self._place.zeros(shape, self._packing_dtype(names, self._form))
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite((target,), names, self._form)
-        return self._operations.pack_experts(target, self._config.activation if gated else "", self._form)
+        return self._place.pack_experts(target, self._config.activation if gated else "", self._form)
 
-    def integers(self, name: str, count: int) -> torch.Tensor:
+    def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
-        return self._checkpoint.integers(name, count).to(self._device)
+        return self._place.integers(self._checkpoint.integers(name, count))
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A computed tensor on the device, its dtype kept."""
-        return tensor.to(self._device)
+    def place(self, array: np.ndarray) -> Array:
+        """A computed array: as it is on the host, else a tensor on the device."""
+        return self._place.take(array)
 
     def finish(self) -> None:
         """Report the end, which also covers tensors that no layer uses."""
         self._report(self._checkpoint.size_bytes)
 
-    def _fused(self, names: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
-        target = self._zeros(self._local_shape(names), dtype)
+    def _fused(self, names: tuple[str, ...], dtype: np.dtype) -> Array:
+        target = self._place.zeros(self._local_shape(names), dtype)
         self._fill(target, names)
         return target
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of zeros; most of these are packed and then dropped."""
-        size_bytes = prod(shape) * dtype.itemsize
-        if self._device.type != "cpu" or size_bytes < APART_BYTES_MIN:
-            return torch.zeros(shape, dtype=dtype, device=self._device)
-        return apart(size_bytes).view(dtype).view(shape)
-
-    def _pack(self, names: tuple[str, ...], form: str, pack: Callable[[Parts], Any]) -> Any:
+    def _pack(self, names: tuple[str, ...], form: str, gate: str) -> Any:
         """Pack the weight directly from the files where they hold it as packing needs it, else from an equally exact copy."""
         dtype = self._packing_dtype(names, form)
-        in_files = self._device.type == "cpu" and all(self._is_in_file(name, dtype) for name in names)
+        in_files = self._place.is_host and all(self._is_in_file(name, dtype) for name in names)
         parts = tuple(piece for name in names for _, piece in self._pieces(name)) if in_files else (self._fused(names, dtype),)
         self._check_finite(parts, names, form)
-        packed = pack(parts if in_files else parts[0])
+        packed = self._place.pack(parts, gate, form)
         for name in names if in_files else ():
             self._checkpoint.release(name)
         if may_be_target(names, self._layouts):
             self.targets.append(Target(names, packed))
         return packed
 
-    def _is_in_file(self, name: str, dtype: torch.dtype) -> bool:
+    def _is_in_file(self, name: str, dtype: np.dtype) -> bool:
         """Whether a tensor's file has this rank's part of it in this dtype, row by row and without padding."""
         layout = layout_of(name, self._layouts)
         axes = layout.out if layout.inner is None else (*layout.out, layout.inner)
         whole = all((part := self._part(axis)).stop - part.start == part.size for axis in axes)
-        return whole and not layout.flipped and self._checkpoint.dtype(name) is dtype
+        return whole and not layout.flipped and self._checkpoint.dtype(name) == dtype
 
-    def _packing_dtype(self, names: tuple[str, ...], form: str) -> torch.dtype:
+    def _packing_dtype(self, names: tuple[str, ...], form: str) -> np.dtype:
         """The dtype to pack from. Quantisation rounds once, from the checkpoint's own numbers, all of which float32 holds."""
         if form != "int8":
-            return self._dtype
-        kinds = {self._checkpoint.dtype(name) for name in names}
-        return torch.bfloat16 if kinds == {torch.bfloat16} else torch.float32
+            return self.dtype
+        narrow = host_dtype("bfloat16")
+        return narrow if all(self._checkpoint.dtype(name) == narrow for name in names) else np.dtype(np.float32)
 
-    def _check_finite(self, parts: tuple[torch.Tensor, ...], names: tuple[str, ...], form: str) -> None:
-        """Raise ModelError for numbers that no scale can hold. Needs one pass, because a NaN becomes both bounds."""
-        if form == "int8" and not all(torch.stack(torch.aminmax(part)).isfinite().all() for part in parts):
+    def _check_finite(self, parts: tuple[Array, ...], names: tuple[str, ...], form: str) -> None:
+        """Raise ModelError for numbers that no scale can hold."""
+        if form == "int8" and not all(map(self._place.is_finite, parts)):
             raise ModelError(
                 f"{', '.join(names[:3])} has weights that are not finite, which cannot be quantised; "
                 "leave --quantization out or repair the checkpoint"
@@ -204,16 +207,16 @@ class Loader:
     def _part(self, axis: Axis) -> Part:
         return axis_part(axis, self._config, self._parallel)
 
-    def _fill(self, target: torch.Tensor, names: tuple[str, ...]) -> None:
+    def _fill(self, target: Array, names: tuple[str, ...]) -> None:
         """Copy this rank's parts of the tensors into `target`, one below the other."""
         row = 0
         for name in names:
             for size, piece in self._pieces(name):
-                target[row : row + piece.shape[0]].copy_(piece)
+                self._place.copy(target[row : row + piece.shape[0]], piece)
                 row += size
             self._checkpoint.release(name)
 
-    def _pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
         layout, above = layout_of(name, self._layouts), 0
         for axis in layout.out:
@@ -228,7 +231,7 @@ class Loader:
             shape += (axis_size(layout.inner, self._config),)
         return shape[::-1] if layout.flipped else shape
 
-    def _read(self, name: str, layout: Layout, rows: slice) -> torch.Tensor:
+    def _read(self, name: str, layout: Layout, rows: slice) -> np.ndarray:
         """Rows of a tensor and this rank's columns, [out, in] or [out], in the checkpoint's dtype."""
         ranges: tuple[slice, ...] = (rows,)
         if layout.inner is not None:
@@ -238,7 +241,7 @@ class Loader:
         piece = self._checkpoint.part(name, shape, ranges[::-1] if layout.flipped else ranges)
         share = prod(shape) // len(layout.out)
         self._report(self._done_bytes + piece.itemsize * share)
-        return piece.t() if layout.flipped else piece
+        return piece.T if layout.flipped else piece
 
     def _report(self, done_bytes: int) -> None:
         self._done_bytes = done_bytes

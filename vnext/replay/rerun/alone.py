@@ -15,6 +15,7 @@ import torch
 from vnext.replay.rerun.machine import Caches, Machine, refusing
 from vnext.runtime.batch.rebuild import rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.tensors import tensors_of_sampling
 from vnext.sampling.sampling import sample
 from vnext.sched.schedule import schedule
 from vnext.state.config import SchedulerConfig
@@ -62,7 +63,7 @@ class Alone:
         caches = self._room(state.config)
         while not len(state.rows) or int(state.rows.computed[0]) < end:
             state, inputs = self._planned(state)
-            self._machine.logits(inputs.forward._replace(sample_at=torch.empty(0, dtype=torch.int64)), caches)
+            self._machine.logits(inputs.forward._replace(sample_at=np.empty(0, dtype=np.int64)), caches)
             if state.in_flight[0].samples[0]:
                 break
             state = reduce(state, StepCommitted(step=state.committed, tokens=b""))
@@ -81,7 +82,7 @@ class Alone:
             committed = b""
             if logits is not None:
                 with refusing():
-                    token = int(sample(logits, inputs.sampling).tokens[0])
+                    token = int(sample(logits, tensors_of_sampling(inputs.sampling)).tokens[0])
                 yield position, token, logits[0]
                 committed = pack_tokens(tokens[position : position + 1])
                 position += 1

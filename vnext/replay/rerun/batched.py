@@ -15,6 +15,7 @@ from vnext.replay.rerun.alone import Alone
 from vnext.replay.rerun.machine import Machine, refusing
 from vnext.runtime.batch.rebuild import Drafts, Sampled, history_of, rebuild
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.tensors import tensors_of_sampling
 from vnext.sampling.sampling import sample
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import first_kept, row_table
@@ -32,7 +33,7 @@ class Batched:
         self._alone = Alone(machine, config)
 
     def inputs(self, state: State, sampled: Sampled, drafts: Drafts) -> StepInputs:
-        """The newest step in flight as tensors. What it reads is in the cache on return."""
+        """The newest step in flight as arrays. What it reads is in the cache on return."""
         with refusing():
             inputs = rebuild(state, sampled, self.machine.config.vocab_size, self.machine.vocabulary, drafts)
             if self._fresh is not None:
@@ -45,7 +46,7 @@ class Batched:
             logits = self.machine.logits(inputs.forward, self.caches)
             if logits is None or inputs.sampling is None:
                 return np.empty(0, dtype=np.int64), None
-            return sample(logits, inputs.sampling).tokens.numpy(), logits
+            return sample(logits, tensors_of_sampling(inputs.sampling)).tokens.numpy(), logits
 
     # ---- what is in the cache ------------------------------------------------------------------------------------
 
@@ -54,7 +55,7 @@ class Batched:
         nothing."""
         size = state.config.block_size
         forward = inputs.forward
-        slots = np.concatenate([places.numpy() for places in (forward.slots, *(group.slots for group in forward.groups))])
+        slots = np.concatenate([forward.slots, *(group.slots for group in forward.groups)])
         self._fresh[slots[slots % size == 0] // size] = True
         scheduled = state.in_flight[-1]
         for id_, start in zip(scheduled.ids.tolist(), scheduled.starts.tolist()):

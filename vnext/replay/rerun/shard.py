@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 
+from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.cpu import native
-from vnext.kernels.cpu.operations import serves_all
+from vnext.kernels.cpu.packed import serves_all
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.adapted import AdaptedForward, Adapter
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, cache_dtype, make_kv_cache
 from vnext.models.layers.sharding import Parallel
-from vnext.models.loading.adapter import Base, Target
+from vnext.models.loading.adapter import Base
+from vnext.models.loading.targets import Target
 from vnext.models.loading.weights import choose_dtype, load_params
 from vnext.models.registry import family
 from vnext.replay.rerun.numerics import PLAIN, TORCH, CannotRun, Numerics
+from vnext.runtime.batch.tensors import tensors_of_batch
 from vnext.runtime.processes.determinism import cpu_flags, has_strict_path, invariance
 
 
@@ -35,7 +38,7 @@ class Shard:
         self.config = load_config(path, asked_length=numerics.model_length)
         self.parallel = parallel
         self.family = family(self.config.architecture)
-        self.dtype = choose_dtype(numerics.dtype, self.config, numerics.quantization)
+        self.dtype = torch_dtype(choose_dtype(numerics.dtype, self.config, numerics.quantization))
         self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype, "cpu")
         if numerics.quantization not in ("none", "int8"):
             raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
@@ -60,7 +63,7 @@ class Shard:
     def logits(self, batch: ForwardBatch, cache: KvCache, params: Any = None) -> torch.Tensor | None:
         """Run one step: writes keys and values to the cache; returns float32 [S, V] of the sampled rows, None if there
         are none."""
-        params = self.params if params is None else params
+        params, batch = self.params if params is None else params, tensors_of_batch(batch)
         with torch.inference_mode():
             forward = AdaptedForward(self.family.forward, self.adapters, "cpu") if batch.adapters else self.family.forward
             hidden, _ = forward(params, cache, batch, self.config, self.parallel)

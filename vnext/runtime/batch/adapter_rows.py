@@ -4,7 +4,6 @@ changes its rows; a steady step has those of the step before, because no slot of
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import AdapterRows
 from vnext.state.state import State, StepInFlight
@@ -21,4 +20,4 @@ def adapter_rows(state: State, scheduled: StepInFlight) -> tuple[AdapterRows, ..
     slots = [slot_of[adapter] if adapter else NO_SLOT for adapter in adapters]
     owners = np.repeat(np.array(slots, dtype=np.int64), scheduled.counts)
     used = sorted(set(slots) - {NO_SLOT})
-    return tuple(AdapterRows(slot, torch.from_numpy(np.flatnonzero(owners == slot))) for slot in used)
+    return tuple(AdapterRows(slot, np.flatnonzero(owners == slot)) for slot in used)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.adapter_rows import adapter_rows
@@ -36,7 +35,7 @@ ALL_ROWS = slice(None)
 
 
 class PersistentBatch:
-    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All tensors are on the CPU."""
+    """Rows of at most `config.max_num_seqs` requests. One instance a rank, used by one thread. All arrays are the host's."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class PersistentBatch:
         return speculation and DraftRows(drafter_of(speculation), grammars, self._config.max_num_seqs, model_drafts)
 
     def step_inputs(self, state: State) -> StepInputs:
-        """The newest step in flight of `state` as tensors. Brings the rows in line with the state first, and drafts."""
+        """The newest step in flight of `state` as arrays. Brings the rows in line with the state first, and drafts."""
         stands, scheduled = self._update(state), state.in_flight[-1]
         rows = self._rows_of(state, scheduled)
         if self._drafts is not None:
@@ -160,9 +159,9 @@ class PersistentBatch:
             table,
             starts[1:][points.entries] - 1 - points.back,
         )
-        groups = tuple(GroupPlaces(*map(torch.from_numpy, other)) for other in others)
+        groups = tuple(GroupPlaces(*other) for other in others)
         adapters = adapter_rows(state, scheduled)
-        return ForwardBatch(*map(torch.from_numpy, arrays), host=host, groups=groups, adapters=adapters)
+        return ForwardBatch(*arrays, host=host, groups=groups, adapters=adapters)
 
     def _places_of(
         self, group: int, places: np.ndarray, owners: np.ndarray, block: np.ndarray, offset: np.ndarray, width: int

@@ -1,7 +1,7 @@
 """A steady step: the rows of the step before, each advanced by one token.
 
-Owns the tensors of that step and advances them in place: nothing reads a step's tensors once the next step is launched. Serves
-as long as every row decodes and none enters another block. Gives the same tensors that `PersistentBatch` would build anew.
+Owns the arrays of that step and advances them in place: nothing reads a step's arrays once the next step is launched. Serves
+as long as every row decodes and none enters another block. Gives the same arrays that `PersistentBatch` would build anew.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from vnext.state.state import StepInFlight
 
 class DecodeStep:
     """`inputs` belong to a step on the CPU in which each row computes and samples one token; no other step shares their
-    tensors."""
+    arrays."""
 
     def __init__(self, inputs: StepInputs, scheduled: StepInFlight, places: np.ndarray, block_size: int) -> None:
         """`places` int64[R]: the rows' indices among the last tokens."""
         forward = inputs.forward
         self._inputs, self._places = inputs, places
         self._owners, self._samples = scheduled.entries[:2].tobytes(), scheduled.samples.tobytes()
-        self._token_ids = forward.token_ids.numpy()
-        self._positions = forward.positions.numpy()
-        sampled = inputs.sampling.position.numpy()
-        self._moved = (self._positions, forward.slots.numpy(), forward.host.context_lengths, sampled)
+        self._token_ids = forward.token_ids
+        self._positions = forward.positions
+        sampled = inputs.sampling.position
+        self._moved = (self._positions, forward.slots, forward.host.context_lengths, sampled)
         self._steps_left = int((-sampled % block_size).min())
 
     def next(self, scheduled: StepInFlight, last: np.ndarray) -> StepInputs | None:

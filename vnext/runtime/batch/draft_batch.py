@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.runtime.batch.sampling_rows import SamplingColumns
@@ -134,4 +133,4 @@ class DraftBatch:
         table = self._table[places, : int(block.max()) + 1]
         token_ids = np.concatenate([run.tokens for run in runs]).astype(np.int64)
         arrays = (token_ids, positions, slots, *host, table, np.cumsum(counts) - 1)
-        return ForwardBatch(*map(torch.from_numpy, arrays), host=host)
+        return ForwardBatch(*arrays, host=host)

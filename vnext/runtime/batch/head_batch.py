@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.runtime.batch.draft_batch import DraftBatch, Run
@@ -25,7 +24,7 @@ from vnext.state.store import extents
 class HeadModel(Protocol):
     """A head with a cache (runtime/rank/draft_head.py)."""
 
-    def run(self, rows: ForwardBatch, before: torch.Tensor, sampling: SamplingInputs | None) -> np.ndarray: ...
+    def run(self, rows: ForwardBatch, before: np.ndarray, sampling: SamplingInputs | None) -> np.ndarray: ...
 
 
 class HeadDrafts(DraftBatch):
@@ -52,5 +51,5 @@ class HeadDrafts(DraftBatch):
         table = np.ascontiguousarray(slots[:, 1:], dtype=np.int32)
         token_ids = np.concatenate([run.tokens for run in runs]).astype(np.int64)
         arrays = (token_ids, positions - 1, slots[rows, positions], *host, table, sampled)
-        batch = ForwardBatch(*map(torch.from_numpy, arrays), host=host)
-        return self._head.run(batch, torch.from_numpy(slots[rows, positions - 1]), sampling)
+        batch = ForwardBatch(*arrays, host=host)
+        return self._head.run(batch, slots[rows, positions - 1], sampling)

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from vnext.sampling.constraint import Matcher, Vocabulary, mask_words
 from vnext.sampling.inputs import Allowed
@@ -97,8 +96,8 @@ class RowMasks:
         for row in rows:
             masks.append(self._draft_mask(row.place, counted[row.place] - 1) if counted[row.place] else row.place)
             counted[row.place] += 1
-        at = torch.tensor([row.at for row in rows])
-        return Allowed(at, torch.tensor(masks), torch.from_numpy(self._masks.view(np.int32)), self.wait)
+        at = np.array([row.at for row in rows], dtype=np.int64)
+        return Allowed(at, np.array(masks, dtype=np.int64), self._masks.view(np.int32), self.wait)
 
     def _draft_mask(self, place: int, at: int) -> int:
         """Which mask is that of the token behind draft number `at` of a row."""
@@ -124,7 +123,7 @@ class RowMasks:
     def _executor(self) -> LLExecutor:
         from llguidance import LLExecutor  # imported with the tokenizer
 
-        return LLExecutor(torch.get_num_threads())
+        return LLExecutor(1)
 
     def _advance(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
         """Let rows take their tokens and compute their masks: (place, matcher, tokens)."""

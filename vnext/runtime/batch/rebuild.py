@@ -1,4 +1,4 @@
-"""The plain implementation of the persistent batch: the same tensors, built from the state alone, request by request.
+"""The plain implementation of the persistent batch: the same arrays, built from the state alone, request by request.
 
 Keeps nothing between steps. Slow; it is the specification against which `batch.py` is tested.
 """
@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.sampling_rows import (
@@ -22,10 +21,10 @@ from vnext.runtime.batch.sampling_rows import (
 )
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.sampling.constraint import Matcher, Vocabulary
-from vnext.sampling.inputs import DTYPES, Allowed, SamplingInputs
+from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
-from vnext.state.params import CHOOSING, Sampling, is_filtered, is_penalised
+from vnext.state.params import CHOOSING, ROW_DTYPES, Sampling, is_filtered, is_penalised
 from vnext.state.state import State, blocks_for
 from vnext.state.windows import row_table
 
@@ -39,7 +38,7 @@ NO_DRAFTS: Drafts = MappingProxyType({})
 def rebuild(
     state: State, sampled: Sampled, vocab_size: int, vocabulary: Vocabulary | None = None, drafts: Drafts = NO_DRAFTS
 ) -> StepInputs:
-    """The newest step in flight as tensors on the CPU; `sampled` holds the tokens that earlier steps sampled.
+    """The newest step in flight as arrays of the host; `sampled` holds the tokens that earlier steps sampled.
 
     `vocabulary`: what constraints are matched with. The step starts where it does in truth and has just these `drafts`.
     """
@@ -49,14 +48,14 @@ def rebuild(
     width = blocks_for(max(contexts), state.config.block_size)
     first, *others = [places_of(state.config, entries, group, width) for group in range(state.config.group_count)]
     forward = ForwardBatch(
-        token_ids=torch.tensor([token for entry in entries for token in entry.history[entry.start : entry.end]]),
-        positions=torch.tensor([position for entry in entries for position in range(entry.start, entry.end)]),
+        token_ids=np.array([token for entry in entries for token in entry.history[entry.start : entry.end]], dtype=np.int64),
+        positions=np.array([position for entry in entries for position in range(entry.start, entry.end)], dtype=np.int64),
         slots=first.slots,
-        query_starts=torch.tensor(starts, dtype=torch.int32),
-        context_lengths=torch.tensor(contexts, dtype=torch.int32),
+        query_starts=starts.astype(np.int32),
+        context_lengths=np.array(contexts, dtype=np.int32),
         block_table=first.block_table,
-        sample_at=torch.tensor(
-            [last - 1 - back for entry, last in zip(entries, starts[1:].tolist()) for back in entry.samples], dtype=torch.int64
+        sample_at=np.array(
+            [last - 1 - back for entry, last in zip(entries, starts[1:].tolist()) for back in entry.samples], dtype=np.int64
         ),
         host=HostBatch(starts.astype(np.int32), np.array(contexts, dtype=np.int32)),
         groups=tuple(others),
@@ -76,7 +75,7 @@ def adapters_of(state: State, entries: Sequence[Entry]) -> tuple[AdapterRows, ..
             if adapter and holds is not None and holds.digest == adapter:
                 places.setdefault(slot, []).extend(range(first, first + entry.end - entry.start))
         first += entry.end - entry.start
-    return tuple(AdapterRows(slot, torch.tensor(places[slot])) for slot in sorted(places))
+    return tuple(AdapterRows(slot, np.array(places[slot])) for slot in sorted(places))
 
 
 class Entry(NamedTuple):
@@ -109,22 +108,22 @@ def allowed(answers: list[tuple[int, Sampling, list[int]]], vocabulary: Vocabula
     assert vocabulary is not None, "constraints need the checkpoint's vocabulary"
     may_come = [Matcher(constraint, vocabulary, answer).allowed() for _, constraint, answer in bound]
     masks = np.stack([vocabulary.mask_of(np.flatnonzero(each).tolist()) for each in may_come])
-    rows = torch.tensor([at for at, *_ in bound])
-    return Allowed(rows, torch.arange(len(bound)), torch.from_numpy(masks.view(np.int32)))
+    rows = np.array([at for at, *_ in bound])
+    return Allowed(rows, np.arange(len(bound)), masks.view(np.int32))
 
 
 def places_of(config: SchedulerConfig, entries: list[Entry], group: int, width: int) -> GroupPlaces:
     """One group of layers: the slot of each token (int64 [T]), and each request's blocks as far as this step's queries see
     (int32 [R, width]; others are 0)."""
     size, groups, window = config.block_size, config.group_count, (config.windows or (0,))[group]
-    slots, tables = [], torch.zeros((len(entries), width), dtype=torch.int32)
+    slots, tables = [], np.zeros((len(entries), width), dtype=np.int32)
     for at, entry in enumerate(entries):
         pages = entry.table[group::groups]
         slots += [pages[position // size] * size + position % size for position in range(entry.start, entry.end)]
         first = max(entry.start - window + 1, 0) // size if window else 0
         seen = pages[first : blocks_for(entry.end, size)]
-        tables[at, first : first + len(seen)] = torch.tensor(seen, dtype=torch.int32)
-    return GroupPlaces(torch.tensor(slots, dtype=torch.int64), tables)
+        tables[at, first : first + len(seen)] = seen
+    return GroupPlaces(np.array(slots, dtype=np.int64), tables)
 
 
 def history_of(state: State, row: int, sampled: Sampled) -> list[int]:
@@ -157,9 +156,9 @@ def sampling_of(
     ]
     columns = {name: [getattr(sampling, name) for sampling in params] for name in CHOOSING}
     return SamplingInputs(
-        **{name: torch.tensor(column, dtype=DTYPES[name]) for name, column in columns.items()},
-        seed=torch.from_numpy(np.array([sampling.seed for sampling in params], dtype=np.uint64).astype(np.int64)),
-        position=torch.tensor([position for _, _, position in rows], dtype=torch.int64),
+        **{name: np.array(column, dtype=ROW_DTYPES[name]) for name, column in columns.items()},
+        seed=np.array([sampling.seed for sampling in params], dtype=np.uint64).astype(np.int64),
+        position=np.array([position for _, _, position in rows], dtype=np.int64),
         penalties=penalties([(at, sampling) for at, sampling in special if is_penalised(sampling)], counts),
         bias=logit_bias(special),
         banned=banned(state.config, early),

@@ -10,7 +10,6 @@ from copy import copy
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.batch.masks import RowMasks
@@ -35,17 +34,16 @@ class TokenCounts:
     __slots__ = ("prompt", "output")
 
     def __init__(self, tokens: np.ndarray, prompt_length: int, vocab_size: int) -> None:
-        self.prompt = torch.zeros(vocab_size, dtype=torch.bool)
-        self.prompt[torch.from_numpy(tokens[:prompt_length].astype(np.int64))] = True
-        counts = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
-        self.output = torch.from_numpy(counts)
+        self.prompt = np.zeros(vocab_size, dtype=bool)
+        self.prompt[tokens[:prompt_length]] = True
+        self.output = np.bincount(tokens[prompt_length:], minlength=vocab_size).astype(np.int32)
 
     def plus(self, tokens: np.ndarray) -> TokenCounts:
         """The counts with these output tokens too."""
         if not len(tokens):
             return self
         more = copy(self)
-        more.output = self.output + torch.from_numpy(np.bincount(tokens, minlength=len(self.output)).astype(np.int32))
+        more.output = self.output + np.bincount(tokens, minlength=len(self.output)).astype(np.int32)
         return more
 
 
@@ -56,13 +54,13 @@ class CachedInputs(NamedTuple):
     `logprobs` int64[S]. `special` has (index among the samples, parameters) of rows with penalties, bias or a minimum length.
     """
 
-    fields: dict[str, torch.Tensor | LogitBias | Allowed | int | bool | None]
+    fields: dict[str, np.ndarray | LogitBias | Allowed | int | bool | None]
     logprobs: np.ndarray
     special: list[tuple[int, Sampling]]
 
 
 class SamplingColumns:
-    """One entry per batch row. A tensor given to one step may be given to the next: steps do not write to it."""
+    """One entry per batch row. An array given to one step may be given to the next: steps do not write to it."""
 
     def __init__(self, config: SchedulerConfig, vocab_size: int, vocabulary: Vocabulary | None = None) -> None:
         """`vocabulary`: what constraints are matched with."""
@@ -121,13 +119,13 @@ class SamplingColumns:
         if len(places) == 0:
             return None, self._columns["logprobs"][places]
         cached_inputs = self._cached_inputs.get(places.tobytes()) or self._cache_inputs(places)
-        position, special = torch.from_numpy(positions), cached_inputs.special
+        special = cached_inputs.special
         if not special:
-            return SamplingInputs(**cached_inputs.fields, position=position), cached_inputs.logprobs
+            return SamplingInputs(**cached_inputs.fields, position=positions), cached_inputs.logprobs
         early = positions < self._columns["min_known"][places]
         return SamplingInputs(
             **cached_inputs.fields,
-            position=position,
+            position=positions,
             penalties=self._penalties(places, special, before),
             banned=banned(self._config, [(at, sampling) for at, sampling in special if early[at]]),
         ), cached_inputs.logprobs
@@ -138,7 +136,7 @@ class SamplingColumns:
         random = arrays["temperature"] > 0
         filtered = np.any([arrays[name] != DEFAULTS[name] for name in FILTERS], axis=0)
         special = [(at, self._special[place]) for at, place in enumerate(places.tolist()) if place in self._special]
-        fields = {name: torch.from_numpy(array) for name, array in arrays.items()} | {
+        fields = arrays | {
             "bias": logit_bias(special),
             "allowed": self._masks.allowed(self._masks.of(places)),
             "logprobs": int(logprobs.max()),
@@ -165,10 +163,10 @@ def penalties(rows: list[tuple[int, Sampling]], counts: list[TokenCounts]) -> Pe
 
     rates = [[getattr(sampling, name) for _, sampling in rows] for name in PENALTIES]
     return Penalties(
-        torch.tensor([at for at, _ in rows], dtype=torch.int64),
-        *torch.tensor(rates, dtype=torch.float32),
-        prompt_mask=torch.stack([count.prompt for count in counts]),
-        output_counts=torch.stack([count.output for count in counts]),
+        np.array([at for at, _ in rows], dtype=np.int64),
+        *np.array(rates, dtype=np.float32),
+        prompt_mask=np.stack([count.prompt for count in counts]),
+        output_counts=np.stack([count.output for count in counts]),
     )
 
 
@@ -184,9 +182,7 @@ def logit_bias(rows: list[tuple[int, Sampling]]) -> LogitBias | None:
         return None
     at, tokens, values = zip(*entries)
     return LogitBias(
-        torch.tensor(at, dtype=torch.int64),
-        torch.tensor(tokens, dtype=torch.int64),
-        torch.tensor(values, dtype=torch.float32),
+        np.array(at, dtype=np.int64), np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float32)
     )
 
 
@@ -196,4 +192,4 @@ def banned(config: SchedulerConfig, rows: list[tuple[int, Sampling]]) -> Banned 
     if not entries:
         return None
     at, tokens = zip(*entries)
-    return Banned(torch.tensor(at, dtype=torch.int64), torch.tensor(tokens, dtype=torch.int64))
+    return Banned(np.array(at, dtype=np.int64), np.array(tokens, dtype=np.int64))

@@ -7,12 +7,14 @@ choose_collectives.py, which only ranks with a GPU import, the one for other ten
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from vnext.models.layers.sharding import Parallel, alone
-from vnext.runtime.collectives.cpu_collectives import TIMEOUT, Group, choose_group
+
+if TYPE_CHECKING:
+    import torch
+
+    from vnext.runtime.collectives.cpu_collectives import Group
 
 BESIDE_BYTES_MIN = 2 * 2**20  # not measured: above this a sum over NCCL alone takes longer than its second launch
 
@@ -27,6 +29,11 @@ def join_group(
     """
     if world_size == 1:
         return alone()
+    import torch  # one rank alone does without
+    import torch.distributed as dist
+
+    from vnext.runtime.collectives.cpu_collectives import TIMEOUT, choose_group
+
     store = dist.FileStore(str(rendezvous), world_size)
     store.set_timeout(TIMEOUT)
     group: Group = choose_group(store, rank, world_size)

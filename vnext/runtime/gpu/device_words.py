@@ -15,6 +15,7 @@ import torch
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces
 from vnext.runtime.batch.fed import weights_of
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.tensors import arrays_of_step
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.gpu.device import Device, Mark
 from vnext.runtime.gpu.device_batch import Samples
@@ -49,7 +50,7 @@ class FedOnDevice(NamedTuple):
             groups=tuple(places[1:]),
         )  # fmt: skip
         sampling = sampling_of(*parameters)._replace(allowed=self.allowed) if parameters else None
-        return fed_words(StepInputs(forward, sampling, self.asked), config)
+        return fed_words(arrays_of_step(StepInputs(forward, sampling, self.asked)), config)
 
 
 class FedWatch:

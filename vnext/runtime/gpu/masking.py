@@ -47,12 +47,12 @@ class Masking:
         self._unread.read()
         rows = self._masks.of(places)
         allowed = self._masks.allowed(rows)
-        masks = allowed.masks_of_rows().numpy()
-        sent = self._staging.send({"rows": allowed.rows.numpy(), "masks": masks.reshape(-1)})
+        masks = allowed.masks_of_rows()
+        sent = self._staging.send({"rows": allowed.rows, "masks": masks.reshape(-1)})
         here = torch.arange(len(rows), device=logits.device)
         self._keep(logits, Allowed(sent["rows"], here, sent["masks"].view(masks.shape)))
         self._staging.release()
-        kept = Allowed(allowed.rows, torch.arange(len(rows)), torch.from_numpy(masks))
+        kept = Allowed(allowed.rows, np.arange(len(rows)), masks)
         self._masked = Masked(rows, kept, self._masks.failed(rows))
 
     def take(self) -> Masked:

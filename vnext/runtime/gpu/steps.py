@@ -21,7 +21,7 @@ from vnext.kernels.table import Operations
 from vnext.models.layers.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers.layers import describe_attention
 from vnext.runtime.batch.masks import failed_requests
-from vnext.runtime.batch.prompts import PromptSums, compute, places_of
+from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -87,6 +90,13 @@ def process_environment(threads: int, prescribe: bool = True) -> dict[str, str]:
     return environment
 
 
+def limit_torch(threads: int) -> None:
+    """Let torch compute with this many threads, now or when it is imported."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
 def mkl_branch(flags: frozenset[str]) -> str:
     """MKL_CBWR for a processor with these flags. MKL keeps to the prescribed path only on Intel's own processors."""
     if INTEL not in flags:
@@ -111,16 +121,26 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(word for line in lines for word in line.partition(":")[2].split())
 
 
-def describe_process(device: str) -> dict[str, str]:
-    """The determinism environment, as a log's first record holds it. Call it after torch was imported."""
-    import torch
+def torch_version() -> str:
+    """The version of the installed torch, which this process may not have imported: asking its metadata takes 40 ms."""
+    spec = find_spec("torch")
+    assert spec is not None and spec.origin is not None, "vnext requires torch"
+    found = re.search(r"^__version__ = '(.*)'", (Path(spec.origin).parent / "version.py").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
 
-    return {
+
+def describe_process(device: str) -> dict[str, str]:
+    """The determinism environment, as a log's first record holds it. A rank that computes without torch names its version."""
+    described = {
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": torch_version(),
         "machine": platform.machine(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
         "mkl_cbwr": os.environ.get("MKL_CBWR", ""),
-        "device": device if device == "cpu" else torch.cuda.get_device_name(device),
+        "device": device,
     }
+    if (torch := sys.modules.get("torch")) is None:
+        return described
+    name = device if device == "cpu" else torch.cuda.get_device_name(device)
+    used = {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": str(torch.get_num_threads()), "device": name}
+    return described | used

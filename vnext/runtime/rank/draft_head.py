@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from vnext.kernels.arrays import as_tensor, torch_dtype
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.cpu.stack import AuxStates
 from vnext.models.config.model_config import ModelConfig
@@ -21,6 +22,7 @@ from vnext.models.layers.batch import ForwardBatch, HostBatch
 from vnext.models.layers.head_layer import HeadBatch
 from vnext.models.layers.kv_cache import KvCache, kv_bytes_per_page, make_kv_cache
 from vnext.models.layers.sharding import alone
+from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_sampling
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.sampling import sample
@@ -45,25 +47,26 @@ class DraftHead:
     def __init__(self, functions: Functions, config: ModelConfig, layers: Sequence[int], target: ModelRunner) -> None:
         """`config`: of one layer. `layers`: of the target, as in AuxStates."""
         self._do, self._config, self._target = functions, config, target
+        self._dtype = torch_dtype(target.dtype)
         self._layers = np.array(layers, dtype=np.int64)
         self._roomy: tuple[ForwardBatch, ForwardBatch] | None = None
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page: keys and values of one layer, and states."""
-        states = block_size * self._config.hidden_size * self._target.dtype.itemsize
-        return kv_bytes_per_page(self._config, block_size, self._target.dtype, alone()) + states
+        states = block_size * self._config.hidden_size * self._dtype.itemsize
+        return kv_bytes_per_page(self._config, block_size, self._dtype, alone()) + states
 
     def make_cache(self, page_count: int, block_size: int) -> None:
         """Allocate keys, values and states. Raises MemoryError."""
-        dtype, width, slots = self._target.dtype, self._config.hidden_size, page_count * block_size
+        dtype, width, slots = self._dtype, self._config.hidden_size, page_count * block_size
         self._kv = make_kv_cache(self._config, slots, 1, dtype, "cpu", alone())
-        self._states = huge(slots * width * dtype.itemsize).view(dtype).view(slots, width)
+        self._states = as_tensor(huge(slots * width * dtype.itemsize)).view(dtype).view(slots, width)
 
     def with_room(self, batch: ForwardBatch) -> ForwardBatch:
         """The target's batch with room for the states; the same one for the same batch."""
         if self._roomy is None or self._roomy[0] is not batch:
             sizes = (len(batch.token_ids), len(self._layers), self._target.config.hidden_size)
-            states = torch.empty(sizes, dtype=self._target.dtype)
+            states = torch.empty(sizes, dtype=self._dtype)
             self._roomy = batch, batch._replace(aux=AuxStates(self._layers, states))
         return self._roomy[1]
 
@@ -71,26 +74,28 @@ class DraftHead:
     def keep(self, batch: ForwardBatch) -> None:
         """Write the states of a batch that the target has computed."""
         assert batch.aux is not None
-        self._states.index_copy_(0, batch.slots, self._do.combine(batch.aux.states))
+        self._states.index_copy_(0, as_tensor(batch.slots), self._do.combine(batch.aux.states))
 
     @torch.inference_mode()
-    def run(self, rows: ForwardBatch, before: torch.Tensor, sampling: SamplingInputs | None) -> np.ndarray:
+    def run(self, rows: ForwardBatch, before: np.ndarray, sampling: SamplingInputs | None) -> np.ndarray:
         """Compute tokens, of which those `before` (slots, int64 [T]) have states; sample what follows those at sample_at
         (int64 [S]), whose own states become the head's. Rows as in HeadBatch."""
-        batch = HeadBatch(rows, self._do.embed(rows.token_ids), self._states.index_select(0, before))
+        rows = tensors_of_batch(rows)
+        batch = HeadBatch(rows, self._do.embed(rows.token_ids), self._states.index_select(0, as_tensor(before)))
         hidden, states = self._do.forward(self._kv, batch)
         if sampling is None:
             return NOTHING
         self._states.index_copy_(0, rows.slots.index_select(0, rows.sample_at), states)
-        drawn: np.ndarray = sample(self._do.logits(hidden), sampling).tokens.numpy()
+        drawn: np.ndarray = sample(self._do.logits(hidden), tensors_of_sampling(sampling)).tokens.numpy()
         return drawn
 
     def step_seconds(self) -> float:
         """The shortest time of a draft."""
-        one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        one, zero = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         host = HostBatch(np.array([0, 1], dtype=np.int32), np.array([1], dtype=np.int32))
-        rows = ForwardBatch(one, one, one, *map(torch.from_numpy, host), one.int()[None], zero, host)
-        sampling = SamplingInputs(zero.float(), zero, one.float(), zero.float(), zero, one, any_random=False, any_filter=False)
+        rows = ForwardBatch(one, one, one, *host, one.astype(np.int32)[None], zero, host)
+        off, full = zero.astype(np.float32), one.astype(np.float32)
+        sampling = SamplingInputs(off, zero, full, off, zero, one, any_random=False, any_filter=False)
         seconds = []
         for _ in range(TIMED_STEPS):
             began_s = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vnext.kernels.arrays import torch_dtype
 from vnext.models.config.model_config import ModelConfig, load_head_config
 from vnext.models.families import llama_eagle3
 from vnext.models.layers.kv_cache import kv_groups
@@ -22,14 +23,14 @@ def load_eagle_head(settings: RankSettings, target: ModelRunner) -> DraftHead:
     if reason := why_not(path, config, target):
         raise SettingsError(f"speculative_config names the EAGLE-3 head {path}, {reason}")
     require_same_drafts(settings, target)
-    params = load_params(path, config, alone(), target.dtype, "cpu", form=target.invariance.form)
+    params = load_params(path, config, alone(), torch_dtype(target.dtype), "cpu", form=target.invariance.form)
     if config.hidden_size != target.config.hidden_size and params.embedding is None:
         raise SettingsError(
             f"speculative_config names the EAGLE-3 head {path}, which has no embedding and the width {config.hidden_size}, and the "
             f"model's embedding has {target.config.hidden_size}: name a head that was trained for this model"
         )
     functions = Functions(
-        embed=target.embedded if params.embedding is None else lambda token_ids: params.embedding.index_select(0, token_ids),
+        embed=target.parts.embedded if params.embedding is None else lambda token_ids: params.embedding.index_select(0, token_ids),
         combine=lambda states: llama_eagle3.combine(params, states),
         forward=lambda kv, batch: llama_eagle3.forward(params, kv, batch, config, alone()),
         logits=lambda hidden: llama_eagle3.logits(params, hidden, config, alone()),

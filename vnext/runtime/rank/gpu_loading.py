@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from vnext.kernels import batch_index
+from vnext.kernels.arrays import torch_dtype
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS, AttentionBackend
 from vnext.kernels.backends import backend_for, why_not_cuda
 from vnext.kernels.cuda import attention, compiled, flashinfer
@@ -74,7 +75,7 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
         choose=sampler_for("cuda"),
         adjust=logits_processor_for("cuda"),
         keep=masking_for("cuda"),
-        shapes=captured_shapes(gpu, why_eager(config, parallel, runner.dtype, runner.invariance.form == "fixed")),
+        shapes=captured_shapes(gpu, why_eager(config, parallel, torch_dtype(runner.dtype), runner.invariance.form == "fixed")),
         cascade=costs,
         wrap=compiler() if gpu.compile else None,
     )
@@ -86,7 +87,7 @@ def with_attention(forms: DeviceForms, runner: ModelRunner, backend: AttentionBa
     if not backend.module:
         return forms
     module = import_module(backend.module)
-    reason = module.why_not(runner.dtype, runner.config.head_dim)
+    reason = module.why_not(torch_dtype(runner.dtype), runner.config.head_dim)
     if not reason and runner.invariance.holds and not backend.invariant:
         reason = "its results depend on the batch, and --deterministic is asked for"
     if reason:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vnext.kernels.arrays import torch_dtype
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.gpu.device import Device, Memory
 from vnext.runtime.gpu.row_parameters import parameter_bytes
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.settings import SettingsError
-from vnext.sampling.inputs import DTYPES, SamplingInputs
+from vnext.sampling.inputs import SamplingInputs
 from vnext.sampling.sampling import Choose, report_in_parts
-from vnext.state.params import CHOOSING, LOGPROBS_MAX, PARAMETERS
+from vnext.state.params import CHOOSING, LOGPROBS_MAX, PARAMETERS, ROW_DTYPES
 
 GRAPH_BYTES = 512 * 2**20
 """Reserved for graphs: their results, and the nodes of each graph on the device."""
@@ -95,8 +96,8 @@ def trial_batch(tokens: int, rows: int, block_size: int, groups: int, device: to
 def trial_sampling(rows: int, device: torch.device) -> SamplingInputs:
     """Sampling inputs in which every row uses all filters."""
 
-    def column(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((rows,), value, dtype=dtype, device=device)
+    def column(value: float, dtype: str) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=torch_dtype(dtype), device=device)
 
     usual = {name: PARAMETERS[name].tried for name in CHOOSING} | {"seed": 1, "position": 1}
-    return SamplingInputs(**{name: column(value, DTYPES[name]) for name, value in usual.items()})
+    return SamplingInputs(**{name: column(value, ROW_DTYPES[name]) for name, value in usual.items()})

@@ -1,36 +1,35 @@
 """Loading a rank: the model's weights, this rank's place in its group, and the number of blocks that fit its memory.
 
-Modules for a GPU are imported only for a GPU: a rank on the CPU starts sooner.
+Modules for a GPU are imported only for a GPU, and torch only where something needs it: a rank on the CPU starts sooner.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from tqdm import tqdm
-
-from vnext.kernels.backends import backend_for
 from vnext.kernels.cpu import native
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.checkpoint import fingerprint
 from vnext.runtime.collectives.group import join_group
-from vnext.runtime.gpu.auto import resolved_device
 from vnext.runtime.messages import ModelFacts, RankReady
-from vnext.runtime.processes.determinism import describe_process
+from vnext.runtime.processes.determinism import describe_process, limit_torch
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
 from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
-from vnext.runtime.rank.eagle_head import load_eagle_head
-from vnext.runtime.rank.mtp_layer import load_mtp_layer
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
 from vnext.runtime.speculation import require_host_drafter
+
+if TYPE_CHECKING:
+    import torch
+    from tqdm import tqdm
 
 CACHE_SHARE = 0.25  # of the memory that is available once the weights are loaded
 CACHE_BYTES_MAX = 4 * 2**30
@@ -41,7 +40,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     """This rank with its weights loaded. Raises ModelError, SettingsError."""
     use_isa(settings.isa)
     start_threads(settings.threads)
-    if resolved_device(settings.device, settings.world_size) == "cpu":
+    if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     if settings.speculates:
         require_host_drafter(settings.draft_method)
@@ -63,12 +62,34 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
     if settings.draft_method == "eagle3":
+        from vnext.runtime.rank.eagle_head import load_eagle_head  # heads compute in torch
+
         runner.head = load_eagle_head(settings, runner)
     elif settings.draft_method == "mtp":
+        from vnext.runtime.rank.mtp_layer import load_mtp_layer
+
         runner.head = load_mtp_layer(settings, runner)
     elif settings.draft_path:
         runner.draft = load_draft_model(settings, runner)
     return Rank(settings.rank, HostSteps(runner)), runner
+
+
+def device_of(settings: RankSettings) -> str:
+    """The kind of device that the settings mean. Raises SettingsError."""
+    if settings.device == "cpu" or (settings.device == "auto" and not has_driver()):
+        return "cpu"
+    from vnext.runtime.gpu.auto import resolved_device  # asks torch for GPUs
+
+    return resolved_device(settings.device, settings.world_size)
+
+
+def has_driver() -> bool:
+    """Whether this machine has NVIDIA's driver; without it torch finds no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def load_runner(settings: RankSettings, device: torch.device | str, parallel: Parallel) -> ModelRunner:
@@ -93,10 +114,10 @@ def use_isa(isa: Isa) -> None:
 
 def start_threads(threads: int) -> None:
     """Start the kernels' own thread pool if it was built. torch then uses one thread, so the two never compete for cores."""
-    is_compiled = backend_for("cpu").name == "compiled"
-    if is_compiled:
+    if native.is_built():
         native.start(threads, TEAM_SPIN_US)
-    torch.set_num_threads(1 if is_compiled else threads)
+        threads = 1
+    limit_torch(threads)
 
 
 def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
@@ -113,7 +134,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         page_count_max=budget // runner.block_bytes(settings.block_size),
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
-        environment=describe_process(str(runner.device)) | describe_numbers(settings, runner),
+        environment=describe_process(runner.device) | describe_numbers(settings, runner),
         draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
     )
@@ -129,14 +150,21 @@ def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]
 
 def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
     """How this rank stores and multiplies numbers. A replay needs the same, and the same checkpoint digest."""
-    kernels = backend_for(runner.device.type).describe()
-    dtype = str(runner.dtype).removeprefix("torch.")
-    numbers = {"dtype": dtype, "quantization": settings.quantization, "kernels": kernels}
+    numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.kv_cache_dtype != "auto":
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
-    if runner.device.type == "cpu":
+    if runner.device_type == "cpu":
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes())}
     return numbers | {"batch_invariant": str(runner.invariance)}
+
+
+def kernels_of(device_type: str) -> str:
+    """The kernels that compute on a kind of device, as a log names them."""
+    if device_type == "cpu" and native.is_built():
+        return native.level().name
+    from vnext.kernels.backends import backend_for  # asks torch
+
+    return backend_for(device_type).describe()
 
 
 def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
@@ -169,6 +197,8 @@ class _Bar:
         if total_bytes < PROGRESS_FROM_BYTES:
             return
         if self._bar is None:
+            from tqdm import tqdm  # most checkpoints load without
+
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="loading weights", file=sys.stderr)
         self._bar.update(done_bytes - self._bar.n)
         if done_bytes >= total_bytes:

@@ -24,8 +24,8 @@ START_ERRORS = ModelError, SettingsError, MemoryError
 
 
 def main() -> int:
-    gc.disable()  # imported and loaded objects stay: searching them for garbage took a quarter of torch's import time
-    from vnext.runtime.rank.serving import serve  # imports torch, while the engine core gets ready
+    gc.disable()  # imported and loaded objects stay: searching them for garbage takes a quarter of the time of imports
+    from vnext.runtime.rank.serving import serve  # while the engine core gets ready
 
     settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from vnext.kernels.arrays import torch_dtype
 from vnext.models.families import mimo
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
@@ -21,14 +22,14 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     require_same_drafts(settings, target)
     config = replace(target.config, layer_count=1)
     params = load_params(
-        target.path, config, alone(), target.dtype, "cpu", None, settings.quantization, target.invariance.form,
+        target.path, config, alone(), torch_dtype(target.dtype), "cpu", None, settings.quantization, target.invariance.form,
         assemble=mimo.assemble_mtp,
     )  # fmt: skip
     functions = Functions(
-        embed=target.embedded,
+        embed=target.parts.embedded,
         combine=lambda states: states.flatten(1),
         forward=lambda kv, batch: mimo.forward_mtp(params, kv, batch, config),
-        logits=target.logits,
+        logits=target.parts.logits,
     )
     return DraftHead(functions, config, (target.config.layer_count,), target)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vnext.runtime.batch.batch import PersistentBatch
 from vnext.runtime.batch.draft_batch import DraftBatch
@@ -19,11 +19,13 @@ from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
-from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
+
+if TYPE_CHECKING:
+    from vnext.runtime.rank.adapters import AdapterSlots
 
 
 class Computed(NamedTuple):

@@ -1,0 +1,69 @@
+"""Packed weights as the operations take them, made without torch.
+
+Owns the memory of all packed weights of this process. Knows the kernels' limits, so that a rank can ask what they serve.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from vnext.kernels.arrays import Array, torch_dtype
+from vnext.kernels.cpu import linear, native
+from vnext.kernels.cpu.linear import PackedLinear
+from vnext.kernels.cpu.memory import Arena
+
+if TYPE_CHECKING:
+    import torch
+
+HEAD_DIM_MAX = 256
+HOST_TYPES = ("float32", "bfloat16")
+"""The dtypes of activations and weights that the kernels take."""
+
+_arena = Arena()
+
+
+class Packed(NamedTuple):
+    """A packed weight with what contracts ask of a plain one: `shape` [out, in] and `dtype`."""
+
+    linear: PackedLinear
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch_dtype(self.linear.dtype)
+
+
+class PackedExperts(NamedTuple):
+    """Weights [E, out, in], each packed."""
+
+    weights: tuple[Packed, ...]
+    shape: tuple[int, int, int]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights[0].dtype
+
+    def __getitem__(self, expert: int) -> Packed:  # type: ignore[override]
+        return self.weights[expert]
+
+
+def packed(weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain") -> Packed:
+    """A weight [out, in], or its parts one below the other, float32 or bfloat16, as linear.pack takes it; `form` as in
+    kernels/forms.py."""
+    found = linear.pack(weight, gate=gate, int8=form == "int8", arena=_arena)
+    return Packed(found, (found.outputs, found.inputs))
+
+
+def packed_experts(weights: Array, gate: str, form: str) -> PackedExperts:
+    """Weights [E, out, in], each packed as `packed` does."""
+    return PackedExperts(tuple(packed(weight, gate, form) for weight in weights), tuple(weights.shape))
+
+
+def serves(dtype: str) -> bool:
+    """Whether the kernels compute in this dtype here."""
+    return native.is_built() and dtype in HOST_TYPES
+
+
+def serves_all(head_dim: int) -> bool:
+    """Whether every product and the attention of a float32 or bfloat16 model are these kernels', none a reference's."""
+    return native.is_built() and head_dim <= HEAD_DIM_MAX and head_dim % 2 == 0

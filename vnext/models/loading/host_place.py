@@ -1,0 +1,72 @@
+"""Where weights go on the host: arrays of numpy, and weights packed for the CPU kernels. Needs no torch."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from vnext.kernels.arrays import Array
+from vnext.kernels.cpu.memory import apart
+from vnext.kernels.cpu.packed import packed, packed_experts
+
+APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
+EXPONENTS = {"float32": 0x7F800000, "bfloat16": 0x7F80, "float16": 0x7C00}
+FINITE_ROWS = 1024
+
+
+class Place(Protocol):
+    """Where a loader puts what it reads. `is_host`: whether packing can read from the files' own memory."""
+
+    is_host: bool
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Zeros to be filled; most of these are packed and then dropped."""
+
+    def copy(self, target: Array, piece: np.ndarray) -> None:
+        """Fill a part of `zeros`, converted to its dtype."""
+
+    def take(self, array: np.ndarray) -> Array:
+        """A computed array: as it is on the host, else a tensor."""
+
+    def integers(self, array: np.ndarray) -> Array:
+        """Whole numbers of a file."""
+
+    def pack(self, parts: tuple[Array, ...], gate: str, form: str) -> Any:
+        """Pack a weight in one part of `zeros` or in parts of the files."""
+
+    def pack_experts(self, weights: Array, gate: str, form: str) -> Any:
+        """Pack the weights of `zeros` [E, out, in]."""
+
+    def is_finite(self, part: Array) -> bool:
+        """Whether all numbers of a part are finite."""
+
+
+class HostPlace:
+    """Arrays of numpy, float32 or bfloat16, or float16 that is packed as int8."""
+
+    is_host = True
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        size_bytes = prod(shape) * dtype.itemsize
+        return np.zeros(shape, dtype) if size_bytes < APART_BYTES_MIN else apart(size_bytes).view(dtype).reshape(shape)
+
+    def copy(self, target: np.ndarray, piece: np.ndarray) -> None:
+        target[...] = piece
+
+    def take(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    integers = take
+
+    def pack(self, parts: tuple[np.ndarray, ...], gate: str, form: str) -> Any:
+        return packed(parts, gate, form)
+
+    def pack_experts(self, weights: np.ndarray, gate: str, form: str) -> Any:
+        return packed_experts(weights, gate, form)
+
+    def is_finite(self, part: np.ndarray) -> bool:
+        exponent = EXPONENTS[str(part.dtype)]
+        rows = (part[first : first + FINITE_ROWS].view(f"uint{8 * part.itemsize}") for first in range(0, len(part), FINITE_ROWS))
+        return all(int((bits & exponent).max(initial=0)) < exponent for bits in rows)

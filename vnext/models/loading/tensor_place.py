@@ -1,0 +1,49 @@
+"""Where weights go as tensors of torch: on a device, and packed by the operations of its kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vnext.kernels.arrays import as_tensor, torch_dtype
+from vnext.kernels.table import operations
+from vnext.models.loading.host_place import HostPlace
+
+
+class TensorPlace:
+    """Tensors on one device, by the contract of Place."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._operations, self._host = operations(self._device.type), HostPlace()
+        self.is_host = self._device.type == "cpu"
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> torch.Tensor:
+        if self.is_host:
+            return as_tensor(self._host.zeros(shape, dtype))
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+
+    def copy(self, target: torch.Tensor, piece: np.ndarray) -> None:
+        target.copy_(as_tensor(piece))
+
+    def take(self, array: np.ndarray) -> Any:
+        return array if self.is_host else self.integers(array)
+
+    def integers(self, array: np.ndarray) -> torch.Tensor:
+        return as_tensor(array).to(self._device)
+
+    def pack(self, parts: tuple[Any, ...], gate: str, form: str) -> Any:
+        tensors = tuple(as_tensor(part) if isinstance(part, np.ndarray) else part for part in parts)
+        weight = tensors if len(tensors) > 1 or isinstance(parts[0], np.ndarray) else tensors[0]
+        if gate:
+            return self._operations.pack_gated_weight(weight, gate, form)
+        return self._operations.pack_weight(weight, form)
+
+    def pack_experts(self, weights: torch.Tensor, gate: str, form: str) -> Any:
+        return self._operations.pack_experts(weights, gate, form)
+
+    def is_finite(self, part: Any) -> bool:
+        tensor = as_tensor(part) if isinstance(part, np.ndarray) else part
+        return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

@@ -1,0 +1,99 @@
+"""What becomes of the hidden states that prompts need: log-probabilities and embeddings.
+
+Logits are computed for REPORTED_TOGETHER positions at a time, whatever the step's size. A result depends on its own prompt only: a
+mean is summed position by position, in float64, however the prompt is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vnext.runtime.batch.prompts import PromptInputs, PromptRange
+from vnext.runtime.messages import PromptResult
+from vnext.sampling.sampling import REPORTED_TOGETHER, report
+from vnext.state.params import MEAN, NO_POOLING
+
+Send = Callable[[torch.Tensor], torch.Tensor]
+
+
+def keep(tensor: torch.Tensor) -> torch.Tensor:
+    """The Send of the CPU."""
+    return tensor
+
+
+class Places(NamedTuple):
+    """Which hidden states a forward returns: int64 `at`, rising indices among the step's tokens, as kernels take them; and
+    which of them are the samples' [S] and the prompts' [P]."""
+
+    at: torch.Tensor
+    samples: torch.Tensor
+    prompts: torch.Tensor
+
+
+def places_of(sample_at: np.ndarray, prompts: PromptInputs, send: Send = keep) -> Places:
+    """For samples at `sample_at` int64 [S]. `send` brings host tensors to the device."""
+    at = np.union1d(sample_at, prompts.at)
+    return Places(*(send(torch.from_numpy(each)) for each in (at, at.searchsorted(sample_at), at.searchsorted(prompts.at))))
+
+
+def compute(
+    prompts: PromptInputs, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor], send: Send = keep
+) -> list[torch.Tensor]:
+    """From hidden states [P, hidden]: `logprob`, `rank`, `top_tokens` and `top_logprobs` of Sampled for the scored positions,
+    if there are any, and at the end the other hidden states in float32. Waits for no device."""
+    targets = send(torch.from_numpy(prompts.targets))
+    parts = zip(hidden[: len(targets)].split(REPORTED_TOGETHER), targets.split(REPORTED_TOGETHER), strict=True)
+    scored = [report(logits_of(rows), tokens, prompts.alternatives) for rows, tokens in parts if len(tokens)]
+    return [*map(torch.cat, list(zip(*scored))[1:]), hidden[len(targets) :].float()]
+
+
+class PromptSums:
+    """Turns computed tensors into results, step by step; keeps the sums of means that are not complete. Mutable."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, np.ndarray] = {}
+
+    def results(self, prompts: PromptInputs, computed: Sequence[torch.Tensor]) -> tuple[PromptResult, ...]:
+        """The results of one step from the tensors of `compute`, on the host."""
+        self._sums = {id_: total for id_, total in self._sums.items() if id_ in prompts.live}
+        *scored, hidden = (tensor.numpy() for tensor in computed)
+        results, at, pooled_at = [], 0, 0
+        for each in prompts.ranges:
+            if each.pooling == NO_POOLING:
+                results.append(scores(each, [column[at : at + each.count] for column in scored]))
+                at += each.count
+            else:
+                results += self._pooled(each, hidden[pooled_at : pooled_at + each.count])
+                pooled_at += each.count
+        return tuple(results)
+
+    def _pooled(self, each: PromptRange, hidden: np.ndarray) -> list[PromptResult]:
+        request = each.request
+        if each.pooling != MEAN:
+            return [PromptResult(id=request.id, hidden=hidden[0].tobytes())]
+        total = self._sums[request.id] if each.first else np.zeros(hidden.shape[1])
+        for row in hidden:  # one after the other: sums in another order have other bits
+            total = total + row
+        self._sums[request.id] = total
+        if each.first + each.count < request.prompt_length:
+            return []
+        mean = self._sums.pop(request.id) / request.prompt_length
+        return [PromptResult(id=request.id, hidden=mean.astype(np.float32).tobytes())]
+
+
+def scores(each: PromptRange, columns: Sequence[np.ndarray]) -> PromptResult:
+    """The log-probabilities of one range from the columns of `compute`."""
+    logprobs, ranks, top_tokens, top_logprobs = columns
+    count = min(each.request.sampling.prompt_logprobs, top_tokens.shape[1])
+    return PromptResult(
+        id=each.request.id,
+        first=each.first + 1,
+        logprobs=logprobs.tobytes(),
+        ranks=ranks.astype(np.int32).tobytes(),
+        top_tokens=top_tokens[:, :count].astype(np.int32).tobytes(),
+        top_logprobs=np.ascontiguousarray(top_logprobs[:, :count]).tobytes(),
+    )

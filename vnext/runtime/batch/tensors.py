@@ -1,0 +1,60 @@
+"""A step's arrays as torch's tensors, and back, in the same memory.
+
+A batch is made of arrays on the host. What torch computes takes tensors, and a device's inputs are compared as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from vnext.kernels.arrays import as_array, as_tensor
+from vnext.models.layers.batch import ForwardBatch
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.sampling.inputs import SamplingInputs
+
+
+def tensors_of_step(inputs: StepInputs) -> StepInputs:
+    """The step with a tensor in the place of each array that a forward or sampling takes."""
+    sampling = inputs.sampling and tensors_of_sampling(inputs.sampling)
+    return inputs._replace(forward=tensors_of_batch(inputs.forward), sampling=sampling)
+
+
+def tensors_of_batch(batch: ForwardBatch) -> ForwardBatch:
+    """The batch as tensors. Its host copies and the tokens of adapters stay arrays."""
+    return _batch(batch, _as_tensor)
+
+
+def tensors_of_sampling(inputs: SamplingInputs) -> SamplingInputs:
+    """The parameters as tensors."""
+    return _sampling(inputs, _as_tensor)
+
+
+def arrays_of_step(inputs: StepInputs) -> StepInputs:
+    """The step with arrays in the place of tensors on the CPU."""
+    return inputs._replace(
+        forward=_batch(inputs.forward, _as_array), sampling=inputs.sampling and _sampling(inputs.sampling, _as_array)
+    )
+
+
+def _batch(batch: ForwardBatch, change: Callable[[Any], Any]) -> ForwardBatch:
+    return _fields(batch, change)._replace(groups=tuple(_fields(group, change) for group in batch.groups))
+
+
+def _sampling(inputs: SamplingInputs, change: Callable[[Any], Any]) -> SamplingInputs:
+    nested = {name: getattr(inputs, name) for name in ("penalties", "bias", "banned", "allowed")}
+    return _fields(inputs, change)._replace(**{name: _fields(part, change) for name, part in nested.items() if part is not None})
+
+
+def _fields(part: Any, change: Callable[[Any], Any]) -> Any:
+    return type(part)(*map(change, part))
+
+
+def _as_tensor(field: Any) -> Any:
+    return as_tensor(field) if isinstance(field, np.ndarray) else field
+
+
+def _as_array(field: Any) -> Any:
+    return as_array(field) if hasattr(field, "data_ptr") else field

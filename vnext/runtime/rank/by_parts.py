@@ -1,0 +1,66 @@
+"""By parts: steps as a family's forward, its logits and sampling, in torch. Serves every model, device and kind of sampling.
+
+Owns nothing that steps change but the sums of prompts: parameters and cache are the runner's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from vnext.models.config.model_config import ModelConfig
+from vnext.models.layers.adapted import AdaptedForward, Slots
+from vnext.models.layers.batch import ForwardBatch
+from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.layers import embed
+from vnext.models.layers.sharding import Parallel
+from vnext.models.registry import Family
+from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
+from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.batch.tensors import tensors_of_step
+from vnext.sampling.sampling import sample
+
+
+class ByParts:
+    """A model whose parameters are tensors."""
+
+    def __init__(self, family: Family, params: Any, config: ModelConfig, parallel: Parallel, slots: Slots | None) -> None:
+        self._family, self._params, self._config, self._parallel = family, params, config, parallel
+        self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
+        self._sums = PromptSums()
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:
+        """Compute one step of arrays or tensors on the CPU: write to the cache, sample a token for each sampled row."""
+        inputs = tensors_of_step(inputs)
+        if inputs.prompts is None:
+            return self._sampled(self._hidden(inputs.forward, kv), inputs)
+        prompts, forward = inputs.prompts, inputs.forward
+        places = places_of(forward.sample_at.numpy(), prompts)
+        hidden = self._hidden(forward._replace(sample_at=places.at), kv)
+        outputs = self._sampled(hidden[places.samples], inputs)
+        computed = compute(prompts, hidden[places.prompts], self.logits)
+        return replace(outputs, prompts=self._sums.results(prompts, computed))
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding [T, hidden]; every rank asks for the same."""
+        return embed(self._params.embedding, token_ids, self._parallel)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states [S, hidden] -> float32 [S, V]; every rank asks for the same."""
+        found: torch.Tensor = self._family.logits(self._params, hidden, self._config, self._parallel)
+        return found
+
+    def _hidden(self, batch: ForwardBatch, kv: KvCache) -> torch.Tensor:
+        forward = self._adapted if batch.adapters else self._family.forward
+        hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
+        return hidden
+
+    def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:
+        if inputs.sampling is None:
+            return NOTHING_SAMPLED
+        sampled = sample(self.logits(hidden), inputs.sampling)
+        return StepOutputs(sampled.tokens.numpy(), reported(sampled, inputs.logprobs))
