@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import runpy
 import sys
 import sysconfig
@@ -104,7 +103,7 @@ COMPILED = [
     ),  # Linux only
 ]
 
-# One file per instruction set, chosen at run time; other machines use the portable one.
+# One file per instruction set, chosen at run time; the portable one is for every machine.
 CPU_KERNELS = "vnext.kernels.cpu._native"
 CPU_FOLDER = Path("vnext") / "kernels" / "cpu" / "src"
 CPU_WARNINGS = [*WARNINGS, "-Wshadow", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # intrinsics start from undefined values
@@ -113,19 +112,23 @@ CPU_FLAGS = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", UNFUSED, *CPU_WA
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 BF16_FLAGS = [*AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"]
-LEVEL_FLAGS = {
+X86_FLAGS = {
     "level_avx2.cpp": AVX2_FLAGS,
     "level_avx512.cpp": AVX512_FLAGS,
     "level_avx512_bf16.cpp": BF16_FLAGS,
     "level_amx.cpp": [*BF16_FLAGS, "-mamx-tile", "-mamx-bf16"],
 }
+ARM_FLAGS = {"level_neon.cpp": [], "level_neon_bf16.cpp": ["-march=armv8.2-a+bf16"]}
+LEVEL_FLAGS = X86_FLAGS | ARM_FLAGS
+PROCESSORS = {"x86_64": X86_FLAGS, "amd64": X86_FLAGS, "aarch64": ARM_FLAGS, "arm64": ARM_FLAGS}
 
 
 def cpu_kernels() -> Extension:
     """The CPU kernels. Without a compiler, the plain torch implementations run; `vnext doctor` reports which."""
-    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    processor = sysconfig.get_platform().rpartition("-")[2]  # what is compiled for, which a cross compiler's user names
+    others = LEVEL_FLAGS.keys() - PROCESSORS.get(processor, {}).keys()
     found = sorted((ROOT / CPU_FOLDER).rglob("*.cpp"))
-    sources = [path.relative_to(ROOT).as_posix() for path in found if is_x86 or path.name not in LEVEL_FLAGS]
+    sources = [path.relative_to(ROOT).as_posix() for path in found if path.name not in others]
     headers = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / CPU_FOLDER).rglob("*.h"))
     return Extension(
         CPU_KERNELS,

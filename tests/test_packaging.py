@@ -88,9 +88,12 @@ def test_launches_are_built_where_torch_is(root: Path, monkeypatch: pytest.Monke
     assert name not in {each.name for each in setup_arguments(root, monkeypatch)["ext_modules"]}
 
 
-@pytest.mark.parametrize(("machine", "levels"), [("x86_64", 5), ("aarch64", 1)])
-def test_another_processor_has_the_portable_kernels(root: Path, monkeypatch: pytest.MonkeyPatch, machine: str, levels: int) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
+@pytest.mark.parametrize(
+    ("platform", "levels"),
+    [("linux-x86_64", 5), ("win-amd64", 5), ("linux-aarch64", 3), ("macosx-11.0-arm64", 3), ("linux-riscv64", 1)],
+)
+def test_each_processor_has_its_own_kernels(root: Path, monkeypatch: pytest.MonkeyPatch, platform: str, levels: int) -> None:
+    monkeypatch.setattr("sysconfig.get_platform", lambda: platform)
     reported = setup_arguments(root, monkeypatch)
     (built,) = (each for each in reported["ext_modules"] if each.name == "vnext.kernels.cpu._native")
     found = [Path(source).name for source in built.sources if "/level_" in source]

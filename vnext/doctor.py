@@ -93,7 +93,7 @@ def cpu_kernels() -> str:
     """Whether the CPU's kernels were compiled, and their instruction set."""
     if not native.is_built():
         return f"plain torch: {native.why_absent()}"
-    names = [level.name.lower() for level in native.Level if level <= native.best_level()]
+    names = [level.name.lower() for level in native.levels()]
     return f"compiled, {names[-1]}" + (f" (--isa can choose {', '.join(names[:-1])})" if names[1:] else "")
 
 

@@ -11,7 +11,11 @@ import torch
 from vnext.kernels.cpu import native
 
 needs_native = pytest.mark.skipif(not native.is_built(), reason="the CPU kernels were not compiled here")
-LEVELS = [level for level in native.Level if native.is_built() and level <= native.best_level()]
+LEVELS = native.levels() if native.is_built() else ()
+OWN_PRODUCTS = {native.Level.AVX512_BF16, native.Level.NEON_BF16}
+"""Levels whose products of bfloat16 have an order of their own."""
+OWN_ATTENTION = {native.Level.AVX512_BF16, native.Level.AMX}
+"""Levels whose attention in bfloat16 has an order of its own."""
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
 """Largest relative error of one rounding."""
 

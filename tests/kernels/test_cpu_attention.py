@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import Sequences, make_sequences
-from cpu_levels import LEVELS, ROUNDING, needs_native, using, within
+from cpu_levels import LEVELS, OWN_ATTENTION, ROUNDING, needs_native, using, within
 
 from vnext.kernels.cpu import attention
 from vnext.kernels.cpu.native import Level
@@ -129,7 +129,7 @@ def test_rows_that_share_blocks_get_what_each_would_get_alone(heads: int, dtype:
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level >= Level.AVX512_BF16])
+@pytest.mark.parametrize("level", [level for level in LEVELS if level in OWN_ATTENTION])
 @pytest.mark.parametrize("shape", [(3, 1, 64, 16), (4, 2, 128, 8)])
 def test_many_decodes_are_their_prompts(shape: tuple[int, int, int, int], level: Level) -> None:
     """A wrong last bit of a sum shows in one rounded result of some ten thousands: so there are many of them."""
@@ -151,7 +151,7 @@ def test_vector_levels_agree_in_every_bit(dtype: torch.dtype, shape: tuple[int, 
     sequences = typed(make_sequences([300, 77, 17], *shape), dtype)
     found = []
     for level in LEVELS:
-        if Level.AVX2 <= level and (level < Level.AVX512_BF16 or dtype is torch.float32):
+        if level != Level.PORTABLE and (level not in OWN_ATTENTION or dtype is torch.float32):
             with using(level):
                 found.append(torch.cat(attend(sequences, [(0, 0, 300), (1, 70, 77), (2, 16, 17)], Options(window=200))))
     assert all(torch.equal(one, found[0]) for one in found[1:])

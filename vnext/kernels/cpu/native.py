@@ -17,13 +17,16 @@ NAME = "vnext.kernels.cpu._native"
 
 
 class Level(IntEnum):
-    """Instruction sets, each with all before it. All but AVX512_BF16 give the same bits for bfloat16 products."""
+    """Instruction sets; a processor has those of its architecture. For bfloat16 products all but AVX512_BF16 and NEON_BF16 give
+    the same bits."""
 
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
     AMX = 4
+    NEON = 5
+    NEON_BF16 = 6
 
 
 class Kind(IntEnum):
@@ -98,6 +101,11 @@ def start(threads: int, spin_us: int) -> None:
 def best_level() -> Level:
     """The best instruction set of this machine."""
     return Level(module().best_level())
+
+
+def levels() -> tuple[Level, ...]:
+    """The instruction sets that this machine has, from the plainest to the best. Raises RuntimeError where none is compiled."""
+    return tuple(level for level in Level if module().has_level(level))
 
 
 def level() -> Level:

@@ -21,6 +21,7 @@ from vnext.replay.rerun.numerics import prepare
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8")
 CACHES = ("auto", "int8")
+KERNELS = ("torch", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16")
 OTHERWISE = {
     "dtype": "dtype", "quantization": "quantization", "kv-cache-dtype": "kv_cache_dtype", "kernels": "kernels",
     "deterministic": "deterministic", "tp": "ranks",
@@ -54,7 +55,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantization of the weights")
     parser.add_argument("--kv-cache-dtype", choices=CACHES, help="data type of keys and values")
-    parser.add_argument("--kernels", metavar="NAME", help="kernels: torch, portable, avx2, avx512, avx512_bf16 or amx")
+    parser.add_argument("--kernels", metavar="NAME", help=f"kernels: {', '.join(KERNELS)}")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, help="as in vnext serve")
     parser.add_argument("--tp", metavar="N", type=int, dest="ranks", help="number of ranks that share each layer (run in turns)")
     parser.add_argument("--threads", type=int, help="threads (default: chosen for the machine)")

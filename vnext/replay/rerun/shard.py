@@ -82,7 +82,7 @@ class Kernels:
             known = ", ".join((TORCH, *levels))
             raise CannotRun(f"there are no kernels {name!r} here: choose of {known} with --kernels")
         self._level = levels.get(name)
-        if self._level is not None and self._level > native.best_level():
+        if self._level is not None and self._level not in native.levels():
             best = native.best_level().name.lower()
             raise CannotRun(f"this machine cannot run the kernels {name!r}, at best {best}: give --kernels {best}")
         self.is_torch = name == TORCH or not native.is_built()

@@ -1,8 +1,8 @@
 /* What every instruction set provides, and how the best one of this machine is found.
 
    One table of functions per level; the entry points (linear.cpp, attention.cpp, rows.cpp, sampling.cpp) cut the work
-   and call through the table. All levels but AVX512_BF16 give the same bits for bfloat16 products: the order of
-   tdpbf16ps. */
+   and call through the table. All levels but AVX512_BF16 and NEON_BF16 give the same bits for bfloat16 products: the order
+   of tdpbf16ps. */
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace vnx {
 
-enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, LEVEL_COUNT };
+/* A processor has those of its architecture, rising, up to its best one; every processor has PORTABLE. Logs name them. */
+enum Level : int { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON, NEON_BF16 };
 enum Kind : int { FLOAT32, BFLOAT16, INT8, BFLOAT16_WIDE_NORM };
 enum Gate : int { NO_GATE, SILU, GELU_TANH };
 
@@ -184,10 +185,13 @@ struct Kernels {
 extern const Kernels portable_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels, avx512_kernels, avx512_bf16_kernels, amx_kernels;
+#elif defined(__aarch64__)
+extern const Kernels neon_kernels, neon_bf16_kernels;
 #endif
 
 /* The best level that this machine and its system allow. */
 Level best_level();
+bool has_level(int level);
 /* Use a level for all later calls; false where this machine lacks it. */
 bool set_level(int level);
 Level current_level();

@@ -200,6 +200,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("configure_team", do_configure, "configure_team(members, spin_us)"),
     VNX_ENTRY("team_size", get_team_size, "team_size() -> members"),
     VNX_ENTRY("best_level", get_best_level, "best_level() -> level"),
+    VNX_ENTRY("has_level", has_level, "has_level(level) -> whether this machine has it"),
     VNX_ENTRY("level", get_level, "level() -> level in use"),
     VNX_ENTRY("set_level", set_level, "set_level(level) -> whether this machine has it"),
     VNX_ENTRY("packed_bytes", packed_bytes, "packed_bytes(out, in, kind, gate) -> bytes"),
@@ -240,6 +241,7 @@ PyMethodDef methods[] = {
 
 const Constant constants[] = {
     CONSTANT(PORTABLE) CONSTANT(AVX2) CONSTANT(AVX512) CONSTANT(AVX512_BF16) CONSTANT(AMX)
+    CONSTANT(NEON) CONSTANT(NEON_BF16)
     CONSTANT(FLOAT32) CONSTANT(BFLOAT16) CONSTANT(INT8) CONSTANT(BFLOAT16_WIDE_NORM)
     CONSTANT(NO_GATE) CONSTANT(SILU) CONSTANT(GELU_TANH)
     VNX_STACK_LAYER(VNX_LAYER) VNX_PLACES(StackLayer)

@@ -28,6 +28,34 @@ template <int I>
 inline Lanes code_of(CodeWords x) {
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(I == 3 ? x : _mm512_slli_epi32(x, 24 - 8 * I), 24))};
 }
+#elif defined(VNX_NEON)
+struct CodeWords {
+    Words v[4];
+};
+/* Register by register. */
+template <typename F>
+inline CodeWords joined(CodeWords x, CodeWords y, F join) {
+    return {{join(x.v[0], y.v[0]), join(x.v[1], y.v[1]), join(x.v[2], y.v[2]), join(x.v[3], y.v[3])}};
+}
+inline CodeWords every_fourth(const int8_t *const *rows, int64_t d) {
+    return {{loaded<Words>(rows[0] + d), loaded<Words>(rows[4] + d), loaded<Words>(rows[8] + d), loaded<Words>(rows[12] + d)}};
+}
+inline CodeWords low_words(CodeWords x, CodeWords y) {
+    return joined(x, y, [](Words a, Words b) { return Words(vzip1q_u32(a, b)); });
+}
+inline CodeWords high_words(CodeWords x, CodeWords y) {
+    return joined(x, y, [](Words a, Words b) { return Words(vzip2q_u32(a, b)); });
+}
+inline CodeWords low_doubles(CodeWords x, CodeWords y) {
+    return joined(x, y, [](Words a, Words b) { return Words(vzip1q_u64(uint64x2_t(a), uint64x2_t(b))); });
+}
+inline CodeWords high_doubles(CodeWords x, CodeWords y) {
+    return joined(x, y, [](Words a, Words b) { return Words(vzip2q_u64(uint64x2_t(a), uint64x2_t(b))); });
+}
+template <int I>
+inline Lanes code_of(CodeWords x) {
+    return each([&](int i) { return __builtin_convertvector(Integers(x.v[i] << (24 - 8 * I)) >> 24, Floats); });
+}
 #else
 struct CodeWords {
     __m256i a, b;
@@ -93,15 +121,16 @@ inline void add_word(CodeWords word, Lanes scale, const float *query, int64_t wi
 template <int L>
 __attribute__((noinline)) void multiply_few(const float *query, int64_t width, int64_t head_dim, const RowsOfPiece<int8_t> &rows,
                                             const PieceScales<int8_t> &scales, int begin, NextLines &, float *dots) {
-    Lanes dot[FEW_GROUPS][L];
-    for (int group = 0; group < FEW_GROUPS; ++group)
+    constexpr int GROUPS = few_groups(L);
+    Lanes dot[GROUPS][L];
+    for (int group = 0; group < GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
             dot[group][lane] = all(0.0f);
     const int8_t *const *keys = rows.key + begin;
     for (uint32_t d = 0; d < uint32_t(head_dim); d += 16) {
         asm("" : "+r"(keys));  // or GCC keeps the rows' places in vector registers
 #pragma GCC unroll 2
-        for (int group = 0; group < FEW_GROUPS; ++group) {
+        for (int group = 0; group < GROUPS; ++group) {
             const Lanes scale = load(scales.key[d / CODES_A_SCALE] + begin + group * 16);
             CodeWords words[4];
             turn_words(keys + group * 16, d, words);
@@ -110,7 +139,7 @@ __attribute__((noinline)) void multiply_few(const float *query, int64_t width, i
                 add_word<L>(words[j], scale, query + d + CODES_A_WORD * j, width, dot[group]);
         }
     }
-    for (int group = 0; group < FEW_GROUPS; ++group)
+    for (int group = 0; group < GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
             store(dots + lane * PIECE_KEYS + begin + group * 16, dot[group][lane]);
 }

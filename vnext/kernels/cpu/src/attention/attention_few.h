@@ -24,30 +24,28 @@ struct FewLanes {
     int32_t low_min, low_max, high_min, high_max;
 };
 
-/* dots [L][PIECE_KEYS] of FEW_GROUPS * 16 keys begin, begin + 1, ... with L queries. */
+/* dots [L][PIECE_KEYS] of few_groups(L) * 16 keys begin, begin + 1, ... with L queries. */
 template <int L, typename T>
 __attribute__((noinline)) void multiply_few(const float *query, int64_t width, int64_t head_dim, const RowsOfPiece<T> &rows,
                                             const PieceScales<T> &, int begin, NextLines &next, float *dots) {
-    Lanes dot[FEW_GROUPS][L];
-    for (int group = 0; group < FEW_GROUPS; ++group)
+    constexpr int GROUPS = few_groups(L);
+    Lanes dot[GROUPS][L];
+    for (int group = 0; group < GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
             dot[group][lane] = all(0.0f);
-    for (int64_t d = 0; d < head_dim; d += 16)
-        for (int group = 0; group < FEW_GROUPS; ++group) {
-            Lanes part[16];
+    for (int64_t d = 0; d < head_dim; d += FEW_DEPTH)
+        for (int group = 0; group < GROUPS; ++group) {
+            Lanes part[FEW_DEPTH];
+            load_turned(rows.key + begin + group * 16, d, part);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i)
-                part[i] = load(rows.key[begin + group * 16 + i] + d);
-            transpose(part);
-#pragma GCC unroll 16
-            for (int i = 0; i < 16; ++i) {
+            for (int i = 0; i < FEW_DEPTH; ++i) {
                 if (i % 4 == 0) next.fetch();
 #pragma GCC unroll 4
                 for (int lane = 0; lane < L; ++lane)
                     dot[group][lane] = fused(part[i], all(query[lane * width + d + i]), dot[group][lane]);
             }
         }
-    for (int group = 0; group < FEW_GROUPS; ++group)
+    for (int group = 0; group < GROUPS; ++group)
         for (int lane = 0; lane < L; ++lane)
             store(dots + lane * PIECE_KEYS + begin + group * 16, dot[group][lane]);
 }
@@ -137,9 +135,10 @@ void walk_few(const AttentionCall &call, FewLanes &few, const RowsOfPiece<T> &ro
     alignas(64) float scores[FEW_LANES * PIECE_KEYS];
     float peak[16] = {}, keep[16];
     const PieceScales<T> scales(rows, call.head_dim);
-    const int64_t keys = (count + 16 * FEW_GROUPS - 1) / (16 * FEW_GROUPS) * FEW_GROUPS * 16, steps = call.head_dim / 16;
+    constexpr int together = 16 * few_groups(L);
+    const int64_t keys = (count + together - 1) / together * together, steps = call.head_dim / 16;
     next.begin(sizeof(T) == 1 ? count * (steps / WIDE_DEPTH + steps % WIDE_DEPTH) : keys * steps / 4);
-    for (int key = 0; key < count; key += 16 * FEW_GROUPS)
+    for (int key = 0; key < count; key += together)
         multiply_few<L>(few.query, call.padded_dim, call.head_dim, rows, scales, key, next, scores);
     score_few(call, few, first, count, scores, peak);
     weigh_few(few, count, peak, scores, keep);

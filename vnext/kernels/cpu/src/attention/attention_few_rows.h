@@ -2,13 +2,45 @@
 #pragma once
 
 #include "attention/attention_next.h"
+#include "isa/lanes_transpose.h"
 
 namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
 constexpr int FEW_LANES = 4;
-constexpr int FEW_GROUPS = 2;  // of sixteen keys whose sums go on side by side: each alone would wait for its own last one
+
+/* Groups of sixteen keys whose sums go on side by side, as each alone would wait for its own last one; and places of d that are
+   turned about at once: as many as the registers hold. */
+#if defined(VNX_NEON)
+constexpr int few_groups(int lanes) { return lanes <= 2 ? 2 : 1; }
+constexpr int FEW_DEPTH = 4;
+
+inline Floats widen(const float *p) { return loaded<Floats>(p); }
+
+/* Places d, d + 1, ... of sixteen rows: part [FEW_DEPTH][16]. */
+template <typename T>
+inline void load_turned(const T *const *rows, int64_t d, Lanes *part) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+            part[j].v[i] = widen(rows[4 * i + j] + d);
+        transpose_four(&part[0].v[i], &part[1].v[i], &part[2].v[i], &part[3].v[i]);
+    }
+}
+#else
+constexpr int few_groups(int) { return 2; }
+constexpr int FEW_DEPTH = 16;
+
+template <typename T>
+inline void load_turned(const T *const *rows, int64_t d, Lanes *part) {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i)
+        part[i] = load(rows[i] + d);
+    transpose(part);
+}
+#endif
 
 /* Where the rows of a piece are in caches of T; the last of them repeats behind it. */
 template <typename T>

@@ -1,6 +1,6 @@
 /* Sixteen floats at a time, the same operations on every instruction set.
 
-   Included once by each level's file with VNX_LEVEL naming its namespace and VNX_AVX512 or VNX_AVX2 set for its
+   Included once by each level's file with VNX_LEVEL naming its namespace and VNX_AVX512, VNX_AVX2 or VNX_NEON set for its
    instructions. Everything here has internal linkage and no template of the standard library is used: an inline
    function that the linker merged across files could bring one level's instructions into another. */
 #pragma once
@@ -10,6 +10,8 @@
 
 #if defined(VNX_AVX512) || defined(VNX_AVX2)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
@@ -141,27 +143,31 @@ inline Lanes load_odd(const bf16 *p) { return {upper_halves(load_words(p)), uppe
 typedef float Floats __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
 typedef int32_t Integers __attribute__((vector_size(16)));
-typedef bf16 Halves __attribute__((vector_size(8)));
-
-/* Registers of 16 bytes, as SSE2 and NEON have them. */
+/* Registers of 16 bytes, as SSE2 and NEON have them. The level NEON adds its own fused multiply-add and rounding. */
 struct Lanes {
     Floats v[4];
 };
-inline bf16 narrow(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return x != x ? bf16(0x7fc0) : bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 template <typename V, typename T>
 inline V loaded(const T *p) {
     V result;
     memcpy(&result, p, sizeof result);
     return result;
 }
+/* GCC 12 converts these vectors one element at a time for Arm. */
+#if defined(__aarch64__)
+inline Floats widen(const bf16 *p) { return (Floats)vshll_n_u16(vld1_u16(p), 16); }
+inline void store_words(bf16 *p, Words x) { vst1_u16(p, vmovn_u32(x)); }
+#else
+typedef bf16 Halves __attribute__((vector_size(8)));
+inline Floats widen(const bf16 *p) { return (Floats)(__builtin_convertvector(loaded<Halves>(p), Words) << 16); }
+inline void store_words(bf16 *p, Words x) {
+    const Halves result = __builtin_convertvector(x, Halves);
+    memcpy(p, &result, sizeof result);
+}
+#endif
 inline void narrow(bf16 *p, Floats x) {
     const Words bits = (Words)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const Halves result = __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0, Halves);
-    memcpy(p, &result, sizeof result);
+    store_words(p, x == x ? rounded : Words{} + 0x7fc0);
 }
 /* The four registers one by one: an array with a running index would lie in memory. */
 template <typename F>
@@ -175,7 +181,7 @@ inline Lanes load(const float *p) {
     return each([=](int i) { return loaded<Floats>(p + 4 * i); });
 }
 inline Lanes load(const bf16 *p) {
-    return each([=](int i) { return (Floats)(__builtin_convertvector(loaded<Halves>(p + 4 * i), Words) << 16); });
+    return each([=](int i) { return widen(p + 4 * i); });
 }
 inline void store(float *p, Lanes x) { memcpy(p, x.v, 64); }
 inline void store(bf16 *p, Lanes x) { narrow(p, x.v[0]), narrow(p + 4, x.v[1]), narrow(p + 8, x.v[2]), narrow(p + 12, x.v[3]); }
@@ -191,15 +197,24 @@ inline Lanes operator*(Lanes a, Lanes b) {
 inline Lanes operator/(Lanes a, Lanes b) {
     return each([&](int i) { return a.v[i] / b.v[i]; });
 }
+#if defined(VNX_NEON)
+inline Lanes fused(Lanes a, Lanes b, Lanes c) {
+    return each([&](int i) { return (Floats)vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
+}
+inline Lanes nearest(Lanes a) {
+    return each([&](int i) { return (Floats)vrndnq_f32(a.v[i]); });
+}
+#else
 inline Lanes fused(Lanes a, Lanes b, Lanes c) { return a * b + c; }
+/* Adding and taking off 1.5 * 2^23 rounds to the nearest whole number: |x| below 2^22. */
+inline Lanes nearest(Lanes a) { return a + all(12582912.0f) - all(12582912.0f); }
+#endif
 inline Lanes larger(Lanes a, Lanes b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
 inline Lanes smaller(Lanes a, Lanes b) {
     return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
 }
-/* Adding and taking off 1.5 * 2^23 rounds to the nearest whole number: |x| below 2^22. */
-inline Lanes nearest(Lanes a) { return a + all(12582912.0f) - all(12582912.0f); }
 inline Lanes where_less(Lanes a, Lanes limit, Lanes b, Lanes c) {
     return each([&](int i) { return a.v[i] < limit.v[i] ? b.v[i] : c.v[i]; });
 }

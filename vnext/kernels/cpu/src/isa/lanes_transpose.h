@@ -80,6 +80,31 @@ inline void transpose(Lanes *rows) {
     }
 }
 
+#elif defined(VNX_NEON)
+
+inline void transpose_four(Floats *a, Floats *b, Floats *c, Floats *d) {
+    const Floats ac = vzip1q_f32(*a, *c), ac_end = vzip2q_f32(*a, *c), bd = vzip1q_f32(*b, *d), bd_end = vzip2q_f32(*b, *d);
+    *a = vzip1q_f32(ac, bd);
+    *b = vzip2q_f32(ac, bd);
+    *c = vzip1q_f32(ac_end, bd_end);
+    *d = vzip2q_f32(ac_end, bd_end);
+}
+
+/* By squares of four: each is turned about, then changes places with the one across the diagonal. */
+inline void transpose(Lanes *rows) {
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j) {
+            Lanes *r = rows + 4 * i;
+            transpose_four(&r[0].v[j], &r[1].v[j], &r[2].v[j], &r[3].v[j]);
+        }
+    for (int i = 0; i < 16; ++i)
+        for (int j = i / 4 + 1; j < 4; ++j) {
+            Floats *here = &rows[i].v[j], *there = &rows[4 * j + i % 4].v[i / 4], held = *here;
+            *here = *there;
+            *there = held;
+        }
+}
+
 #endif
 
 }  // namespace

@@ -9,6 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace vnx {
 namespace {
@@ -57,10 +60,20 @@ Level find_level() {
     if (!has(seven.d, {22, 24}) || !has(saved, {17, 18})) return AVX512_BF16;                     // amx_bf16 amx_tile
     return tiles_permitted() ? AMX : AVX512_BF16;
 }
+#elif defined(__aarch64__)
+/* Every one has NEON. Linux names the rest. */
+Level find_level() {
+#if defined(__linux__)
+    constexpr unsigned long BF16 = 1ul << 14;  // HWCAP2_BF16: bfdot and bfmmla
+    if (getauxval(AT_HWCAP2) & BF16) return NEON_BF16;
+#endif
+    return NEON;
+}
 #else
 Level find_level() { return PORTABLE; }
 #endif
 
+/* Null for a level of another architecture. */
 const Kernels *table_of(int level) {
     switch (level) {
 #if defined(__x86_64__)
@@ -72,9 +85,16 @@ const Kernels *table_of(int level) {
             return &avx512_bf16_kernels;
         case AMX:
             return &amx_kernels;
+#elif defined(__aarch64__)
+        case NEON:
+            return &neon_kernels;
+        case NEON_BF16:
+            return &neon_bf16_kernels;
 #endif
-        default:
+        case PORTABLE:
             return &portable_kernels;
+        default:
+            return nullptr;
     }
 }
 
@@ -88,8 +108,10 @@ Level best_level() {
     return best;
 }
 
+bool has_level(int level) { return level <= best_level() && table_of(level) != nullptr; }
+
 bool set_level(int level) {
-    if (level < PORTABLE || level > best_level()) return false;
+    if (!has_level(level)) return false;
     chosen = static_cast<Level>(level);
     chosen_kernels = table_of(chosen);
     return true;

@@ -20,7 +20,7 @@ constexpr int ROWS_F32 = 8, HALVES_F32 = 2, ROWS_BF16 = 8;
 #elif defined(VNX_AVX2)
 constexpr int ROWS_F32 = 6, HALVES_F32 = 1, ROWS_BF16 = 3;
 #elif defined(__aarch64__)
-constexpr int ROWS_F32 = 6, HALVES_F32 = 1, ROWS_BF16 = 3;
+constexpr int ROWS_F32 = 5, HALVES_F32 = 1, ROWS_BF16 = 3;
 #else
 constexpr int ROWS_F32 = 2, HALVES_F32 = 1, ROWS_BF16 = 1;
 #endif
@@ -170,6 +170,17 @@ inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
         _mm_storeu_si128((__m128i *)(to + at), _mm256_castsi256_si128(packed));
     }
 }
+#elif defined(VNX_NEON)
+inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
+    for (int64_t i = 0; i < count; i += 8) {
+        const int64_t at = i / 64 * 64 + i % 16 / 8 * 32 + i % 64 / 16 * 8;
+        const uint16x8_t bytes = vmovl_u8(vld1_u8(from + i)), magnitudes = vandq_u16(bytes, vdupq_n_u16(0x7f));
+        const float32x4_t low = vcvtq_f32_u32(vmovl_u16(vget_low_u16(magnitudes)));
+        const float32x4_t high = vcvtq_f32_u32(vmovl_high_u16(magnitudes));
+        const uint16x8_t words = vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high));
+        vst1q_u16(to + at, vorrq_u16(words, vshlq_n_u16(vandq_u16(bytes, vdupq_n_u16(0x80)), 8)));
+    }
+}
 #else
 inline void expand(const uint8_t *from, bf16 *to, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
@@ -211,6 +222,10 @@ inline void step_f32(const float *x, int64_t stride, int64_t count, const float 
         UNROLLED for (int r = 0; r < R; ++r)
             sums[h][r] = totals[h][r];
 }
+
+/* R rows from `row` on, at x, times one panel. */
+template <typename X>
+using Rows = void (*)(const LinearCall &, const X *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &);
 
 template <int R>
 void rows_f32(const LinearCall &call, const float *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
@@ -265,19 +280,19 @@ void rows_bf16(const LinearCall &call, const float *x, int64_t stride, int64_t r
         finish_row(call, row + r, panel, first[r], second[r]);
 }
 
-typedef void (*Rows)(const LinearCall &, const float *, int64_t, int64_t, int64_t, const void *, Ahead &);
 template <int... R>
 struct RowForms {
-    static constexpr Rows F32[] = {rows_f32<R + 1>...}, BF16[] = {rows_bf16<R + 1>...};
+    static constexpr Rows<float> F32[] = {rows_f32<R + 1>...}, BF16[] = {rows_bf16<R + 1>...};
 };
 template <int N, int... R>
 struct FormsUpTo : FormsUpTo<N - 1, N - 1, R...> {};
 template <int... R>
 struct FormsUpTo<0, R...> : RowForms<R...> {};
 
-/* x float32 [row1 - row0][stride]. A panel stays in the first cache while the rows pass, in blocks of nearly the same size, at
-   most `most`. */
-inline void in_blocks(const Rows *forms, int most, const LinearCall &call, const float *x, int64_t stride, int64_t row0,
+/* x [row1 - row0][stride]. A panel stays in the first cache while the rows pass, in blocks of nearly the same size, at most
+   `most`: a small last one would wait for its own sums instead of for the units that multiply. */
+template <typename X>
+inline void in_blocks(const Rows<X> *forms, int most, const LinearCall &call, const X *x, int64_t stride, int64_t row0,
                       int64_t row1, int64_t panel0, int64_t panel1) {
     const Packed &w = *call.weight;
     const int64_t rows = row1 - row0, blocks = (rows + most - 1) / most;

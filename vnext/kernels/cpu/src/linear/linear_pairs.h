@@ -26,14 +26,13 @@ inline void half_step(const bf16 *x, int64_t stride, const bf16 *weights, __m512
 }
 
 template <int R>
-void rows_pairs(const LinearCall &call, int64_t row, int64_t panel, const bf16 *weights, Ahead &ahead) {
-    const int64_t steps = (call.weight->in + STEP - 1) / STEP, stride = call.x_stride;
-    const bf16 *x = static_cast<const bf16 *>(call.x) + row * stride;
+void rows_pairs(const LinearCall &call, const bf16 *x, int64_t stride, int64_t row, int64_t panel, const void *weights, Ahead &ahead) {
+    const int64_t steps = (call.weight->in + STEP - 1) / STEP;
     __m512 first[R], second[R];
     for (int r = 0; r < R; ++r)
         first[r] = second[r] = _mm512_setzero_ps();
     for (int64_t step = 0; step < steps; ++step) {
-        const bf16 *at = weights + step * 1024;
+        const bf16 *at = static_cast<const bf16 *>(weights) + step * 1024;
         ahead.fetch();
         half_step<R>(x + step * STEP, stride, at, first);
         half_step<R>(x + step * STEP, stride, at + 512, second);
@@ -42,25 +41,14 @@ void rows_pairs(const LinearCall &call, int64_t row, int64_t panel, const bf16 *
         finish_row(call, row + r, panel, {first[r]}, {second[r]});
 }
 
-typedef void (*PairRows)(const LinearCall &, int64_t, int64_t, const bf16 *, Ahead &);
-constexpr PairRows PAIR_FORMS[PAIR_ROWS + 1] = {
-    nullptr,       rows_pairs<1>, rows_pairs<2>, rows_pairs<3>,  rows_pairs<4>,  rows_pairs<5>, rows_pairs<6>,
-    rows_pairs<7>, rows_pairs<8>, rows_pairs<9>, rows_pairs<10>, rows_pairs<11>, rows_pairs<12>};
+constexpr Rows<bf16> PAIR_FORMS[PAIR_ROWS] = {rows_pairs<1>, rows_pairs<2>,  rows_pairs<3>,  rows_pairs<4>,
+                                              rows_pairs<5>, rows_pairs<6>,  rows_pairs<7>,  rows_pairs<8>,
+                                              rows_pairs<9>, rows_pairs<10>, rows_pairs<11>, rows_pairs<12>};
 
-/* x must be readable up to whole steps. Rows pass in blocks of nearly the same size: a small last one would wait for its
-   own sums instead of for the units that multiply. */
+/* x must be readable up to whole steps. */
 void linear_pairs(const LinearCall &call, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1) {
-    const Packed &w = *call.weight;
-    const int64_t rows = row1 - row0, blocks = (rows + PAIR_ROWS - 1) / PAIR_ROWS;
-    Ahead ahead(call, panel0, panel1, rows, blocks);
-    for (int64_t panel = panel0; panel < panel1; ++panel) {
-        const bf16 *weights = bf16_panel(w, panel);
-        ahead.begin(panel + 1);
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t row = row0 + rows * block / blocks, end = row0 + rows * (block + 1) / blocks;
-            PAIR_FORMS[end - row](call, row, panel, weights, ahead);
-        }
-    }
+    const bf16 *x = static_cast<const bf16 *>(call.x) + row0 * call.x_stride;
+    in_blocks(PAIR_FORMS, PAIR_ROWS, call, x, call.x_stride, row0, row1, panel0, panel1);
 }
 
 }  // namespace

@@ -34,6 +34,13 @@ inline __m256 eight_codes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 inline Lanes load_codes(const int8_t *p) { return {eight_codes(p), eight_codes(p + 8)}; }
+#elif defined(VNX_NEON)
+inline Lanes load_codes(const int8_t *p) {
+    const int8x16_t codes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(codes)), high = vmovl_high_s8(codes);
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_high_s16(high))}};
+}
 #else
 inline Lanes load_codes(const int8_t *p) {
     float numbers[16];
