@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import zmq
 from fake_engine import FakeEngine, wait_until
 
-from vnext.runtime.client.client import EngineClient, EngineDead, Refused
+from vnext.runtime.client.client import MESSAGES_A_TURN, EngineClient, EngineDead, Refused
 from vnext.runtime.client.client_sync import SyncEngineClient
 from vnext.runtime.merged_output import MergedOutput
 from vnext.runtime.messages import Goodbye, Ping, RequestOutput, ResetPrefixCache, SubmitRequest
@@ -64,6 +65,28 @@ def test_stream_gives_every_token_once_and_ends() -> None:
         with_client(engine, use)
         engine.wait_for(lambda: len(engine.of_kind(Goodbye)) == 1)
         assert not [message for message in engine.received if hasattr(message, "reason")]
+
+
+def test_an_engine_that_is_ahead_does_not_keep_the_loop() -> None:
+    turns = 0
+
+    async def use(client: EngineClient) -> None:
+        nonlocal turns
+        stream = client.submit_all([request("a")])
+        await asyncio.sleep(0.05)
+        engine.running.set()
+        while engine._live:
+            time.sleep(0.01)  # in which the loop reads nothing
+        time.sleep(0.05)
+        while client.live_count:
+            turns += 1
+            await asyncio.sleep(0)
+        await stream.take()
+
+    with FakeEngine(count_up) as engine:
+        engine.running.clear()
+        with_client(engine, use)
+    assert turns >= 100 // MESSAGES_A_TURN
 
 
 def test_slow_consumer_gets_one_merged_output() -> None:

@@ -40,6 +40,7 @@ from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
 GOODBYE_LINGER_MS = 500
+MESSAGES_A_TURN = 16  # as many tokens of a stream as go out in one write, and a millisecond of the event loop
 _READABLE = int(zmq.POLLIN)
 
 
@@ -53,6 +54,7 @@ class EngineClient:
         self._context = zmq.Context()
         self._socket = _dealer(self._context)
         self._unsent: list[bytes] = []
+        self._reads_on = False
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._streams: dict[str, OutputStream] = {}
         self._numbers: dict[str, int] = {}  # of requests that the engine core names by number
@@ -188,13 +190,24 @@ class EngineClient:
             self._read()
 
     def _read(self) -> None:
-        """Take in all that has arrived. ZMQ's file reports a change once, and a change that sending has seen not at all."""
-        while self._socket.get(zmq.EVENTS) & _READABLE and self._death is None:
+        """Take in what has arrived, the rest in the next turn: an engine that is ahead must not keep the loop. ZMQ's file reports
+        a change once, and a change that sending has seen not at all."""
+        for _ in range(MESSAGES_A_TURN):
+            if not self._socket.get(zmq.EVENTS) & _READABLE or self._death is not None:
+                return
             self._silence.heard()
             try:
                 self._receive(engine_decoder.decode(self._socket.recv()))
             except msgspec.MsgspecError as error:
                 self._die(f"The engine core sent a message that this version cannot read: {error}.")
+        if not self._reads_on:
+            self._reads_on = True
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._reads_on = False
+        if not self._socket.closed:
+            self._read()
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
         gone = tuple(sorted(name for name in names if self._forget(name) is not None))
