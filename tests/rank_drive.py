@@ -58,7 +58,7 @@ def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cp
 
 
 def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms) -> Rank:
-    return Rank(0, LaterSteps(step_maker(runner, device, forms)))
+    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft else None)))
 
 
 def host_rank(runner: ModelRunner) -> Rank:

@@ -22,6 +22,7 @@ from vnext.sampling.sampling import sampler_for
 ON_DEVICE = {"device": "cuda", "executor": "inproc", "enforce_eager": True, "num_blocks_override": 600, "digest_interval": 16}
 WAYS: dict[str, dict[str, Any]] = {
     "scheduled ahead": {}, "in step": {"async_scheduling": False}, "preempted": {"num_blocks_override": 60, "max_model_len": 512},
+    "in chunks": {"max_num_batched_tokens": 64, "max_num_seqs": 40},
 }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def expected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Answer]]:
         yield found
 
 
-@pytest.mark.parametrize(("method", "way"), [*zip(("ngram", "suffix", "grammar"), WAYS, strict=True)])
+@pytest.mark.parametrize(("method", "way"), [*zip(("ngram", "suffix", "grammar", "draft model"), WAYS, strict=True)])
 def test_an_engine_on_a_device_answers_as_one_on_the_cpu_without_drafts(
     expected: list[Answer], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, way: str
 ) -> None:

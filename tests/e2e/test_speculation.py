@@ -150,7 +150,7 @@ def test_a_speculation_that_cannot_be_is_refused(config: object, sentence: str) 
 
 
 def test_a_method_that_drafts_with_a_model_is_refused_on_a_gpu() -> None:
-    with pytest.raises(Exception, match="method mtp, which does not draft on a GPU yet: take ngram, suffix, grammar, or device cpu"):
+    with pytest.raises(Exception, match="method mtp, which does not draft on a GPU yet: take ngram, suffix, grammar, draft_model, or device cpu"):
         LLM(device="cuda", speculative_config={"method": "mtp"})
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from device_twin import WaitingError
 from device_watch import watch_steps
 from graph_cases import answers
@@ -16,10 +17,12 @@ from msgspec.structs import replace
 from rank_drive import WINDOWS, repetitive_arrivals, tiny_checkpoint
 
 from vnext.kernels.table import Operations
-from vnext.runtime.batch.draft_rows import Drafted
-from vnext.runtime.gpu.buckets import Shapes
+from vnext.runtime.batch.draft_rows import Drafted, Kept
+from vnext.runtime.gpu import unread
+from vnext.runtime.gpu.buckets import Shapes, choose_form
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import HostStep
+from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.unread import LaterDrafts, Unread
 from vnext.state.config import Speculation
 from vnext.state.events import RequestArrived
@@ -27,6 +30,7 @@ from vnext.state.params import Constraint
 from vnext.state.state import StepInFlight
 
 NGRAM = Speculation(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=3)
+MODEL = Speculation(method="draft_model", model="itself", num_speculative_tokens=3)
 EAGER, GRAPHS = Shapes((), ()), Shapes((4, 24), (24,))
 
 
@@ -62,6 +66,44 @@ def test_graphs_of_drafted_steps_give_the_tokens_without_drafts(
     assert sum(map(sum, drafts.values())) > 20 and min(drafts[4]) == 0 < max(drafts[4])
 
 
+def test_a_model_drafts_in_graphs_and_pieces(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that drafts for itself by its own graphs is right, but behind a stop token."""
+    folder, run_step, kept = tiny_checkpoint(tmp_path / "tiny"), ModelDrafts._run_step, unread.kept
+    forms, drafts = defaultdict[str, int](int), [0, 0]
+
+    def watched(self: ModelDrafts, step: HostStep) -> torch.Tensor | None:
+        forms[choose_form(len(step.token_ids), step.is_decode, False, self._forms.shapes).form] += 1
+        return run_step(self, step)
+
+    def counted(*arguments: object) -> Kept:
+        found = kept(*arguments)
+        drafts[0], drafts[1] = drafts[0] + sum(found.drafted), drafts[1] + sum(found.counts) - len(found.counts)
+        return found
+
+    monkeypatch.setattr(ModelDrafts, "_run_step", watched)
+    monkeypatch.setattr(unread, "kept", counted)
+    expected, _ = answers(kernels, folder, EAGER, 7, arrive=repetitive_arrivals)
+    found, ran = answers(kernels, folder, GRAPHS, 7, arrive=repetitive_arrivals, speculation=MODEL, drafts_itself=True)
+    assert found == expected and ran["eager"] == 0
+    assert forms["graph"] > 20 and forms["pieces"] > 3 and forms["eager"] == 0
+    assert drafts[0] > 40 and drafts[1] > 0.9 * drafts[0]
+
+
+def test_a_draft_that_a_row_takes_is_seen(kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what the draft model draws counts and becomes the row's last token, as a graph of the model's own step has it."""
+    folder, host_step = tiny_checkpoint(tmp_path / "tiny"), ModelDrafts._host_step
+
+    def taken(self: ModelDrafts, runs: object, everywhere: bool | None) -> HostStep:
+        found = host_step(self, runs, everywhere)
+        return found._replace(samples=found.samples._replace(takers=found.samples.rows))
+
+    monkeypatch.setattr(ModelDrafts, "_host_step", taken)
+    with pytest.raises(AssertionError, match="fed otherwise: .*counted tokens"):
+        answers(kernels, folder, GRAPHS, 4, arrive=repetitive_arrivals, speculation=MODEL, drafts_itself=True)
+
+
 def undrafted(count: int, seed: int) -> list[RequestArrived]:
     """Requests that ask for no drafts."""
     arrivals = repetitive_arrivals(count, seed)
@@ -79,17 +121,17 @@ def test_rows_that_do_not_draft_wait_for_nothing(
     kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes: Shapes
 ) -> None:
     """In an engine with drafts. A step that drafts waits, and so would all steps if they read what they need not."""
-    folder, watches, unread, look = tiny_checkpoint(tmp_path / "tiny"), watch_steps(monkeypatch), [], Unread.look
+    folder, watches, lengths, look = tiny_checkpoint(tmp_path / "tiny"), watch_steps(monkeypatch), [], Unread.look
 
     def looked(self: Unread) -> None:
         look(self)
-        unread.append(len(self._deeds))
+        lengths.append(len(self._deeds))
 
     monkeypatch.setattr(Unread, "look", looked)
     given = {"speculation": NGRAM, "pipeline_depth": 3}
     answers(kernels, folder, shapes, arrive=undrafted, **given)
     assert len(watches) > 25 and all(watch.looks > 20 for watch in watches)
-    assert 1 < max(unread) < 10, "what was reported is read"
+    assert 1 < max(lengths) < 10, "what was reported is read"
     with pytest.raises(WaitingError, match="waits for a mark"):
         answers(kernels, folder, shapes, arrive=repetitive_arrivals, **given)
     monkeypatch.setattr(LaterDrafts, "drafted", read_all)

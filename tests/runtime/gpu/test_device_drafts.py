@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from device_twin import TwinDevice
 from llguidance import LLMatcher
+from msgspec.structs import replace
 from rank_drive import (
     WINDOWS,
     Answers,
@@ -27,7 +28,8 @@ from vnext.runtime.batch import batch
 from vnext.runtime.batch.draft_rows import Drafted, Kept
 from vnext.runtime.gpu import unread
 from vnext.runtime.gpu.buckets import Shapes
-from vnext.runtime.gpu.device_batch import DeviceBatch, HostSamples
+from vnext.runtime.gpu.device_batch import DeviceBatch, HostSamples, HostStep
+from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.gpu.unread import LaterDrafts, Unread
@@ -40,6 +42,7 @@ from vnext.sampling.sampling import sampler_for
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import RequestArrived
+from vnext.state.params import Sampling
 from vnext.state.state import StepInFlight
 
 MEMBERS = {"first_name": {"type": "boolean"}, "last_known_address": {"type": "boolean"}, "is_known": {"type": "boolean"}}
@@ -51,6 +54,7 @@ GRAMMARS = (
 )
 NGRAM = Speculation(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3)
 SUFFIX = Speculation(method="suffix", num_speculative_tokens=5, suffix_decoding_min_token_prob=0.0)
+MODEL = Speculation(method="draft_model", model="itself", num_speculative_tokens=3)
 GRAMMAR = Speculation(method="grammar", num_speculative_tokens=6)
 WAYS: dict[str, dict[str, Any]] = {
     "two steps ahead": {}, "in step": {"pipeline_depth": 1}, "three steps ahead, preempted": {"pipeline_depth": 3, "page_count": 34},
@@ -103,6 +107,23 @@ def drafts_in(results: list[Computed]) -> tuple[int, int]:
     return sum(computed), sum(kept) - len(kept)
 
 
+def with_draft_model() -> ModelRunner:
+    """The demo model, which drafts for itself."""
+    runner = runner_of()
+    runner.draft = runner_of()
+    return runner
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_drafts_for_itself_is_right(seen: dict[type, list[Computed]], way: str) -> None:
+    """On the device as on the host: after preemptions, hits in the prefix cache and prompts in pieces, and with penalties."""
+    arrivals = repetitive_arrivals(16, 3, GRAMMARS)
+    found = on_device(with_draft_model(), MODEL, arrivals, **WAYS[way])
+    drafted, kept = drafts_in(seen[LaterSteps])
+    assert found == on_host(runner_of(), None, arrivals, **WAYS[way])
+    assert drafted > 150 and kept > 0.9 * drafted, "but for those behind a stop token"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("speculation", [NGRAM, SUFFIX, GRAMMAR, None], ids=["ngram", "suffix", "grammar", "liar"])
 def test_drafted_steps_give_the_tokens_of_the_host(
@@ -119,13 +140,14 @@ def test_drafted_steps_give_the_tokens_of_the_host(
     assert drafted > 20 and (speculation is None or kept > 10)
 
 
-@pytest.mark.parametrize("speculation", [NGRAM, GRAMMAR], ids=["ngram", "grammar"])
+@pytest.mark.parametrize("speculation", [NGRAM, GRAMMAR, MODEL], ids=["ngram", "grammar", "model"])
 def test_each_step_reports_what_the_host_s_step_does(seen: dict[type, list[Computed]], speculation: Speculation) -> None:
     """Tokens, counts, drafts, log-probabilities and the words of all inputs, masks too: of requests that all come in the first
     turn, so that the steps are the same."""
     arrivals = repetitive_arrivals(3, 7, GRAMMARS)
-    on_device(runner_of(), speculation, arrivals, pipeline_depth=1)
-    on_host(runner_of(), speculation, arrivals, pipeline_depth=1)
+    make = with_draft_model if speculation is MODEL else runner_of
+    on_device(make(), speculation, arrivals, pipeline_depth=1)
+    on_host(make(), speculation, arrivals, pipeline_depth=1)
     device, host = ([each._replace(seconds=0.0) for each in seen[steps]] for steps in (LaterSteps, HostSteps))
     assert device == host and drafts_in(device)[0] > 5
 
@@ -136,7 +158,8 @@ def test_pieces_of_drafted_steps_give_the_tokens_of_whole_ones(
 ) -> None:
     """By the references, in which the twin's graphs see every operation."""
     chosen = plain_operations()
-    monkeypatch.setattr("vnext.models.loading.weights.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
     monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
     folder, arrivals = tiny_checkpoint(tmp_path / "tiny", **changes), repetitive_arrivals(10, 3)
     forms = DeviceForms(operations=chosen, choose=sampler_for("cpu"), shapes=Shapes((), (4, 10, 24)))
@@ -147,6 +170,60 @@ def test_pieces_of_drafted_steps_give_the_tokens_of_whole_ones(
         id_: [token for token, _ in each] for id_, each in expected.items()
     }
     assert rank.steps.made.forms_run["pieces"] > 10 and rank.steps.made.forms_run["eager"] == 0
+
+
+def alternating_arrivals(count: int) -> list[RequestArrived]:
+    """Greedy requests with a few likely tokens, of which penalties choose the one that came least often."""
+    arrivals = repetitive_arrivals(count, 3)
+    for at, arrival in enumerate(arrivals):
+        likely = tuple((token, 60.0 + token / 50) for token in range(5 + at, 9 + at))
+        penalties = {"frequency_penalty": 0.9 * (at % 2), "presence_penalty": 1.5}
+        sampling = Sampling(seed=at, temperature=0.0, max_tokens=20, logit_bias=likely, **penalties)
+        arrivals[at] = replace(arrival, sampling=sampling)
+    return arrivals
+
+
+def count_no_earlier_drafts(self: ModelDrafts, runs: Any, everywhere: Any) -> HostStep:
+    """A bug: penalties do not count the drafts before a draft."""
+    found = host_step(self, runs, everywhere)
+    return found._replace(samples=found.samples._replace(depths=np.zeros_like(found.samples.depths)))
+
+
+def draft_by_old_tables(self: ModelDrafts, runs: Any, everywhere: Any) -> HostStep:
+    """A bug: the device drafts before it knows the rows' new blocks and requests."""
+    taken = self._batch.take_changes()
+    found = host_step(self, runs, everywhere)
+    self._batch.take_changes = lambda: take_changes(self._batch) | taken
+    return found
+
+
+def forget_nothing(self: ModelDrafts, places: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+    """A bug: the draft model keeps what it has computed of drafts that were wrong, and of pages that have a new holder."""
+
+
+host_step, take_changes = ModelDrafts._host_step, DeviceBatch.take_changes
+MODEL_BUGS = [
+    ("_host_step", count_no_earlier_drafts), ("_host_step", draft_by_old_tables), ("forget", forget_nothing),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bug"), MODEL_BUGS, ids=[bug.__name__ for _, bug in MODEL_BUGS])
+def test_planted_bugs_of_a_draft_model_are_seen(
+    seen: dict[type, list[Computed]], monkeypatch: pytest.MonkeyPatch, name: str, bug: Any
+) -> None:
+    """By words of inputs, or by drafts of a model for itself that are wrong: such bugs change no token."""
+    arrivals, way = (repetitive_arrivals(16, 3), alternating_arrivals(16))[name == "_host_step"], WAYS["three steps ahead, preempted"]
+    on_device(with_draft_model(), MODEL, arrivals, **way)
+    right = drafts_in(seen[LaterSteps])
+    seen[LaterSteps].clear()
+    monkeypatch.setattr(ModelDrafts, name, bug)
+    try:
+        on_device(with_draft_model(), MODEL, arrivals, **way)
+    except AssertionError as error:
+        assert "fed otherwise" in str(error)
+        return
+    drafted, kept = drafts_in(seen[LaterSteps])
+    assert drafted - kept > right[0] - right[1]
 
 
 def keep_every_draft(*arguments: Any) -> Kept:

@@ -82,11 +82,15 @@ class DraftBatch:
             if not going:
                 break
             if draft:
-                runs = [Run(row.place, drafts[-1:], len(row.tokens) + draft) for row, drafts in zip(rows, found)]
+                runs = [self._next_run(row, drafts) for row, drafts in zip(rows, found)]
             drawn = self._draw([runs[at] for at in going], [found[at] for at in going] if draft else None)
             for at, token in zip(going, drawn.tolist()):
                 found[at] = np.append(found[at], np.int32(token))
         return found
+
+    def _next_run(self, row: DraftedRow, drafts: np.ndarray) -> Run:
+        """What computes the newest of a row's drafts (int32[n])."""
+        return Run(row.place, drafts[-1:], len(row.tokens) + len(drafts))
 
     def _held_of(self, place: int, length: int) -> int:
         """How many of a row's tokens the draft model holds; at most all but the last of `length`."""

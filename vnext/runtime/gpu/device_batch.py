@@ -8,6 +8,7 @@ row is the null row: padding computes there, and its table leads to a page that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from vnext.kernels.batch_index import BatchOperations
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.batch import PersistentBatch, positions_of
+from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.prompts import PromptInputs
@@ -51,7 +53,7 @@ class HostStep(NamedTuple):
     their row's last token), `asked` (alternatives that each sample reports, -1 none) [S]. int32: query_starts [R + 1],
     contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see batch_index.write_spans), and
     parameters of rows that joined. `width`: blocks of the longest context. `prompts`: what requests want of prompts. `drafted`:
-    the step with true starts, and its drafts.
+    the step with true starts, and its drafts; None for a step of a draft model.
     """
 
     step: int
@@ -66,7 +68,7 @@ class HostStep(NamedTuple):
     width: int
     wants: Wants
     asked: np.ndarray
-    drafted: Drafted
+    drafted: Drafted | None = None
     prompts: PromptInputs | None = None
 
     @property
@@ -76,7 +78,8 @@ class HostStep(NamedTuple):
 
     @property
     def has_drafts(self) -> bool:
-        return len(self.drafted.tokens) > 0
+        """Whether some samples follow drafts, or are taken by no row."""
+        return self.drafted is None or len(self.drafted.tokens) > 0
 
     @property
     def reported(self) -> dict[str, np.ndarray]:
@@ -105,15 +108,15 @@ class DeviceBatch(PersistentBatch):
         device: Device,
         operations: BatchOperations,
         vocabulary: Vocabulary | None = None,
+        drafts_of: Callable[..., DraftBatch] | None = None,
     ) -> None:
-        """`vocabulary`: what constraints are matched with; none arrive without it."""
+        """`vocabulary`: what constraints are matched with; none arrive without it. `drafts_of(batch, table, config)`: a model's
+        drafts, if a model drafts."""
         super().__init__(config, vocab_size)
         self._device, self._grown = device.torch_device, {}
         speculation = config.speculation
         self.masks = RowMasks(config.max_num_seqs, vocabulary, speculation.num_speculative_tokens if speculation else 0)
         self._updates = self._sampling = SamplingUpdates(config, vocab_size, self.masks)
-        self.unread, drafts = Unread(), self._draft_rows(self.masks)
-        self._drafts = drafts and LaterDrafts(drafts, self.unread, self._updates, self._last)
         self.parameters = RowParameters(config.max_num_seqs + 1, vocab_size, device.torch_device)
         self.null_row, self._operations = config.max_num_seqs, operations
         width = blocks_for(config.max_model_len, config.block_size) * self._groups
@@ -121,6 +124,9 @@ class DeviceBatch(PersistentBatch):
         self.table = torch.zeros((config.max_num_seqs + 1, width), dtype=torch.int32, device=here)
         self.table[self.null_row] = config.page_count
         self.last = torch.zeros(config.max_num_seqs + 1, dtype=torch.int64, device=here)
+        self.unread, self._model_drafts = Unread(), drafts_of and drafts_of(self, self._table, config)
+        drafts = self._draft_rows(self.masks, self._model_drafts)
+        self._drafts = drafts and LaterDrafts(drafts, self.unread, self._updates, self._last)
 
     def host_step(self, state: State) -> HostStep:
         """The newest step in flight of `state`. Brings the rows in line with the state first. Waits for the steps before where
@@ -146,9 +152,9 @@ class DeviceBatch(PersistentBatch):
             token_ids=self._token_ids(state, scheduled, rows, places, positions_of(scheduled), starts),
             ahead=self._ahead(scheduled.starts >= state.rows.known[rows], places),
             samples=samples,
-            changes=self._take_grown() | self._updates.take(),
+            changes=self.take_changes(),
             width=blocks_for(int(ends.max()), self._config.block_size),
-            wants=self._updates.wants(samples.rows, samples.positions),
+            wants=self.wants(samples.rows, samples.positions),
             asked=self._updates.logprobs(samples.rows),
             drafted=drafted,
             prompts=self._prompts.inputs(scheduled, places, starts),
@@ -157,7 +163,15 @@ class DeviceBatch(PersistentBatch):
     @property
     def has_drafts(self) -> bool:
         """Whether steps may have drafts."""
-        return self._drafts is not None
+        return self._config.speculation is not None
+
+    def wants(self, rows: np.ndarray, positions: np.ndarray) -> Wants:
+        """As SamplingUpdates.wants."""
+        return self._updates.wants(rows, positions)
+
+    def take_changes(self) -> dict[str, np.ndarray]:
+        """What the device must be sent before it computes anything with the rows as they are; {} after that."""
+        return self._take_grown() | self._updates.take()
 
     def _ahead(self, runs_ahead: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The entries whose first token is on the device alone (int64); `runs_ahead` bool [R]: those that the state does not
@@ -183,7 +197,9 @@ class DeviceBatch(PersistentBatch):
             self._drafts.launched(step.drafted, step.places, samples)
 
     def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
-        """Only records the growth: the tables are on the device."""
+        """Records the growth: the tables are on the device. What drafts with a model reads the host's too."""
+        if self._model_drafts is not None:
+            super()._append(held, more, pages)
         grown = np.flatnonzero(more)
         starts = np.zeros(len(grown) + 1, dtype=np.int64)
         np.cumsum(more[grown], out=starts[1:])

@@ -20,6 +20,7 @@ from vnext.kernels.batch_index import batch_operations
 from vnext.kernels.table import Operations
 from vnext.models.layers.batch import ForwardBatch, PreparedAttention
 from vnext.models.layers.layers import describe_attention
+from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
@@ -106,13 +107,15 @@ class DeviceSteps:
     """The steps of one rank. One thread."""
 
     def __init__(
-        self, device: Device, model: DeviceModel, state: State, forms: DeviceForms, vocabulary: Vocabulary | None = None
-    ) -> None:
-        """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it."""
+        self, device: Device, model: DeviceModel, state: State, forms: DeviceForms, vocabulary: Vocabulary | None = None,
+        drafts_of: Callable[..., DraftBatch] | None = None,
+    ) -> None:  # fmt: skip
+        """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it. `drafts_of`: as
+        DeviceBatch's."""
         config = state.config
         self._device, self._model, self._forms = device, model, forms
         operations = batch_operations(device.torch_device.type)
-        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary)
+        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary, drafts_of)
         self._masking = Masking(
             device, self._batch.masks, self._batch.unread, forms.keep, config.pipeline_depth + WRITTEN_AHEAD
         )

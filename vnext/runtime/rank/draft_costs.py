@@ -12,7 +12,7 @@ from functools import partial
 
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.rank.runner import ModelRunner
-from vnext.runtime.rank.steps import HostSteps, Steps
+from vnext.runtime.rank.steps import Steps
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.events import EngineStarted, RequestArrived, RequestId, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.params import Sampling
@@ -28,14 +28,14 @@ CERTAIN = 1000.0
 """Added to a token's logit: the model repeats it, so `ngram` has a draft in every step."""
 
 
-def draft_costs(runner: ModelRunner, make_steps: Callable[[], Steps], pipeline_depth: int = 1) -> tuple[int, int]:
+def draft_costs(runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], pipeline_depth: int = 1) -> tuple[int, int]:
     """The row_cost and the step_cost of Speculation (0 to 1000 each), in thousandths of the time of a step of one row: what one
     more draft adds, which is one more row and, with a draft model or a head, its step; and what the first adds beyond that. With
     a `pipeline_depth` of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost."""
     timed = partial(_step_seconds, runner, make_steps, pipeline_depth=pipeline_depth)
     _, alone_s, together_s = (timed(rows) for rows in (ROWS, 1, ROWS))  # the first warms up
     draft = runner.draft  # each of its steps in a new block is made anew
-    draft_s = _step_seconds(draft, lambda: HostSteps(draft), 1, block_size=1) if draft else 0.0
+    draft_s = _step_seconds(draft, make_steps, 1, block_size=1) if draft else 0.0
     draft_s = runner.head.step_seconds() if runner.head else draft_s
     row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
     biased_s, drafted_s = (timed(1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
@@ -47,7 +47,7 @@ def _thousandths(share: float) -> int:
 
 
 def _step_seconds(
-    runner: ModelRunner, make_steps: Callable[[], Steps], rows: int, block_size: int = BLOCK_SIZE,
+    runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], rows: int, block_size: int = BLOCK_SIZE,
     speculation: Speculation | None = None, bias: float = 0.0, pipeline_depth: int = 1,
 ) -> float:  # fmt: skip
     """The shortest time of a decode step of this many rows with its two events: what disturbs a step is not its cost."""
@@ -60,7 +60,7 @@ def _step_seconds(
         speculation=speculation,
     )  # fmt: skip
     started = EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
-    steps, state = make_steps(), start(started)
+    steps, state = make_steps(runner), start(started)
     steps.start(state)
     for row in range(rows):
         likes = ((1 + row, bias),) if bias else ()

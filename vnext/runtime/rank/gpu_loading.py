@@ -27,6 +27,7 @@ from vnext.runtime.gpu.cascade import Costs
 from vnext.runtime.gpu.cuda import CudaDevice
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.model import why_not_captured
+from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.draft_costs import BLOCK_SIZE, ROWS, draft_costs
@@ -69,7 +70,7 @@ def why_eager(config: ModelConfig, parallel: Parallel, dtype: torch.dtype, is_fi
 def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
     """The device operations that serve a model on a GPU. Raises SettingsError."""
     config, parallel = runner.config, runner.parallel
-    costs = Costs(runner.block_bytes(1), config.layer_count) if backend_for("cuda").can_capture else None
+    costs = Costs(runner.own_block_bytes(1), config.layer_count) if backend_for("cuda").can_capture else None
     forms = DeviceForms(
         operations=operations("cuda"),
         choose=sampler_for("cuda"),
@@ -116,15 +117,22 @@ def compile_batch_kernels() -> None:
 
 def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> Rank:
     """The rank. Its steps are made when the engine reports the size of its cache."""
-    return Rank(settings.rank, LaterSteps(step_maker(runner, device, device_forms(runner, settings.gpu))))
+    draft_forms = device_forms(runner.draft, settings.gpu) if runner.draft else None
+    return Rank(settings.rank, LaterSteps(step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms)))
 
 
-def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Callable[[State], DeviceSteps]:
-    """A function that makes the cache and the steps, and captures the graphs that most steps need."""
+def step_maker(
+    runner: ModelRunner, device: Device, forms: DeviceForms, draft_forms: DeviceForms | None = None
+) -> Callable[[State], DeviceSteps]:
+    """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_forms`: those of the
+    draft model; without them it does not draft."""
 
     def make(state: State) -> DeviceSteps:
-        model = runner.device_model(state.config.page_count, state.config.block_size)
-        steps = DeviceSteps(device, model, state, forms, runner.vocabulary(state.config.eos_token_ids))
+        sizes = (state.config.page_count, state.config.block_size)
+        model, drafts_of = runner.device_model(*sizes), None
+        if runner.draft is not None and draft_forms is not None:
+            drafts_of = partial(ModelDrafts, device, runner.draft.device_model(*sizes), draft_forms)
+        steps = DeviceSteps(device, model, state, forms, runner.vocabulary(state.config.eos_token_ids), drafts_of)
         steps.prepare()
         return steps
 
@@ -134,8 +142,11 @@ def step_maker(runner: ModelRunner, device: Device, forms: DeviceForms) -> Calla
 def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Device) -> tuple[int, int]:
     """As `draft_costs`, by steps on the device, one of them launched ahead."""
     gpu = replace(settings.gpu, rows_max=ROWS, drafts_max=0, graph_sizes=(), tokens_max=ROWS * BLOCK_SIZE, compile=False)
-    forms = device_forms(runner, gpu)
-    return draft_costs(runner, lambda: LaterSteps(step_maker(runner, device, forms)), pipeline_depth=2)
+
+    def make_steps(of: ModelRunner) -> LaterSteps:
+        return LaterSteps(step_maker(of, device, device_forms(of, gpu), device_forms(of.draft, gpu) if of.draft else None))
+
+    return draft_costs(runner, make_steps, pipeline_depth=2)
 
 
 def fitting_cache_bytes(settings: RankSettings, runner: ModelRunner, device: Device) -> int:

@@ -25,7 +25,7 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
-from vnext.runtime.speculation import require_host_drafter
+from vnext.runtime.speculation import require_gpu_drafter
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     if settings.speculates:
-        require_host_drafter(settings.draft_method)
+        require_gpu_drafter(settings.draft_method)
     if settings.max_lora_rank:
         raise SettingsError("--enable-lora does not work on a GPU yet: take --device cpu, or merge the adapter into the weights")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -54,6 +54,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     )
     with enough_memory("the model's weights do"):
         runner = load_runner(settings, device.torch_device, parallel)
+    if settings.draft_path:
+        runner.draft = load_draft_model(settings, runner)
     runner.steps_device = device
     return device_rank(settings, runner, device), runner
 
@@ -142,7 +144,7 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
 
 def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]:
     if runner.steps_device is None:
-        return draft_costs(runner, lambda: HostSteps(runner))
+        return draft_costs(runner, HostSteps)
     from vnext.runtime.rank.gpu_loading import device_draft_costs
 
     return device_draft_costs(settings, runner, runner.steps_device)

@@ -114,7 +114,11 @@ class ModelRunner:
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
         drafts = sum(drafter.block_bytes(block_size) for drafter in (self.draft, self.head) if drafter)
-        return kv_bytes_per_page(self.config, block_size, self._kv_dtype, self.parallel) + drafts
+        return self.own_block_bytes(block_size) + drafts
+
+    def own_block_bytes(self, block_size: int) -> int:
+        """Bytes of one page of the cache of this model alone."""
+        return kv_bytes_per_page(self.config, block_size, self._kv_dtype, self.parallel)
 
     def token_bytes(self) -> int:
         """Bytes of weights that this rank reads for a decoded token."""
