@@ -31,7 +31,7 @@ class Caches(NamedTuple):
 
 
 class StackLayer(NamedTuple):
-    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense."""
+    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns` 0: without positions."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -45,6 +45,7 @@ class StackLayer(NamedTuple):
     query_norm: Array | None
     key_norm: Array | None
     window: int
+    turns: int
 
 
 agree_on_struct("StackLayer", StackLayer._fields)

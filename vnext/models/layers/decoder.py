@@ -70,7 +70,8 @@ def forward(
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     residual = embed(params.embedding, batch.token_ids, parallel)
     if params.stack is not None and parallel.world_size == 1 and not batch.adapters:
-        found = fused.run(params.stack, residual, params.norm, kv, batch, steps[0])
+        turning = next((step for step in steps if step.cosine is not None), steps[0])
+        found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:
             return found, kv
     return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv

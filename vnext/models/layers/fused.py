@@ -28,10 +28,11 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
         return None
-    if len(kv_groups(config).windows) > 1 or config.still_layers:
-        return None  # the one call has one place and one angle for a token, groups of layers have others
+    if len(kv_groups(config).windows) > 1:
+        return None  # the one call has one place for a token, groups of layers have others
     windows = config.windows or (0,) * len(layers)
-    described = kernel.describe(tuple(_describe_layer(*pair) for pair in zip(layers, windows)))
+    turns = [index not in config.still_layers for index in range(len(layers))]
+    described = kernel.describe(tuple(_describe_layer(*each) for each in zip(layers, windows, turns)))
     return described if all(_is_alike(layer, described) for layer in described.layers) else None
 
 
@@ -93,7 +94,7 @@ def _products_of(layer: LayerParams) -> tuple[Any, ...]:
     return layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight
 
 
-def _describe_layer(layer: LayerParams, window: int) -> StackLayer:
+def _describe_layer(layer: LayerParams, window: int, turns: bool) -> StackLayer:
     attention, widening = layer.attention, layer.mlp
     return StackLayer(
         qkv=attention.qkv.weight.linear,
@@ -108,6 +109,7 @@ def _describe_layer(layer: LayerParams, window: int) -> StackLayer:
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
         window=window,
+        turns=int(turns),
     )
 
 

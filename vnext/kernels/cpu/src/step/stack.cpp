@@ -77,9 +77,10 @@ struct Layer {
         const AttentionPlan &plan = *call.plan;
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
         rotary_kv_write(call.kind, call.tokens,
-                        {space.joined_or_wide, weights.query_norm, weights.key_norm, call.cosine, call.sine, call.slots,
+                        {space.joined_or_wide, weights.query_norm, weights.key_norm, weights.turns ? call.cosine : nullptr,
+                         weights.turns ? call.sine : nullptr, call.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
-                         call.head_dim, call.rotated_dim, plan.block_size, call.block_stride, call.eps, 0,
+                         call.head_dim, weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0,
                          call.cache_kind});
         AttentionCall attention{};
         attention.query = space.query_or_mixed;

@@ -9,13 +9,13 @@
 
 namespace vnx {
 
-/* One layer's weights, described once at loading. Biases and norms of heads may be null, `window` 0 is none. `gate_up` has its
+/* One layer's weights, described once at loading. Biases and norms of heads may be null, `window` 0 is none, `turns` 0 leaves queries and keys as they are. `gate_up` has its
    gate within. Kinds are those of the activations. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
-    X(int64_t, window)
+    X(int64_t, window) X(int64_t, turns)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
