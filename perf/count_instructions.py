@@ -1,4 +1,4 @@
-"""Count the instructions of a steady step, a visit and a streamed token: `python -m perf.count_instructions`.
+"""Count the instructions of a steady step, a visit, a streamed token and a request: `python -m perf.count_instructions`.
 
 Owns the counting: valgrind's callgrind runs `steady_core` and `steady_edge`, and calls of an otherwise unused libc function
 separate the parts. ZMQ's threads are counted, kernel work is not. Counts repeat on a busy machine (within 3 % for a step) but
