@@ -31,7 +31,8 @@ class Caches(NamedTuple):
 
 
 class StackLayer(NamedTuple):
-    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns` 0: without positions."""
+    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns` 0: without
+    positions."""
 
     qkv: PackedLinear
     output: PackedLinear
