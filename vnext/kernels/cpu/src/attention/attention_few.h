@@ -198,15 +198,20 @@ void attend_few(const AttentionCall &call, const LaneSet &lanes, const Split &sp
 template <typename T>
 void attend_by_vectors(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                        const SplitState &state) {
-    if (lanes.count <= FEW_LANES && call.head_dim % 16 == 0) return attend_few<T, T>(call, lanes, split, next, state);
-    attend_wide<T>(call, lanes, split, next, state);
+    const bool few = lanes.count <= FEW_PASSES * FEW_LANES && call.head_dim % 16 == 0;
+    if (!few) return attend_wide<T>(call, lanes, split, next, state);
+    by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
+        attend_few<T, T>(call, some, split, then, left);
+    });
 }
 
 /* Few queries from codes as they lie in the cache; false where the rows are to be widened first. No bit tells which it was. */
 bool attend_codes(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                   const SplitState &state) {
-    if (lanes.count > FEW_LANES || call.head_dim % CODES_A_SCALE != 0) return false;
-    (kind == FLOAT32 ? attend_few<float, int8_t> : attend_few<bf16, int8_t>)(call, lanes, split, next, state);
+    if (lanes.count > FEW_PASSES * FEW_LANES || call.head_dim % CODES_A_SCALE != 0) return false;
+    by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
+        (kind == FLOAT32 ? attend_few<float, int8_t> : attend_few<bf16, int8_t>)(call, some, split, then, left);
+    });
     return true;
 }
 

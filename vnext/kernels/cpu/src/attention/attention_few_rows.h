@@ -9,6 +9,7 @@ namespace VNX_LEVEL {
 namespace {
 
 constexpr int FEW_LANES = 4;
+constexpr int FEW_PASSES = 2;  // over the same keys, the second time from the second cache, still outrun what is made for many
 
 /* Groups of sixteen keys whose sums go on side by side, as each alone would wait for its own last one; and places of d that are
    turned about at once: as many as the registers hold. */
@@ -41,6 +42,20 @@ inline void load_turned(const T *const *rows, int64_t d, Lanes *part) {
     transpose(part);
 }
 #endif
+
+/* `attend(lanes, next, state)` for FEW_LANES lanes at a time; the last ones fetch what is read behind the split. */
+template <typename F>
+inline void by_few(const AttentionCall &call, const LaneSet &lanes, const Split *next, const SplitState &state, const F &attend) {
+    for (int first = 0; first < lanes.count; first += FEW_LANES) {
+        const int left = lanes.count - first;
+        LaneSet some;
+        some.count = left < FEW_LANES ? left : FEW_LANES;
+        for (int i = 0; i < some.count; ++i)
+            some.query[i] = lanes.query[first + i], some.low[i] = lanes.low[first + i], some.high[i] = lanes.high[first + i];
+        attend(some, left > FEW_LANES ? nullptr : next,
+               SplitState{state.peak + first, state.weight_sum + first, state.total + first * call.padded_dim});
+    }
+}
 
 /* Where the rows of a piece are in caches of T; the last of them repeats behind it. */
 template <typename T>

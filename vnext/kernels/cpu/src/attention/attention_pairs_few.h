@@ -14,14 +14,12 @@ namespace vnx {
 namespace VNX_LEVEL {
 namespace {
 
-constexpr int FEW_PAIR_LANES = 4;
-
-/* The running softmax of up to FEW_PAIR_LANES queries; arrays by lane. */
+/* The running softmax of up to FEW_LANES queries; arrays by lane. */
 struct FewPairs {
     uint32_t *query;  // [count][head_dim / 2]: pairs of d
     float *total;     // [count][padded_dim], in the state that is left
     int count;
-    int32_t low[FEW_PAIR_LANES], high[FEW_PAIR_LANES];
+    int32_t low[FEW_LANES], high[FEW_LANES];
     float peak[16], weight_sum[16];
     int32_t low_min, high_max;
 };
@@ -120,8 +118,8 @@ template <int L, typename T>
 void walk_few_pairs(const AttentionCall &call, FewPairs &few, const PieceOfRows<T> &rows, NextLines &next,
                     int64_t piece, KeyGroups groups) {
     const PiecePowers<T> powers(rows, call.head_dim);
-    alignas(64) float scores[FEW_PAIR_LANES * PIECE_KEYS];
-    alignas(64) uint32_t weights[FEW_PAIR_LANES * PAIRS_A_PIECE];
+    alignas(64) float scores[FEW_LANES * PIECE_KEYS];
+    alignas(64) uint32_t weights[FEW_LANES * PAIRS_A_PIECE];
     float peak[16] = {}, sums[16] = {}, keep[16];
     constexpr int KEYS = PieceOfRows<T>::KEYS_AT_ONCE;
     const int begin = groups.first * 16 / KEYS * KEYS;
@@ -163,14 +161,14 @@ inline void fill_few_pairs(const AttentionCall &call, const LaneSet &lanes, FewP
     few.high_max = highest(lanes.high, lanes.count);
 }
 
-/* Up to FEW_PAIR_LANES queries, heads of whole steps of 32, caches of T. */
+/* Up to FEW_LANES queries, heads of whole steps of 32, caches of T. */
 template <typename T>
 void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                       const SplitState &state) {
     typedef const PieceOfRows<T> &Rows;
-    static constexpr void (*walk[FEW_PAIR_LANES + 1])(const AttentionCall &, FewPairs &, Rows, NextLines &, int64_t, KeyGroups) = {
+    static constexpr void (*walk[FEW_LANES + 1])(const AttentionCall &, FewPairs &, Rows, NextLines &, int64_t, KeyGroups) = {
         nullptr, walk_few_pairs<1, T>, walk_few_pairs<2, T>, walk_few_pairs<3, T>, walk_few_pairs<4, T>};
-    alignas(64) uint32_t query[FEW_PAIR_LANES * HEAD_MAX / 2];
+    alignas(64) uint32_t query[FEW_LANES * HEAD_MAX / 2];
     FewPairs few;
     few.query = query;
     few.total = state.total;
@@ -193,18 +191,22 @@ void attend_few_pairs(const AttentionCall &call, const LaneSet &lanes, const Spl
 /* The form that fits the number of queries: no bit tells which it was. */
 void attend_by_pairs(const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                      const SplitState &state) {
-    const bool few = lanes.count <= FEW_PAIR_LANES && call.head_dim % 32 == 0;
-    if (few) return attend_few_pairs<bf16>(call, lanes, split, next, state);
-    attend_pairs(call, lanes, split, state);
+    const bool few = lanes.count <= FEW_PASSES * FEW_LANES && call.head_dim % 32 == 0;
+    if (!few) return attend_pairs(call, lanes, split, state);
+    by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
+        attend_few_pairs<bf16>(call, some, split, then, left);
+    });
 }
 
 /* Few queries from codes, as attend_codes. */
 bool attend_codes_by_pairs(int kind, const AttentionCall &call, const LaneSet &lanes, const Split &split, const Split *next,
                            const SplitState &state) {
     if (kind == FLOAT32) return attend_codes(kind, call, lanes, split, next, state);
-    const bool few = lanes.count <= FEW_PAIR_LANES && call.head_dim % CODES_A_SCALE == 0;
-    if (few) attend_few_pairs<int8_t>(call, lanes, split, next, state);
-    return few;
+    if (lanes.count > FEW_PASSES * FEW_LANES || call.head_dim % CODES_A_SCALE != 0) return false;
+    by_few(call, lanes, next, state, [&](const LaneSet &some, const Split *then, const SplitState &left) {
+        attend_few_pairs<int8_t>(call, some, split, then, left);
+    });
+    return true;
 }
 
 }  // namespace
