@@ -26,7 +26,7 @@ from perf.gpu.place import CASES, Place, launch_forms, place, use_cases
 from perf.gpu.report import DIED, FAILED, MISSING, PASSED, ROOT, SKIPPED, Verdict
 from vnext.kernels.cuda import compiled
 
-KERNEL_TESTS = ("attention", "rows", "sampling", "operations")
+KERNEL_TESTS = ("attention", "rows", "sampling", "thin", "operations")
 DRY_KERNEL_TESTS = ("tests/cuda/test_gpu_check.py", "-k", "carried")
 ATTENTION_SLACK = 256 * 2.0**-24
 """For float32 attention on a GPU, as in attention_steps.py; the shim uses the CPU's exponential."""

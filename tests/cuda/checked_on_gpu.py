@@ -14,7 +14,7 @@ from carried import CarriedBackend, GpuMemory, gpu_backend
 from cupy.cuda.function import Module
 from planted_bugs import ROW_BUGS, plant
 from rows_cases import draw
-from sanitized import attention, overrun, row_wise, sample
+from sanitized import attention, overrun, row_wise, sample, thin_products
 
 from vnext.kernels.cuda import backends, rows
 from vnext.kernels.cuda.compiling import compile_source
@@ -42,6 +42,7 @@ def everything() -> None:
     attention()
     row_wise()
     sample()
+    thin_products()
 
 
 def main(folder: str, wish: str) -> None:

@@ -124,6 +124,19 @@ SAMPLING_BUGS = [
     Bug("a draft that does not count", "sampling.cu", "draft <= at; ++draft", "draft < at; ++draft"),
 ]
 
+THIN = "thin.cu"
+THIN_BUGS = [
+    Bug("no barrier before chains are added", THIN, "    __syncthreads();\n    for (int at", "    for (int at"),
+    Bug("no barrier before the ranks are read", THIN, "    __syncthreads();\n    if (column", "    if (column"),
+    Bug("products that do not round by themselves", THIN, "__fadd_rn(sum, __fmul_rn(a, b))", "fmaf(a, b, sum)"),
+    Bug("a segment that goes on to the end", THIN, "end = min(begin + SEGMENT, inputs)", "end = inputs"),
+    Bug("the last chain left out", THIN, "chain < CHAINS; ++chain", "chain + 1 < CHAINS; ++chain"),
+    Bug("the last segment left out", THIN, "segment < segments; ++segment", "segment + 1 < segments; ++segment"),
+    Bug("two tokens taken for one", THIN, "tile.count == 1)\n        down_rows<1>", "tile.count <= 2)\n        down_rows<1>"),
+    Bug("the first token's row for all", THIN, "(t < tile.count ? t : 0)", "0"),
+    Bug("the first line for all", THIN, "[first_line + blockIdx.z]", "[first_line]"),
+]
+
 EXCHANGE = "all_reduce.cu"
 EXCHANGE_BUGS = [
     Bug(

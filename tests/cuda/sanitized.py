@@ -15,8 +15,9 @@ from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
 from rows_cases import draw
 from sampling_cases import Draws, asked, masked, sampled
+from thin_cases import adapters, tiles_of
 
-from vnext.kernels.cuda import backends, rows, sampling
+from vnext.kernels.cuda import backends, rows, sampling, thin
 
 FLAGS = ("-O0", "-g1", "-fsanitize=address")
 
@@ -56,6 +57,14 @@ def sample() -> None:
         sampling.adjust_rows(draws.logits(9, vocabulary), given.places, given.positions, *given.tables, *given.drafts)
 
 
+def thin_products() -> None:
+    """Odd sizes, one segment and two; the last region ends with its matrices."""
+    for inputs, widths, ranks in ((7, (5,), [[1]]), (530, (33, 17), [[3, 0], [17, 20]])):
+        for dtype in (torch.float32, torch.bfloat16):
+            given, tiles = adapters(inputs, widths, ranks, dtype), tiles_of([(len(ranks) - 1, range(10)), (0, [10])], unused=1)
+            thin.add_tiled(draw(11, given.columns, dtype=dtype), draw(11, inputs, dtype=dtype), given.memory, *tiles, *given.lines)
+
+
 def exchange(backend: RankBackend) -> None:
     """Sums and joins of two ranks, slots exactly as large as they must be."""
     reported = run_threads(
@@ -80,6 +89,7 @@ def main(folder: str, *wish: str) -> None:
         attention()
         row_wise()
         sample()
+        thin_products()
     exchange(backend)
     print("clean")
 

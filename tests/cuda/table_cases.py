@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from attention_steps import Sequences, Shape, make_sequences
 from rows_cases import ROUNDING, draw
+from thin_cases import adapters, tiles_of
 
 from vnext.kernels import contracts
 from vnext.kernels.contracts import FP8
@@ -69,6 +70,7 @@ def agree(faster: Functions, plain: Functions, device: torch.device, slack: floa
     rows_agree(faster, plain, device)
     rotary_agrees(faster, plain, device)
     attention_agrees(faster, plain, device, slack)
+    thin_products_agree(faster, plain, device)
 
 
 def rows_agree(faster: Functions, plain: Functions, device: torch.device) -> None:
@@ -108,6 +110,16 @@ def attention_agrees(faster: Functions, plain: Functions, device: torch.device, 
     for given in ((mixed, narrow, 0.25, 0, 0.0, 0.5, 2.0), (shared, shared.caches.nan_to_num(0.0), 0.25, 0, 0.0)):
         found, expected = attended(faster, *given).float(), attended(plain, *given).float()
         assert bool(((found - expected).abs() <= 3 * ROUNDING[BF16] * expected.abs().amax()).all())
+
+
+def thin_products_agree(faster: Functions, plain: Functions, device: torch.device) -> None:
+    """Bit for bit: adapters of two ranks, one of them of one line alone."""
+    for dtype in (torch.float32, BF16):
+        given, tiles = adapters(600, (40, 24), [[5, 20], [0, 16]], dtype), tiles_of([(0, range(10)), (1, [11])], unused=1)
+        x, product = draw(12, 600, dtype=dtype), draw(12, 64, dtype=dtype, seed=1)
+        parts = [part.to(device) for part in (product, x, given.memory, *tiles)]
+        found, expected = (functions["add_tiled"](parts[0].clone(), *parts[1:], given.lines) for functions in (faster, plain))
+        assert torch.equal(found, expected)
 
 
 def attended(functions: Functions, step: Step, caches: torch.Tensor, *options: float) -> torch.Tensor:

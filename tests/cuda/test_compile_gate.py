@@ -62,6 +62,13 @@ def exchange(scalar: str, world_size: int) -> Form:
 
 
 SAMPLING = Form("sampling.cu", (), {"sample_rows": 64, "mask_rows": 32, "adjust_rows": 40})
+THIN = {"thin_down": 144, "thin_up": 96}
+
+
+def thin(scalar: str) -> Form:
+    return Form("thin.cu", (("SCALAR", scalar),), THIN)
+
+
 EXCHANGES = [exchange(HALF, 2), exchange(FLOAT, 8)]
 FORMS = [
     *ATTENTION,
@@ -72,10 +79,11 @@ FORMS = [
     rows(FLOAT),
     rows(BF16, WEIGHT=FLOAT),
     rows(BF16, CACHE="__nv_fp8_e4m3"),
+    *map(thin, (BF16, HALF, FLOAT)),
 ]
 TEST_FORMS = [attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3")]
 """What only tests ask for: compiled by the check on a GPU before it runs them."""
-TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16)]
+TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16), thin(BF16)]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
 
 

@@ -13,6 +13,7 @@ from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
 from sampling_cases import Draws, asked, masked
 from table_cases import agree, mixed_step, rotary_step
+from thin_cases import adapters, tiles_of
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
 from vnext.kernels.cuda import compiled, operations
@@ -58,6 +59,12 @@ def test_sampling_is_a_good_operation(shim: HostBackend) -> None:
     operations.adjust_rows(again, *places, *tables)
     assert not torch.equal(again, wide)
     assert torch.equal(operations.sample_rows(logits, inputs._replace(temperature=torch.zeros(3)).columns()), logits.argmax(-1))
+
+
+def test_thin_products_are_a_good_operation(shim: HostBackend) -> None:
+    given, tiles = adapters(60, (20,), [[5], [3]], torch.float32), tiles_of([(0, [0, 2]), (1, [1])])
+    arguments = (draw(3, 20), draw(3, 60), given.memory, *tiles, *given.lines)
+    torch.library.opcheck(OPS.add_tiled.default, arguments, test_utils=CHECKS)
 
 
 def test_attention_is_a_good_operation(form: str) -> None:

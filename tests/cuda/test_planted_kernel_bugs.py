@@ -11,12 +11,13 @@ import torch
 from attention_steps import Options, Range, Shape, attend, check, make_sequences
 from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
-from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, Bug, plant
+from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
 from rows_cases import draw
 from sampling_cases import Draws, asked, masked, sampled
+from thin_cases import adapters, tiles_of
 
-from vnext.kernels import references
-from vnext.kernels.cuda import backends, rows, sampling
+from vnext.kernels import references, thin_tiles
+from vnext.kernels.cuda import backends, rows, sampling, thin
 from vnext.runtime.collectives.device_group import DeviceGroup
 from vnext.runtime.collectives.errors import RankLost
 from vnext.sampling.draw import draw_by_inversion
@@ -93,6 +94,22 @@ def tokens_are_right(backend: HostBackend) -> bool:
     return True
 
 
+def thin_products_are_right(backend: HostBackend) -> bool:
+    """Two tiles of one adapter and one of another, two segments and two lines, in every order."""
+    given, tiles = adapters(600, (40, 20), [[5, 3], [0, 16]], torch.float32, first=1), tiles_of([(0, range(10)), (1, [11])])
+    x, product = draw(12, 600), draw(12, given.columns, seed=1)
+    expected = thin_tiles.add_tiled(product.clone(), x, given.memory, *tiles, given.lines)
+    for backend.order in ORDERS:
+        found = product.clone()
+        try:
+            thin.add_tiled(found, x, given.memory, *tiles, *given.lines)
+        except KernelError:
+            return False
+        if not torch.equal(found, expected):
+            return False
+    return True
+
+
 TURNS_MAX = 40
 
 
@@ -132,6 +149,11 @@ def test_attention(backend: HostBackend, request: pytest.FixtureRequest) -> None
 @pytest.mark.parametrize("backend", [None, *ROW_BUGS], ids=name_of, indirect=True)
 def test_rows(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert rows_are_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *THIN_BUGS], ids=name_of, indirect=True)
+def test_thin_products(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert thin_products_are_right(backend) == (request.node.callspec.params["backend"] is None)
 
 
 @pytest.mark.parametrize("backend", [None, *SAMPLING_BUGS], ids=name_of, indirect=True)

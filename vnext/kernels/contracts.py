@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from vnext.kernels.paged_attention import AttentionMetadata
     from vnext.kernels.thin import ThinParts
+    from vnext.kernels.thin_tiles import ThinLines
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
@@ -181,6 +182,23 @@ def check_add_thin(product: torch.Tensor, x: torch.Tensor, parts: ThinParts) -> 
         raise ContractError(f"blocks of {sorted(inputs)} inputs in {sorted(map(str, dtypes))} for x {list(x.shape)} in {x.dtype}")
     if columns > product.shape[1]:
         raise ContractError(f"a block ends at column {columns} of a product of {product.shape[1]}")
+
+
+def check_add_tiled(
+    product: torch.Tensor, x: torch.Tensor, memory: torch.Tensor, tokens: torch.Tensor, tiles: torch.Tensor, lines: ThinLines
+) -> None:
+    """product [T, out] and x [T, in] of one float dtype; memory uint8 [regions, bytes], tokens int32 [N], tiles int32 [M, 3].
+
+    What tiles and regions hold is not looked at: it is on the device.
+    """
+    expect("product", product, (None, None), FLOATS)
+    expect("x", x, (product.shape[0], None), (product.dtype,))
+    expect("memory", memory, (None, None), (torch.uint8,), contiguous=True)
+    expect("tokens", tokens, (None,), (torch.int32,))
+    expect("tiles", tiles, (None, 3), (torch.int32,), contiguous=True)
+    expect_together(product, x=x, memory=memory, tokens=tokens, tiles=tiles)
+    if lines.count < 1 or lines.rank_room < 1 or lines.width_max > product.shape[1]:
+        raise ContractError(f"{lines.count} lines of {lines.width_max} columns, rank {lines.rank_room}, for {list(product.shape)}")
 
 
 def check_logits(hidden: torch.Tensor, weight: Any) -> None:

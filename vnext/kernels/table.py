@@ -13,7 +13,7 @@ from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vnext.kernels import batch_index, contracts, paged_attention, products, references, thin
+from vnext.kernels import batch_index, contracts, paged_attention, products, references, thin, thin_tiles
 from vnext.kernels.backends import BACKENDS, DEVICE_TYPES
 from vnext.kernels.cpu import operations as cpu_operations
 from vnext.kernels.cuda import compiled, operations as cuda_operations
@@ -55,6 +55,7 @@ class Operations(NamedTuple):
     experts: Callable[..., Any]
     embedding_rows: Callable[..., Any]
     add_thin: Callable[..., Any]
+    add_tiled: Callable[..., Any]
     write_spans: Callable[..., Any]
     move_rows: Callable[..., Any]
     index_tokens: Callable[..., Any]
@@ -106,6 +107,7 @@ def reference_entries() -> list[Entry]:
         (contracts.check_experts, products.experts),
         (contracts.check_embedding_rows, references.embedding_rows),
         (contracts.check_add_thin, thin.add_thin),
+        (contracts.check_add_tiled, thin_tiles.add_tiled),
     )
     looked_at = [(function.__name__, checked(check, function)) for check, function in pairs]
     looked_at += batch_index.plain_batch_operations()._asdict().items()  # these have their contracts inside

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references
-from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling
+from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped, rows, sampling, thin
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
+from vnext.kernels.thin_tiles import ThinLines
 
 SUMMARY = "cuda/*.cu by NVRTC"
 LIBRARY = torch.library.Library("vnext_cuda", "DEF")
@@ -126,6 +127,12 @@ _adjust_rows = register(
 _mask_rows = register(
     "mask_rows(Tensor(a!) logits, Tensor rows, Tensor masks) -> ()", sampling.mask_rows, lambda *arguments: None
 )
+_add_tiled = register(
+    "add_tiled(Tensor(a!) product, Tensor x, Tensor memory, Tensor tokens, Tensor tiles, int first_line, int line_count, "
+    "int width_max, int rank_room) -> ()",
+    thin.add_tiled,
+    lambda *arguments: None,
+)
 # What other ranks see is no tensor of ours: that `memories` counts as written keeps every launch, and their order.
 _sum_over_ranks = register(
     "sum_over_ranks(Tensor x, Tensor(a!) memories, int rank, int capacity_bytes, int one_shot_bytes_max, int timeout_ms) "
@@ -156,9 +163,20 @@ def add_rms_norm(
     return _add_rms_norm(x, residual, weight, eps)
 
 
-def gated_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor, weight: Any, bias: torch.Tensor | None, activation: str, change: products.Change | None = None
+) -> torch.Tensor:
     """As products.gated_linear: torch's product, our gate."""
-    return _gate_and_mul(products.linear(x, weight, bias), activation)
+    wide = products.linear(x, weight, bias)
+    return _gate_and_mul(wide if change is None else change(wide), activation)
+
+
+def add_tiled(
+    product: torch.Tensor, x: torch.Tensor, memory: torch.Tensor, tokens: torch.Tensor, tiles: torch.Tensor, lines: ThinLines
+) -> torch.Tensor:
+    """As thin_tiles.add_tiled."""
+    _add_tiled(product, x, memory, tokens, tiles, *lines)
+    return product
 
 
 def experts(
@@ -308,5 +326,6 @@ def paged_attention(
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, gated_linear, experts, embedding_rows,
+    add_tiled,
 )  # fmt: skip
 """What the kernels serve of the table; the rest stays the references'."""
