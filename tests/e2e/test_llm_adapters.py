@@ -13,8 +13,13 @@ from saved_adapters import DEMO, merge, save_adapter
 
 from vnext.llm import LLM, Generated
 from vnext.lora_request import LoRARequest
+from vnext.models.config.adapter_config import adapter_digest
+from vnext.models.layers.adapted import Adapter
 from vnext.replay.cli.main import main as replay
+from vnext.runtime.rank import adapters as rank_adapters
+from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.sampling_params import InvalidRequest, SamplingParams
+from vnext.state.events import AdapterEvicted, AdapterLoaded
 
 PROMPTS = ["The module", "What is", "Return the", "A list of numbers that", "The module is", "def main"]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -88,6 +93,26 @@ def test_bad_input_harms_nobody(adapters: list[LoRARequest], tmp_path: Path) -> 
         first = llm.generate(["The"], GREEDY, False, LoRARequest("c", 1, str(folder)))
         assert answers(llm.generate(["The"], GREEDY, False, adapters[0])) != answers(first)
         assert answers(llm.generate(["The"], GREEDY, False, LoRARequest("c", 1, str(folder)))) == answers(first)
+
+
+def test_an_adapter_is_read_once_for_each_load(adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two are missing at once: the one that was read takes its slot before the next is asked for."""
+    read, loaded = [], []
+
+    def fold(slots: AdapterSlots, event: AdapterLoaded | AdapterEvicted) -> None:
+        loaded.extend([event.digest] if isinstance(event, AdapterLoaded) else [])
+        folds(slots, event)
+
+    def load(*arguments: Any) -> Adapter:
+        read.append(arguments[1])
+        return loads(*arguments)
+
+    folds, loads = AdapterSlots.fold, rank_adapters.load_adapter
+    monkeypatch.setattr(AdapterSlots, "fold", fold)
+    monkeypatch.setattr(rank_adapters, "load_adapter", load)
+    with engines_here(), LLM(executor="inproc", threads=1, log="off", enable_lora=True, max_loras=3, max_lora_rank=16) as llm:
+        llm.generate(["The"] * 10, GREEDY, False, adapters * 2)
+    assert read == loaded and set(read) == {adapter_digest(Path(each.lora_path)) for each in adapters}
 
 
 def test_files_that_change_behind_a_name(adapters: list[LoRARequest], tmp_path: Path) -> None:

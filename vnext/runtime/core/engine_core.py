@@ -128,6 +128,7 @@ class EngineCore:
         while events := self._adapters.events(self.state):
             for event in events:
                 self._fold(event)
+            self._carry_out()  # a rank that is asked for the next adapter has given this one its slot
 
     def _fold(
         self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
