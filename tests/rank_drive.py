@@ -10,6 +10,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from safetensors.torch import save_file
 
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
+from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.due_reports import DueReports
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.steps import DeviceForms
-from vnext.runtime.messages import StepResult, TokenLogprobs
+from vnext.runtime.messages import AdapterFiles, AdapterRead, StepResult, TokenLogprobs
 from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.gpu_loading import step_maker
+from vnext.runtime.rank.gpu_loading import keep_adapters, step_maker
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
@@ -36,6 +38,7 @@ from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestA
 from vnext.state.outputs import outputs
 from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
+from vnext.state.state import State
 
 TURNS_MAX = 5000
 Answers = dict[int, list[tuple[int, TokenLogprobs | None]]]
@@ -53,12 +56,14 @@ def started_with(runner: ModelRunner, **changes: Any) -> EngineStarted:
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
 
-def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu") -> ModelRunner:
-    return ModelRunner(path, dtype, device, alone())
+def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu", max_lora_rank: int = 0) -> ModelRunner:
+    return ModelRunner(path, dtype, device, alone(), max_lora_rank=max_lora_rank)
 
 
-def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms) -> Rank:
-    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft else None)))
+def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:
+    if max_loras:
+        keep_adapters(runner, device, max_loras, max_lora_rank)
+    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft else None), runner.adapters))
 
 
 def host_rank(runner: ModelRunner) -> Rank:
@@ -140,15 +145,30 @@ def repetitive_arrivals(count: int, seed: int, grammars: Sequence[str] = ()) -> 
     return arrivals
 
 
-def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1) -> Answers:
-    """Every request's tokens and log-probabilities. Requests come three at a time; request `abort` is aborted on its way.
+def loads(loading: AdapterLoading, rank: Rank, state: State, before: list[AnyEvent]) -> State:
+    """Give slots to the adapters that the rank has read, after the events `before`, and ask for those that are missing."""
+    while events := loading.events(state):
+        for event in events:
+            state = reduce(state, event)
+        rank.handle(encode_events([*before, *events]))
+        before.clear()
+    return state
+
+
+def drive(
+    rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], abort: int = -1, files: Sequence[AdapterFiles] = ()
+) -> Answers:
+    """Every request's tokens and log-probabilities. Requests come three at a time; request `abort` is aborted on its way. `files`:
+    of the adapters that requests name.
 
     Raises AssertionError where a rank's digest is not that of the state in which its step was planned, or what it fed to the
     model is not what that state says.
     """
-    state, waiting = start(started), deque(arrivals)
+    state, waiting, loading = start(started), deque(arrivals), AdapterLoading(1, rank.handle)
+    for each in files:
+        loading.know(each)
     rank.handle(encode_events([started]))
-    answers, digests, results = defaultdict(list), {}, deque()
+    answers, digests, results = defaultdict(list), {}, deque[StepResult]()
     for turn in range(TURNS_MAX):
         events: list[AnyEvent] = []
         if turn % 4 == 0:
@@ -157,7 +177,7 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
             events.append(RequestAborted(ids=(abort,), reason="client"))
         commits: dict[int, tuple[TokenLogprobs | None, ...]] = {}
         if results:
-            result: StepResult = results.popleft()
+            result = results.popleft()
             due = digests.pop(result.step)
             due.reports.append(result)
             assert result.digest == due.structure, f"step {result.step}"
@@ -173,14 +193,21 @@ def drive(rank: Rank, started: EngineStarted, arrivals: list[RequestArrived], ab
             for reported in outputs(before, event, state):
                 if reported.token >= 0:
                     answers[reported.id].append((reported.token, logprobs[reported.sample] if logprobs else None))
+        state = loads(loading, rank, state, events)
         if (plan := schedule(state)) is not None:
             state = reduce(state, plan)
             events.append(plan)
             digests[plan.step] = DueReports(digest(state), state)
             digests[plan.step].commits |= {known.step: known.commit for known in results}
+        elif rank.steps.adapters and rank.steps.adapters.is_reading:
+            sleep(rank.poll_timeout_s)
         if events:
             rank.handle(encode_events(events))
-        results.extend(rank.collect())
+        for result in rank.collect():
+            if isinstance(result, AdapterRead):
+                assert not loading.answered(result, state)
+            else:
+                results.append(result)
         if not (waiting or state.requests or state.in_flight):
             return dict(answers)
     raise AssertionError("the requests do not come to an end")

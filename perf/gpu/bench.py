@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perf.gpu import bench_attention, bench_launch, bench_rows, bench_step
+from perf.gpu import bench_attention, bench_launch, bench_rows, bench_step, bench_thin
 from perf.gpu.findings import Findings
 from perf.gpu.place import Place, place
 from perf.gpu.report import FAILED, MISSING, PASSED, Figure, Verdict, figure
@@ -20,8 +20,8 @@ Measurements = Callable[[Place, float | None], Iterator[tuple[tuple[Figure, ...]
 
 
 def bench(dry: bool, folder: Path, findings: Findings) -> Verdict:
-    """Attention, launches, rows and sampling."""
-    return measure(dry, folder, findings, bench_attention.run, bench_launch.run, bench_rows.run)
+    """Attention, launches, rows and sampling, adapters."""
+    return measure(dry, folder, findings, bench_attention.run, bench_launch.run, bench_rows.run, bench_thin.run)
 
 
 def step(dry: bool, folder: Path, findings: Findings) -> Verdict:

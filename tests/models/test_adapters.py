@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from device_twin import TwinDevice
 from family_cases import CASES, VOCAB_SIZE, Case, save_case
 from model_helpers import Chunk, Model, ThreadGroup, make_batch
 from saved_adapters import LINEAR, save_adapter, save_spoilt
 
+from vnext.kernels.thin_tiles import ThinTiles, make_tiles
 from vnext.models.config.adapter_config import adapter_digest, read_adapter_settings
 from vnext.models.config.model_config import load_config
 from vnext.models.errors import ModelError
@@ -22,9 +25,11 @@ from vnext.models.layers.batch import AdapterRows, ForwardBatch
 from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import whole_step
-from vnext.models.loading.adapter import Base, Target, load_adapter
+from vnext.models.loading.adapter import Base, Target, adapted_products, load_adapter
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
+from vnext.runtime.gpu.adapter_regions import AdaptedProduct, AdapterRegions
+from vnext.runtime.gpu.model import DeviceModel
 from vnext.sampling.inputs import SamplingInputs
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))  # cpu_levels is shared with the kernels' tests
@@ -104,6 +109,24 @@ def test_as_peft_computes_them(name: str, tmp_path: Path) -> None:
 
     for each in ThreadGroup(2).run(on_rank):
         close(each, expected)
+    for found in (on_device(tmp_path, alone()), *ThreadGroup(2).run(partial(on_device, tmp_path))):
+        close(found, expected)
+
+
+def on_device(folder: Path, parallel: Parallel) -> torch.Tensor:
+    """Logits of TOKENS with the adapter, in the form of a device's steps."""
+    config, targets = load_config(folder / "base"), list[Target]()
+    params = load_params(folder / "base", config, parallel, torch.float32, "cpu", targets=targets)
+    kv = make_kv_cache(config, 64 * len(kv_groups(config).windows), 16, torch.float32, "cpu", parallel)
+    base = Base(config, parallel, targets)
+    regions = AdapterRegions(TwinDevice(), [AdaptedProduct(*each) for each in adapted_products(base)], 1, RANK_MAX)
+    digest = adapter_digest(folder / "adapter")
+    region = regions.begin(digest, load_adapter(folder / "adapter", digest, base, RANK_MAX, regions.room()))
+    regions.use(region)
+    model = DeviceModel(family(config.architecture), params, kv, config, parallel, regions, parallel)
+    batch = make_batch([Chunk(TOKENS, 0, range(4))], 16, len(kv_groups(config).windows))
+    tiles = ThinTiles(*map(torch.from_numpy, make_tiles([(region.index, np.arange(len(TOKENS)))])))
+    return model.logits(model.hidden(batch._replace(tiles=tiles)))
 
 
 @needs_native

@@ -53,6 +53,10 @@ class ThinBlocks:
         dtypes = frozenset(matrix.dtype for block in self.blocks for matrix in (block.down, block.up))
         return ThinNeeds(frozenset(block.down.shape[0] for block in self.blocks), max(ends, default=0), dtypes)
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(matrix.nbytes for block in self.blocks for matrix in (block.down, block.up))
+
     @cached_property
     def lines(self) -> np.ndarray:
         """int64 [n, 8], without tokens."""

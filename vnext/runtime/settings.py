@@ -118,7 +118,8 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Further settings of a rank on a GPU; `tokens_max` and `rows_max` bound one step, and `drafts_max` the drafts of a row."""
+    """Further settings of a rank on a GPU; `tokens_max` and `rows_max` bound one step, `drafts_max` the drafts of a row, and
+    `adapters_max` the adapters in memory."""
 
     memory_utilization: float = 0.9
     enforce_eager: bool = False
@@ -128,6 +129,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokens_max: int = 2048
     rows_max: int = 256
     drafts_max: int = 0
+    adapters_max: int = 0
 
     @property
     def samples_max(self) -> int:

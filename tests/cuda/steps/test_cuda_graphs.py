@@ -189,10 +189,10 @@ def test_a_graph_that_is_given_an_old_block_is_named(
     """Planted: positions of the step before. What is hashed is what the graph's own memory holds."""
     folder, block_of, old = tiny_checkpoint(tmp_path / "tiny"), DecodeGraphs.block_of, []
 
-    def stale(self: DecodeGraphs, step: HostStep | None, rows: int, units: int) -> np.ndarray:
+    def stale(self: DecodeGraphs, step: HostStep | None, *sizes: int) -> np.ndarray:
         old.append(step)
         before = old[-2] if len(old) > 1 and old[-2] is not None and step is not None else step
-        return block_of(self, before if before is None or len(before.begins) == len(step.begins) else step, rows, units)
+        return block_of(self, before if before is None or len(before.begins) == len(step.begins) else step, *sizes)
 
     monkeypatch.setattr(DecodeGraphs, "block_of", stale)
     with pytest.raises(AssertionError, match="fed otherwise: .*positions, slots, context lengths"):

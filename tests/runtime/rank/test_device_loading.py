@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
 from vnext.kernels.table import operations
+from vnext.kernels.thin_tiles import header_bytes
 from vnext.models.config.model_config import Experts
 from vnext.models.layers.sharding import alone
 from vnext.runtime.batch.step_inputs import StepInputs
@@ -104,6 +105,28 @@ def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(roomy: 
     assert isinstance(rank.steps, LaterSteps) and ready.page_count_max == left // page
     started, arrivals = started_with(runner), some_arrivals(6, seed=2)
     assert drive(rank, started, arrivals) == drive(host_rank(runner_of()), started, arrivals)
+
+
+def test_a_rank_of_a_device_with_adapters_reserves_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots and one region more, before the cache is sized; a GPU that is too small for them is one sentence."""
+    device = Roomy()
+    monkeypatch.setattr(gpu_loading, "open_device", lambda rank: device)
+    monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
+    monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
+    settings = settings_of(max_lora_rank=20, gpu=replace(GPU, adapters_max=3))
+    rank, runner = loading.load_rank(settings, Path())
+    ready = loading.ready_message(settings, runner)
+    sizes = ready.linear_layers.values()
+    bytes_ = sum(4 * (inputs * 32 + -(-outputs // 16) * 16 * 20) for inputs, outputs in sizes)
+    assert rank.steps.adapters is runner.adapters and ready.page_count_max > 0
+    assert runner.regions.memory.shape == (4, bytes_ + header_bytes(len(sizes)))
+
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(device, "host_buffer", fail)
+    with pytest.raises(SettingsError, match="^the adapters do not fit into the GPU's memory: lower --max-loras or --max-lora-rank$"):
+        loading.load_rank(settings, Path())
 
 
 def test_the_largest_step_fits_its_own_pages() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vnext.kernels.arrays import Array
 from vnext.kernels.cpu.stack import AuxStates
+
+if TYPE_CHECKING:
+    from vnext.kernels.table import Operations
+    from vnext.kernels.thin_tiles import ThinTiles
 
 
 class HostBatch(NamedTuple):
@@ -56,7 +60,8 @@ class ForwardBatch(NamedTuple):
 
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
     group with a window, entries of the table before the window's first block are never read. `adapters` has one entry for each
-    adapter that the step computes with. `aux` takes the inputs of some layers.
+    adapter that the step computes with; on a device `tiles` says which tokens have one, and `adapted` gives the operations that
+    compute with them. `aux` takes the inputs of some layers.
     """
 
     token_ids: Array
@@ -71,6 +76,8 @@ class ForwardBatch(NamedTuple):
     attention: PreparedAttention | None = None
     adapters: tuple[AdapterRows, ...] = ()
     aux: AuxStates | None = None
+    tiles: ThinTiles | None = None
+    adapted: Callable[[Operations], Operations] | None = None
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

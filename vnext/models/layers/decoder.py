@@ -69,7 +69,7 @@ def forward(
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
     residual = embed(params.embedding, batch.token_ids, parallel)
-    if params.stack is not None and parallel.world_size == 1 and not batch.adapters:
+    if params.stack is not None and parallel.world_size == 1 and not batch.adapters and batch.adapted is None:
         turning = next((step for step in steps if step.cosine is not None), steps[0])
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)
         if found is not None:

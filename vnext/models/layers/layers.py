@@ -97,6 +97,8 @@ def layer_steps(
     groups, prepared = kv_groups(config), batch.attention
     if prepared is not None and prepared.attend is not None:
         chosen = chosen._replace(paged_attention=prepared.attend)
+    if batch.adapted is not None:
+        chosen = batch.adapted(chosen)
     cosine, sine = (None, None) if frequencies is None else rotary_angles(batch.positions, frequencies, config.rope)
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     plain = Step(chosen, config, parallel, batch.slots, None, cosine, sine, scale, 0)

@@ -6,10 +6,10 @@ cut as the weight's inputs are, `up` as its outputs. Modules that the model fuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,8 +52,18 @@ class Base(NamedTuple):
         return axis_size(layout.inner, self.config), sum(axis_size(axis, self.config) for axis in layout.out)
 
 
-def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapter:
-    """This rank's part of the adapter in `folder`, whose files must have this digest. Raises ModelError."""
+def huge_tensor(size_bytes: int) -> torch.Tensor:
+    """uint8 zeros in huge pages, if there are some."""
+    return as_tensor(huge(size_bytes))
+
+
+def load_adapter(
+    folder: Path, digest: str, base: Base, rank_max: int, make_memory: Callable[[int], torch.Tensor] = huge_tensor
+) -> Adapter:
+    """This rank's part of the adapter in `folder`, whose files must have this digest. Raises ModelError.
+
+    Its matrices lie side by side in what `make_memory` gives for their size in bytes, uint8 zeros.
+    """
     settings, file = read_adapter_settings(folder, rank_max), folder / WEIGHTS_NAME
     check_adapter_header(folder, settings, base.linear_layers)
     files = Checkpoint(folder, stored_tensors(file), 0)
@@ -61,7 +71,7 @@ def load_adapter(folder: Path, digest: str, base: Base, rank_max: int) -> Adapte
     pairs = {name: _pair(files, name, settings, base) for name in changed}
     targets = [target for target in base.targets if changed & set(target.names)]
     sizes = [thin_bytes(*pairs[name], target.weight.dtype) for target in targets for name in target.names if name in pairs]
-    memory = iter(as_tensor(huge(sum(sizes))).split(sizes))
+    memory = iter(make_memory(sum(sizes)).split(sizes))
     adapter = Adapter({id(target.weight): _blocks(target, pairs, base, memory) for target in targets})
     if (found := adapter_digest(folder)) != digest:
         raise ModelError(f"the adapter in {folder} has changed since it was named ({found} instead of {digest}): name it again")
@@ -102,12 +112,21 @@ def _cut(rows: torch.Tensor, axes: Sequence[Axis], base: Base) -> torch.Tensor:
     return torch.cat(parts)
 
 
+def adapted_products(base: Base) -> list[tuple[Any, tuple[tuple[int, int], ...]]]:
+    """The packed weights that adapters may change, each with the columns of its modules."""
+    return [(target.weight, module_columns(target, base)) for target in base.targets]
+
+
 def _blocks(target: Target, pairs: Mapping[str, Pair], base: Base, memory: Iterator[torch.Tensor]) -> ThinBlocks:
     """One block for each of the target's modules that the adapter changes, beside the columns of its outputs; each takes the next
     piece of memory."""
-    blocks, first = [], 0
-    for name in target.names:
-        if name in pairs:
-            blocks.append(thin_block(*pairs[name], first, target.weight.dtype, next(memory)))
-        first += sum(axis_part(axis, base.config, base.parallel).size for axis in layout_of(name, base.layouts).out)
-    return ThinBlocks(blocks)
+    firsts = (first for first, _ in module_columns(target, base))
+    found = [(pairs[name], first) for name, first in zip(target.names, firsts) if name in pairs]
+    return ThinBlocks([thin_block(*pair, first, target.weight.dtype, next(memory)) for pair, first in found])
+
+
+def module_columns(target: Target, base: Base) -> tuple[tuple[int, int], ...]:
+    """The first column and the width of each of the target's modules in its product on this rank."""
+    axes = [layout_of(name, base.layouts).out for name in target.names]
+    widths = [sum(axis_part(axis, base.config, base.parallel).size for axis in each) for each in axes]
+    return tuple((sum(widths[:at]), width) for at, width in enumerate(widths))

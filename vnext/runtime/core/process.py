@@ -192,6 +192,7 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
         tokens_max=engine.max_num_batched_tokens,
         rows_max=engine.max_num_seqs,
         drafts_max=drafts_max,
+        adapters_max=engine.max_loras if engine.enable_lora else 0,
     )
 
 

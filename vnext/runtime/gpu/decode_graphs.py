@@ -4,7 +4,8 @@ Owns a graph and its static memory for each triple of row count, room for splits
 request's last token is one, and so is each draft behind it, at the next position with the same blocks. A graph does not know
 which rows belong together; in the plan of attention, they share tiles. A replay copies the
 block into static memory and launches once: the graph holds indices, forward, logits and sampling, and the write to `last`,
-from which the next step takes its tokens. Where rows are masked, it ends with the logits. Between replays only the batch's own
+from which the next step takes its tokens. Where rows have adapters, the block says which, and any graph with adapters serves all
+of them. Where rows are masked, it ends with the logits. Between replays only the batch's own
 tables change besides the block, so nothing but the whole block can be stale. Where rows report log-probabilities, all graphs
 leave the model's logits in one shared memory: one copy per size would fill gigabytes.
 """
@@ -19,6 +20,7 @@ import torch
 
 from vnext.kernels.cuda.decode_plan import DecodeAttention, slot_count, tiles_of, word_count, write_plan
 from vnext.kernels.cuda.plan import Tiles
+from vnext.kernels.thin_tiles import ThinTiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.buckets import unit_room
 from vnext.runtime.gpu.device import Device, Graph
@@ -87,24 +89,26 @@ class DecodeGraphs:
         self.prepare(rows, units, step.wants)
         captured, count = self._captured[rows, units, step.wants], len(step.token_ids)
         captured.block.copy_(sent["block"].view(torch.uint8))
+        fields, wants = self.layout(rows, units, step.wants.adapted).tensors(captured.block), step.wants
         if watch is not None:
-            watch(*self._fed(self.layout(rows, units).tensors(captured.block), step))
+            watch(*self._fed(fields, step))
         captured.graph.replay()
-        fields, wants = self.layout(rows, units).tensors(captured.block), step.wants
         samples = self._samples(fields, count)._replace(reported=sent.get("reported"))
         logits = self._logits[:count] if wants.reported or wants.masked else None
         return Decoded(samples, captured.tokens[:count], logits)
 
-    def layout(self, rows: int, units: int) -> Layout:
-        """The layout of a block for these sizes."""
+    def layout(self, rows: int, units: int, adapted: bool = False) -> Layout:
+        """The layout of a block for these sizes; `adapted`: with room for the tiles of adapters."""
         names = ("begins", "places", "tokens", *(("depths", "takers") if self._has_drafts else ()))
         fields = [(name, np.int64, rows) for name in names]
         fields += [(f"plan {group}", np.int32, word_count(rows, units)) for group in range(len(self._model.windows))]
+        if adapted:
+            fields += [("tile_tokens", np.int32, rows), ("tiles", np.int32, 3 * self._model.tile_room(rows))]
         return Layout(fields)
 
-    def block_of(self, step: HostStep | None, rows: int, units: int) -> np.ndarray:
-        """The block (uint8) of a step, or of padding alone."""
-        layout = self.layout(rows, units)
+    def block_of(self, step: HostStep | None, rows: int, units: int, adapted: bool = False) -> np.ndarray:
+        """The block (uint8) of a step, or of padding alone. Tiles that are not used have no tokens."""
+        layout = self.layout(rows, units, adapted or (step is not None and step.wants.adapted))
         block = np.zeros(layout.size_bytes, dtype=np.uint8)
         fields, count = layout.arrays(block), 0 if step is None else len(step.token_ids)
         fields["places"][:] = self._batch.null_row
@@ -116,6 +120,8 @@ class DecodeGraphs:
             fields["tokens"][step.query_starts[:-1][step.ahead]] = TAKE_LAST
             if self._has_drafts:
                 fields["depths"][:count], fields["takers"][:count] = step.samples.depths, step.samples.takers
+            for name, array in step.adapted.items():
+                fields[name][: len(array)] = array
         tiles = self._tiles(step, rows)
         for group, window in enumerate(self._model.windows):
             table_rows = fields["places"] if len(self._model.windows) == 1 else np.arange(rows)
@@ -138,8 +144,8 @@ class DecodeGraphs:
 
     def _capture(self, rows: int, units: int, wants: Wants, version: int) -> Captured:
         """Run once eagerly, which loads every kernel, then record. Uses padding alone, so no row of the cache is touched."""
-        layout = self.layout(rows, units)
-        block = self._device.upload(torch.from_numpy(self.block_of(None, rows, units)))
+        layout = self.layout(rows, units, wants.adapted)
+        block = self._device.upload(torch.from_numpy(self.block_of(None, rows, units, wants.adapted)))
         fields = layout.tensors(block)
         self.body(fields, rows, units, wants)
         graph = self._device.graph()
@@ -183,6 +189,7 @@ class DecodeGraphs:
         forward = ForwardBatch(
             self._token_ids(fields)[:count], begins, found[0].slots, starts, (begins.index_select(0, lasts) + 1).int(),
             found[0].block_table, torch.arange(count, device=self._device.torch_device), groups=tuple(found[1:]),
+            tiles=tiles_in(fields),
         )  # fmt: skip
         return forward, self._samples(fields, count)
 
@@ -211,7 +218,7 @@ class DecodeGraphs:
         starts = torch.arange(rows + 1, dtype=torch.int32, device=here)
         return ForwardBatch(
             token_ids, begins, places[0].slots, starts, (begins + 1).int(), places[0].block_table, starts[:-1].long(),
-            groups=tuple(places[1:]), attention=PreparedAttention(attention),
+            groups=tuple(places[1:]), attention=PreparedAttention(attention), tiles=tiles_in(fields),
         )  # fmt: skip
 
     def _places(self, fields: dict[str, torch.Tensor], group: int) -> GroupPlaces:
@@ -221,3 +228,8 @@ class DecodeGraphs:
         if groups == 1:
             return GroupPlaces(slots, table)
         return GroupPlaces(slots, table.index_select(0, fields["places"])[:, group::groups].contiguous())
+
+
+def tiles_in(fields: dict[str, torch.Tensor]) -> ThinTiles | None:
+    """The tiles of adapters among the fields of a block."""
+    return ThinTiles(fields["tile_tokens"], fields["tiles"].view(-1, 3)) if "tiles" in fields else None

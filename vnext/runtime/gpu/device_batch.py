@@ -15,12 +15,15 @@ import numpy as np
 import torch
 
 from vnext.kernels.batch_index import BatchOperations
+from vnext.kernels.thin_tiles import ThinTiles, make_tiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
+from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.batch import PersistentBatch, positions_of
 from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted
 from vnext.runtime.batch.masks import RowMasks
 from vnext.runtime.batch.prompts import PromptInputs
+from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
@@ -53,7 +56,8 @@ class HostStep(NamedTuple):
     their row's last token), `asked` (alternatives that each sample reports, -1 none) [S]. int32: query_starts [R + 1],
     contexts [R]. `changes` is the input of `DeviceBatch.bring`: rows of the table that grew (see batch_index.write_spans), and
     parameters of rows that joined. `width`: blocks of the longest context. `prompts`: what requests want of prompts. `drafted`:
-    the step with true starts, and its drafts; None for a step of a draft model.
+    the step with true starts, and its drafts; None for a step of a draft model. `tiles`: the arrays of ThinTiles, where some
+    tokens have an adapter.
     """
 
     step: int
@@ -70,6 +74,7 @@ class HostStep(NamedTuple):
     asked: np.ndarray
     drafted: Drafted | None = None
     prompts: PromptInputs | None = None
+    tiles: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -85,6 +90,11 @@ class HostStep(NamedTuple):
     def reported(self) -> dict[str, np.ndarray]:
         """The samples that report log-probabilities (int64 [A], among the samples), to be sent; {} for none."""
         return {"reported": np.flatnonzero(self.asked >= 0)} if self.wants.reported else {}
+
+    @property
+    def adapted(self) -> dict[str, np.ndarray]:
+        """The tiles, to be sent; {} for none."""
+        return {} if self.tiles is None else {"tile_tokens": self.tiles[0], "tiles": self.tiles[1].reshape(-1)}
 
 
 class Samples(NamedTuple):
@@ -109,10 +119,13 @@ class DeviceBatch(PersistentBatch):
         operations: BatchOperations,
         vocabulary: Vocabulary | None = None,
         drafts_of: Callable[..., DraftBatch] | None = None,
+        regions: Regions | None = None,
     ) -> None:
         """`vocabulary`: what constraints are matched with; none arrive without it. `drafts_of(batch, table, config)`: a model's
-        drafts, if a model drafts."""
+        drafts, if a model drafts. `regions`: where adapters are, if there are some."""
         super().__init__(config, vocab_size)
+        self._regions = regions
+        self._tiles: tuple[bytes, tuple[np.ndarray, np.ndarray] | None] = b"", None
         self._device, self._grown = device.torch_device, {}
         speculation = config.speculation
         self.masks = RowMasks(config.max_num_seqs, vocabulary, speculation.num_speculative_tokens if speculation else 0)
@@ -142,7 +155,7 @@ class DeviceBatch(PersistentBatch):
         ends = scheduled.starts + scheduled.counts
         starts = np.zeros(len(places) + 1, dtype=np.int64)
         np.cumsum(scheduled.counts, out=starts[1:])
-        samples = self._samples_of(scheduled, places, starts)
+        samples, tiles = self._samples_of(scheduled, places, starts), self._tiles_of(state, scheduled)
         return HostStep(
             step=scheduled.step,
             begins=scheduled.starts,
@@ -154,10 +167,11 @@ class DeviceBatch(PersistentBatch):
             samples=samples,
             changes=self.take_changes(),
             width=blocks_for(int(ends.max()), self._config.block_size),
-            wants=self.wants(samples.rows, samples.positions),
+            wants=self.wants(samples.rows, samples.positions)._replace(adapted=tiles is not None),
             asked=self._updates.logprobs(samples.rows),
             drafted=drafted,
             prompts=self._prompts.inputs(scheduled, places, starts),
+            tiles=tiles,
         )
 
     @property
@@ -196,6 +210,17 @@ class DeviceBatch(PersistentBatch):
         if self._drafts is not None:
             self._drafts.launched(step.drafted, step.places, samples)
 
+    def _tiles_of(self, state: State, scheduled: StepInFlight) -> tuple[np.ndarray, np.ndarray] | None:
+        """The tiles of the step's adapters. A request keeps its adapter, and the region while it runs, so steps with the same
+        entries have the same tiles."""
+        if self._regions is None:
+            return None
+        key = scheduled.entries[[0, 1, 3]].tobytes()
+        if key != self._tiles[0]:
+            found = [(self._regions[each.slot].index, each.tokens) for each in adapter_rows(state, scheduled)]
+            self._tiles = key, make_tiles(found) if found else None
+        return self._tiles[1]
+
     def _append(self, held: np.ndarray, more: np.ndarray, pages: np.ndarray) -> None:
         """Records the growth: the tables are on the device. What drafts with a model reads the host's too."""
         if self._model_drafts is not None:
@@ -231,7 +256,7 @@ class DeviceBatch(PersistentBatch):
         }  # fmt: skip
         if step.has_drafts:
             arrays |= {"depths": step.samples.depths, "takers": step.samples.takers}
-        sent = staging.send(arrays | step.changes | step.reported)
+        sent = staging.send(arrays | step.changes | step.reported | step.adapted)
         self.bring(sent)
         if len(step.ahead):
             self._operations.place_tokens(self.last, sent["ahead_rows"], sent["ahead_at"], sent["token_ids"])
@@ -239,6 +264,7 @@ class DeviceBatch(PersistentBatch):
         batch = ForwardBatch(
             sent["token_ids"], positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
             sent["sample_at"], host=HostBatch(step.query_starts, step.contexts), groups=tuple(places[1:]),
+            tiles=ThinTiles(sent["tile_tokens"], sent["tiles"].view(-1, 3)) if step.tiles is not None else None,
         )  # fmt: skip
         samples = Samples(sent["sampled"], sent["sample_positions"], sent.get("reported"), sent.get("takers", sent["sampled"]))
         if step.has_drafts:

@@ -7,16 +7,19 @@ number per row goes to the host and not a vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from vnext.models.layers.batch import ForwardBatch, GroupPlaces
+from vnext.kernels.thin_tiles import NAME_BYTES, names_of, tokens_by_region
+from vnext.models.layers.batch import AdapterRows, ForwardBatch, GroupPlaces
 from vnext.runtime.batch.fed import weights_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.tensors import arrays_of_step
 from vnext.runtime.batch.words import fed_words
+from vnext.runtime.gpu.adapter_regions import AdapterRegions
 from vnext.runtime.gpu.device import Device, Mark
 from vnext.runtime.gpu.device_batch import Samples
 from vnext.runtime.gpu.row_parameters import RATES_AT, RowParameters
@@ -31,33 +34,36 @@ NEUTRAL = [DEFAULTS[name] for name in PENALTIES]
 
 
 class FedOnDevice(NamedTuple):
-    """A step's inputs on their way to the host. `asked` int64 [S]: alternatives, -1 none. `allowed`: the host's masks."""
+    """A step's inputs on their way to the host. `asked` int64 [S]: alternatives, -1 none. `adapters`: the tiles and the names in
+    the regions, where some tokens have an adapter. `allowed`: the host's masks."""
 
     fetched: list[torch.Tensor]
     mark: Mark
     groups: int
     asked: np.ndarray
+    adapters: Sequence[torch.Tensor] = ()
     allowed: Allowed | None = None
 
     def words(self, config: SchedulerConfig) -> tuple[int, ...]:
         """As `fed_words`, but waits for the tensors."""
         self.mark.wait()
+        adapters, digests = adapters_of(*self.adapters) if self.adapters else ((), {})
         token_ids, positions, query_starts, contexts, sample_at, *others = self.fetched
         of_groups, parameters = others[: 2 * self.groups], others[2 * self.groups :]
         places = [GroupPlaces(slots=slots, block_table=table) for slots, table in zip(of_groups[::2], of_groups[1::2])]
         forward = ForwardBatch(
             token_ids, positions, places[0].slots, query_starts, contexts, places[0].block_table, sample_at,
-            groups=tuple(places[1:]),
+            groups=tuple(places[1:]), adapters=adapters,
         )  # fmt: skip
         sampling = sampling_of(*parameters)._replace(allowed=self.allowed) if parameters else None
-        return fed_words(arrays_of_step(StepInputs(forward, sampling, self.asked)), config)
+        return fed_words(arrays_of_step(StepInputs(forward, sampling, self.asked)), config, digests)
 
 
 class FedWatch:
     """Fetches the model's inputs. One thread."""
 
-    def __init__(self, device: Device, parameters: RowParameters) -> None:
-        self._device, self._parameters = device, parameters
+    def __init__(self, device: Device, parameters: RowParameters, regions: AdapterRegions | None = None) -> None:
+        self._device, self._parameters, self._regions = device, parameters, regions
         vocabulary = parameters.tables.history.shape[1]
         self._weights = device.upload(torch.from_numpy(weights_of(np.arange(vocabulary)).astype(np.int64)))
 
@@ -69,8 +75,10 @@ class FedWatch:
         tensors += [tensor for each in places for tensor in each]
         if len(asked):
             tensors += self._of_samples(samples, adjusted)
-        fetched, mark = self._device.fetch(tensors)
-        return FedOnDevice(fetched, mark, len(places), asked)
+        adapted = self._regions is not None and forward.tiles is not None
+        of_adapters = [*forward.tiles, self._regions.memory[:, :NAME_BYTES]] if adapted else []
+        fetched, mark = self._device.fetch([*tensors, *of_adapters])
+        return FedOnDevice(fetched[: len(tensors)], mark, len(places), asked, fetched[len(tensors) :])
 
     def _of_samples(self, samples: Samples, adjusted: bool) -> list[torch.Tensor]:
         rows, tables = samples.rows, self._parameters.tables
@@ -85,6 +93,15 @@ class FedWatch:
         """int64 [S]: each row's counts, multiplied by the tokens' weights and summed modulo 2^64."""
         parts = [(history.index_select(0, some) * self._weights).sum(dim=1) for some in rows.split(ROWS_AT_ONCE)]
         return torch.cat(parts)
+
+
+def adapters_of(
+    tokens: torch.Tensor, tiles: torch.Tensor, names: torch.Tensor
+) -> tuple[tuple[AdapterRows, ...], dict[int, str]]:
+    """The tokens of each adapter, by its region, and the digests of the adapters that the regions held. All on the host."""
+    found = tokens_by_region(tokens.numpy(), tiles.numpy())
+    rows = tuple(AdapterRows(region, its) for region, its in found.items())
+    return rows, dict(enumerate(names_of(names)))
 
 
 def sampling_of(

@@ -10,21 +10,26 @@ from typing import Any, NamedTuple
 import torch
 
 from vnext.kernels.cuda import experts
+from vnext.kernels.thin_tiles import tile_room
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.sharding import Parallel, local_heads
 from vnext.models.registry import Family
+from vnext.runtime.gpu.adapter_regions import AdapterRegions
 
 
 class DeviceModel(NamedTuple):
-    """One rank's model with its cache, whose last page is the null page: no request holds it."""
+    """One rank's model with its cache, whose last page is the null page: no request holds it. `adapters`: where adapters are, and
+    how ranks sum in steps with them, whose products are not made in parts: a part would not see its tokens."""
 
     family: Family
     params: Any
     kv: KvCache
     config: ModelConfig
     parallel: Parallel
+    adapters: AdapterRegions | None = None
+    adapted_parallel: Parallel | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -50,9 +55,16 @@ class DeviceModel(NamedTuple):
         """The first slot of the null page."""
         return (self.kv[0][0].shape[0] - 1) * self.block_size
 
+    def tile_room(self, token_max: int) -> int:
+        """The most tiles of adapters that a step of `token_max` tokens has."""
+        return tile_room(token_max, self.adapters.memory.shape[0] if self.adapters else 0)
+
     def hidden(self, batch: ForwardBatch) -> torch.Tensor:
         """Normed hidden states [S, hidden] of a step; writes its keys and values to the cache."""
-        return self.family.forward(self.params, self.kv, batch, self.config, self.parallel)[0]
+        parallel = self.parallel
+        if self.adapters is not None and batch.tiles is not None:
+            batch, parallel = batch._replace(adapted=self.adapters.adapted(batch.tiles)), self.adapted_parallel
+        return self.family.forward(self.params, self.kv, batch, self.config, parallel)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [S, vocab_size], whole on every rank."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vnext.kernels.thin_tiles import ThinTiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, PreparedAttention
 from vnext.runtime.gpu.device import Device, Graph
 from vnext.runtime.gpu.model import DeviceModel
@@ -30,12 +31,13 @@ class Cut(NamedTuple):
 
 
 class Static(NamedTuple):
-    """The inputs of one size's graphs: int64 [tokens] each, sample_at [samples], and slots for each group."""
+    """The inputs of one size's graphs: int64 [tokens] each, sample_at [samples], slots for each group, tiles of adapters."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     sample_at: torch.Tensor
     slots: tuple[torch.Tensor, ...]
+    tiles: ThinTiles | None = None
 
 
 class Recorder:
@@ -84,13 +86,14 @@ class PiecewiseGraphs:
     def __init__(self, device: Device, model: DeviceModel, row_max: int, attend: Callable[..., torch.Tensor]) -> None:
         """`attend` is the table's paged_attention. `row_max`: the most samples of a step."""
         self._device, self._model, self._row_max, self._attend = device, model, row_max, attend
-        self._pieces: dict[int, Pieces] = {}
+        self._pieces: dict[tuple[int, bool], Pieces] = {}
 
     def run(self, batch: ForwardBatch, metadata: Sequence[Any], size: int) -> torch.Tensor:
         """Hidden states [S, hidden] of a step padded to `size` tokens, valid until the next run. `metadata`: one per group."""
-        if size not in self._pieces:
-            self._pieces[size] = self._capture(size)
-        pieces, count, samples = self._pieces[size], batch.token_ids.shape[0], batch.sample_at.shape[0]
+        key = (size, batch.tiles is not None)
+        if key not in self._pieces:
+            self._pieces[key] = self._capture(*key)
+        pieces, count, samples = self._pieces[key], batch.token_ids.shape[0], batch.sample_at.shape[0]
         self._fill(pieces.static, batch)
         pieces.graphs[0].replay()
         for cut, graph in zip(pieces.cuts, pieces.graphs[1:], strict=True):
@@ -107,21 +110,27 @@ class PiecewiseGraphs:
         for slots, found in zip(static.slots, (batch.slots, *(group.slots for group in batch.groups)), strict=True):
             slots[:count].copy_(found)
             slots[count:].fill_(self._model.null_slot)
+        if static.tiles is not None and batch.tiles is not None:
+            for tensor, found in zip(static.tiles, batch.tiles, strict=True):
+                tensor[: found.shape[0]].copy_(found)
+                tensor[found.shape[0] :].zero_()
 
-    def _capture(self, size: int) -> Pieces:
+    def _capture(self, size: int, adapted: bool) -> Pieces:
         """Run once eagerly, which loads every kernel, then record."""
-        static = self._static(size)
+        static = self._static(size, adapted)
         self._body(static, lambda query, *others: torch.zeros_like(query))
         recorder = Recorder(self._device)
         hidden = recorder.record(lambda attend: self._body(static, attend))
         return Pieces(static, recorder.graphs, recorder.cuts, hidden)
 
-    def _static(self, size: int) -> Static:
-        def zeros(count: int) -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.int64, device=self._device.torch_device)
+    def _static(self, size: int, adapted: bool) -> Static:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device.torch_device)
 
         slots = tuple(zeros(size).fill_(self._model.null_slot) for _ in self._model.windows)
-        return Static(zeros(size), zeros(size), zeros(min(size, self._row_max)), slots)
+        room = self._model.tile_room(size)
+        tiles = ThinTiles(zeros(size, dtype=torch.int32), zeros(room, 3, dtype=torch.int32)) if adapted else None
+        return Static(zeros(size), zeros(size), zeros(min(size, self._row_max)), slots, tiles)
 
     def _body(self, static: Static, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
         """The forward over static memory; only attention uses rows and tables."""
@@ -130,6 +139,6 @@ class PiecewiseGraphs:
         return self._model.hidden(
             ForwardBatch(
                 static.token_ids, static.positions, static.slots[0], none, none, none, static.sample_at,
-                groups=tuple(GroupPlaces(slots, none) for slots in static.slots[1:]), attention=prepared,
+                groups=tuple(GroupPlaces(slots, none) for slots in static.slots[1:]), attention=prepared, tiles=static.tiles,
             )
         )  # fmt: skip

@@ -28,12 +28,13 @@ ROOM = {"bias": 16, "stop": 4}
 
 
 class Wants(NamedTuple):
-    """What the rows of a step need beyond a token drawn from the model's logits: adjusted logits, log-probabilities, or masks,
-    which the host makes once it knows the tokens before."""
+    """What the rows of a step need beyond the model and a token drawn from its logits: adjusted logits, log-probabilities, masks,
+    which the host makes once it knows the tokens before, or adapters."""
 
     adjusted: bool
     reported: bool
     masked: bool = False
+    adapted: bool = False
 
 
 PLAIN = Wants(False, False)

@@ -24,6 +24,7 @@ from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
+from vnext.runtime.gpu.adapter_regions import Regions
 from vnext.runtime.gpu.buckets import Choice, Shapes, choose_form
 from vnext.runtime.gpu.cascade import Costs, common_blocks, pays
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs, Watch
@@ -108,14 +109,14 @@ class DeviceSteps:
 
     def __init__(
         self, device: Device, model: DeviceModel, state: State, forms: DeviceForms, vocabulary: Vocabulary | None = None,
-        drafts_of: Callable[..., DraftBatch] | None = None,
+        drafts_of: Callable[..., DraftBatch] | None = None, regions: Regions | None = None,
     ) -> None:  # fmt: skip
-        """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it. `drafts_of`: as
-        DeviceBatch's."""
+        """`state`: the engine's first. `vocabulary`: what constraints are matched with; none arrive without it. `drafts_of` and
+        `regions`: as DeviceBatch's."""
         config = state.config
         self._device, self._model, self._forms = device, model, forms
         operations = batch_operations(device.torch_device.type)
-        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary, drafts_of)
+        self._batch = DeviceBatch(config, model.config.vocab_size, device, operations, vocabulary, drafts_of, regions)
         self._masking = Masking(
             device, self._batch.masks, self._batch.unread, forms.keep, config.pipeline_depth + WRITTEN_AHEAD
         )
@@ -126,7 +127,7 @@ class DeviceSteps:
         samples_max = config.max_num_seqs * (1 + most_drafts(config) if config.speculation else 1)
         self._pieces = PiecewiseGraphs(device, model, samples_max, forms.operations.paged_attention)
         self._sums = PromptSums()
-        self._watch = FedWatch(device, self._batch.parameters)
+        self._watch = FedWatch(device, self._batch.parameters, model.adapters)
         self._common: tuple[bytes, int] = b"", 0
         self.forms_run: dict[str, int] = {"graph": 0, "pieces": 0, "eager": 0}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
+from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.steps import Computed, with_drafts
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
@@ -16,11 +17,9 @@ from vnext.state.state import State
 class LaterSteps:
     """As Steps, but `launch` does not wait for the device."""
 
-    adapters = None
-
-    def __init__(self, make_steps: Callable[[State], DeviceSteps]) -> None:
+    def __init__(self, make_steps: Callable[[State], DeviceSteps], adapters: AdapterSlots | None = None) -> None:
         """`make_steps` gets the engine's first state, takes the cache's memory and captures graphs."""
-        self._make_steps = make_steps
+        self._make_steps, self.adapters = make_steps, adapters
         self.made: DeviceSteps | None = None
         self._config = None
         self._pending_steps: deque[PendingStep] = deque()

@@ -21,6 +21,8 @@ from vnext.kernels.cuda import attention, compiled, flashinfer
 from vnext.kernels.table import operations
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.sharding import Parallel
+from vnext.models.loading.adapter import Base, adapted_products
+from vnext.runtime.gpu.adapter_regions import AdaptedProduct, AdapterRegions
 from vnext.runtime.gpu.auto import has_gpu, why_cpu
 from vnext.runtime.gpu.buckets import Shapes, checked_rows, default_rows, default_tokens
 from vnext.runtime.gpu.cascade import Costs
@@ -29,6 +31,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
+from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.draft_costs import BLOCK_SIZE, ROWS, draft_costs
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
@@ -117,8 +120,20 @@ def compile_batch_kernels() -> None:
 
 def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> Rank:
     """The rank. Its steps are made when the engine reports the size of its cache."""
+    if settings.max_lora_rank:
+        with enough_memory("the adapters do", "lower --max-loras or --max-lora-rank"):
+            keep_adapters(runner, device, settings.gpu.adapters_max, settings.max_lora_rank)
     draft_forms = device_forms(runner.draft, settings.gpu) if runner.draft else None
-    return Rank(settings.rank, LaterSteps(step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms)))
+    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms)
+    return Rank(settings.rank, LaterSteps(make, runner.adapters))
+
+
+def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_max: int) -> None:
+    """Make the memory of the adapters, and the slots that lead there."""
+    base = Base(runner.config, runner.parallel, runner.targets)
+    products = [AdaptedProduct(*each) for each in adapted_products(base)]
+    runner.regions = AdapterRegions(device, products, adapters_max, rank_max)
+    runner.adapters = AdapterSlots(runner.parallel.rank, base, rank_max, runner.regions)
 
 
 def step_maker(
@@ -132,7 +147,8 @@ def step_maker(
         model, drafts_of = runner.device_model(*sizes), None
         if runner.draft is not None and draft_forms is not None:
             drafts_of = partial(ModelDrafts, device, runner.draft.device_model(*sizes), draft_forms)
-        steps = DeviceSteps(device, model, state, forms, runner.vocabulary(state.config.eos_token_ids), drafts_of)
+        vocabulary = runner.vocabulary(state.config.eos_token_ids)
+        steps = DeviceSteps(device, model, state, forms, vocabulary, drafts_of, runner.adapters)
         steps.prepare()
         return steps
 
@@ -185,14 +201,12 @@ def sizes(numbers: tuple[int, ...]) -> str:
 
 
 @contextmanager
-def enough_memory(what: str) -> Iterator[None]:
+def enough_memory(what: str, remedy: str = "use a smaller --dtype, more GPUs, or fewer tokens a step") -> Iterator[None]:
     """Raise SettingsError where a GPU has too little memory. `what` is subject and verb, as in "the weights do"."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise SettingsError(
-            f"{what} not fit into the GPU's memory: use a smaller --dtype, more GPUs, or fewer tokens a step"
-        ) from error
+        raise SettingsError(f"{what} not fit into the GPU's memory: {remedy}") from error
 
 
 def open_device(rank: int) -> CudaDevice:

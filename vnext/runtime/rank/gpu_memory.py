@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vnext.kernels.arrays import torch_dtype
+from vnext.kernels.thin_tiles import ThinTiles, make_tiles
 from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.runtime.gpu.device import Device, Memory
@@ -59,6 +60,9 @@ def try_largest_step(
     device.begin_peak()
     batch, pages = trial_batch(tokens, rows, block_size, len(kv_groups(runner.config).windows), device.torch_device)
     model = runner.device_model(pages, block_size)
+    if runner.regions is not None:  # an empty one, for which the kernels take as much memory as for any
+        parts = make_tiles([(0, np.arange(tokens))])
+        batch = batch._replace(tiles=ThinTiles(*(torch.from_numpy(part).to(device.torch_device) for part in parts)))
     logits = model.logits(model.hidden(batch))
     changed = logits.clone()
     report_in_parts(logits, choose(changed, trial_sampling(rows, device.torch_device)), LOGPROBS_MAX)

@@ -44,8 +44,6 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
         return _load_cpu_rank(settings, rendezvous)
     if settings.speculates:
         require_gpu_drafter(settings.draft_method)
-    if settings.max_lora_rank:
-        raise SettingsError("--enable-lora does not work on a GPU yet: take --device cpu, or merge the adapter into the weights")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
 
     device = open_device(settings.rank)

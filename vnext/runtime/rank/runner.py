@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.kernels.arrays import host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
@@ -33,6 +34,7 @@ from vnext.sampling.inputs import SamplingInputs, is_plain
 if TYPE_CHECKING:
     import torch
 
+    from vnext.runtime.gpu.adapter_regions import AdapterRegions
     from vnext.runtime.gpu.device import Device
     from vnext.runtime.gpu.model import DeviceModel
     from vnext.runtime.rank.adapters import AdapterSlots
@@ -92,7 +94,9 @@ class ModelRunner:
         self._params = load_params(
             path, self.config, parallel, self._dtype, self.device, progress, quantization, self.invariance.form, targets
         )
-        self.adapters = self._adapter_slots(targets, max_lora_rank) if max_lora_rank else None
+        self.targets = targets
+        self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
+        self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self._kv: Any = None
         self._whole: WholeStep | None = None
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
@@ -105,11 +109,12 @@ class ModelRunner:
         compiled = serves_all(self.config.head_dim)
         return invariance(asked, self.dtype, compiled=compiled, strict_mkl=not self._is_host and has_strict_mkl())
 
-    def _adapter_slots(self, targets: Sequence[Target], rank_max: int) -> AdapterSlots:
+    def adapter_slots(self, rank_max: int) -> AdapterSlots:
+        """Slots for adapters of at most this rank, on the host."""
         from vnext.models.loading.adapter import Base  # adapters need torch
         from vnext.runtime.rank.adapters import AdapterSlots
 
-        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, targets), rank_max)
+        return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.targets), rank_max)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""
@@ -144,9 +149,9 @@ class ModelRunner:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
         from vnext.runtime.gpu.model import DeviceModel  # a device needs torch
 
-        dtype = torch_dtype(self.dtype)
+        dtype, whole = torch_dtype(self.dtype), replace(self.parallel, begin_all_reduce=None)
         kv = make_kv_cache(self.config, page_count + 1, block_size, dtype, self.device, self.parallel)
-        return DeviceModel(self._family, tensors_of(self._params), kv, self.config, self.parallel)
+        return DeviceModel(self._family, tensors_of(self._params), kv, self.config, self.parallel, self.regions, whole)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: write its keys and values to the cache and sample a token for each sampled row.
