@@ -29,7 +29,7 @@ def run(place: Place, copy_rate: float | None) -> Iterator[tuple[tuple[Figure, .
 
 def measured(place: Place, name: str, rows: int, count: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Row r has adapter r % count."""
-    from thin_cases import adapters, tiles_of
+    from rows_cases import adapters, tiles_of
 
     inputs, widths = (TOY_INPUTS, TOY_WIDTHS) if place.is_dry else (INPUTS, WIDTHS)
     generator, device = torch.Generator().manual_seed(4), place.device

@@ -1,8 +1,15 @@
-"""Random rows for the row-wise kernels, and bounds of rounding."""
+"""Random rows for the row-wise kernels, bounds of rounding, and adapters with their tiles for the kernels of thin products."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
+
+from vnext.kernels.thin import LANES, ThinBlock, ThinBlocks, thin_block, thin_bytes
+from vnext.kernels.thin_tiles import ThinLines, ThinTiles, header_bytes, make_tiles, write_header
 
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half of the distance between neighbours, relative. float16's is coarser below 2**-14: see `half_step`."""
@@ -22,3 +29,41 @@ def within(found: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> 
     """Assert that each element is near enough."""
     error = (found.double() - expected.double()).abs()
     assert bool((error <= bound).all()), f"{(error - bound).max()} too much, of {error.max()}"
+
+
+class Adapters(NamedTuple):
+    """`memory` with a region for each adapter; the lines of the one product, and each adapter's blocks."""
+
+    memory: torch.Tensor
+    lines: ThinLines
+    blocks: list[list[ThinBlock]]
+    inputs: int
+    columns: int
+
+
+def adapters(inputs: int, widths: Sequence[int], ranks: Sequence[Sequence[int]], dtype: torch.dtype, first: int = 0) -> Adapters:
+    """A region for each of `ranks`, which has the rank of each line, 0 where it changes nothing. Lines are `widths` wide and begin
+    at column `first`, side by side. A line of another product comes before them."""
+    firsts = [first + sum(widths[:at]) for at in range(len(widths))]
+    room = -(-max(max(each) for each in ranks) // LANES) * LANES
+    pairs = [
+        [(draw(rank, inputs, seed=31 * at + line), draw(width, rank, seed=31 * at + line + 7)) for line, (rank, width) in enumerate(zip(each, widths))]
+        for at, each in enumerate(ranks)
+    ]  # fmt: skip
+    sizes = [[thin_bytes(*pair, dtype) if rank else 0 for pair, rank in zip(of, each)] for of, each in zip(pairs, ranks)]
+    begin = header_bytes(1 + len(widths))
+    memory = torch.zeros(len(ranks), begin + max(map(sum, sizes)), dtype=torch.uint8)
+    blocks = []
+    for region, of, its, each in zip(memory, pairs, sizes, ranks):
+        parts = region[begin : begin + sum(its)].split(its)
+        made = [thin_block(*pair, at, dtype, part) for pair, at, part, rank in zip(of, firsts, parts, each) if rank]
+        write_header(region, f"adapter of ranks {each}", [([0], None), (firsts, ThinBlocks(made))])
+        blocks.append(made)
+    return Adapters(memory, ThinLines(1, len(widths), max(widths), room), blocks, inputs, first + sum(widths))
+
+
+def tiles_of(groups: Sequence[tuple[int, Sequence[int]]], unused: int = 0) -> ThinTiles:
+    """Regions with their tokens; behind them tiles that are not used, and tokens that are in none."""
+    tokens, tiles = make_tiles([(region, np.array(rows)) for region, rows in groups])
+    tokens = np.concatenate((tokens, np.full(unused, -1, dtype=np.int32)))
+    return ThinTiles(torch.from_numpy(tokens), torch.from_numpy(np.concatenate((tiles, np.zeros((unused, 3), dtype=np.int32)))))

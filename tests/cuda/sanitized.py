@@ -13,9 +13,8 @@ import torch
 from attention_steps import Options, Range, Shape, attend, check, make_sequences
 from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
-from rows_cases import draw
+from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
-from thin_cases import adapters, tiles_of
 
 from vnext.kernels.cuda import backends, rows, sampling, thin
 

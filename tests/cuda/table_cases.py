@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from attention_steps import Sequences, Shape, make_sequences
-from rows_cases import ROUNDING, draw
-from thin_cases import adapters, tiles_of
+from rows_cases import ROUNDING, adapters, draw, tiles_of
 
 from vnext.kernels import contracts
 from vnext.kernels.contracts import FP8

@@ -10,10 +10,9 @@ import pytest
 import torch
 from device_twin import TwinDevice
 from host_shim import HostBackend, HostLauncher
-from rows_cases import draw
+from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked
 from table_cases import agree, mixed_step, rotary_step
-from thin_cases import adapters, tiles_of
 
 from vnext.kernels import contracts, paged_attention as plain_attention, table
 from vnext.kernels.cuda import compiled, operations

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from host_shim import ORDERS, HostBackend
-from rows_cases import draw, half_step, within
-from thin_cases import Adapters, adapters, tiles_of
+from rows_cases import Adapters, adapters, draw, half_step, tiles_of, within
 
 from vnext.kernels import thin_tiles
 from vnext.kernels.contracts import ContractError

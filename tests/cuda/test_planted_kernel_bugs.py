@@ -12,9 +12,8 @@ from attention_steps import Options, Range, Shape, attend, check, make_sequences
 from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
 from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
-from rows_cases import draw
+from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
-from thin_cases import adapters, tiles_of
 
 from vnext.kernels import references, thin_tiles
 from vnext.kernels.cuda import backends, rows, sampling, thin

@@ -6,10 +6,14 @@ bits. In float32 with the demo model that is rare, so few streams may differ; no
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from saved_adapters import DEMO, save_adapter
 
 from vnext.llm import LLM
+from vnext.lora_request import LoRARequest
 from vnext.sampling_params import SamplingParams
 
 COUNT, TOKENS = 24, 32
@@ -77,6 +81,25 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(eager: list[list[int]]) -> None:
 def test_one_step_at_a_time_gives_the_tokens_of_two_ahead(eager: list[list[int]]) -> None:
     """Requests meet in other steps, whose products have other shapes."""
     assert alike(answers(enforce_eager=True, async_scheduling=False), eager) >= ALIKE_MIN
+
+
+def adapted(folder: Path, device: str, **settings: object) -> list[list[int]]:
+    """Every other prompt with one of three adapters, for which there are two slots."""
+    saved = [save_adapter(DEMO, folder / str(seed), seed, lora_alpha=1) for seed in range(3)]
+    named = [LoRARequest(path.name, place + 1, str(path)) for place, path in enumerate(saved)]
+    chosen = [named[index // 2 % 3] if index % 2 else None for index in range(COUNT)]
+    plain = {"dtype": "float32", "log": "off", "max_num_seqs": 32, "enable_lora": True, "max_loras": 2, "digest_interval": 1}
+    with LLM(device=device, **(plain | settings)) as llm:
+        found = llm.generate(prompts(), [params(index) for index in range(COUNT)], False, chosen)
+        return [each.outputs[0].token_ids for each in found]
+
+
+def test_adapters_give_the_tokens_of_the_cpu_in_every_form(tmp_path: Path, eager: list[list[int]]) -> None:
+    """Each step's words are compared with the state's: the digests in the regions on the device are those of the requests."""
+    expected, share = adapted(tmp_path, "cpu"), {"gpu_memory_utilization": 0.3}
+    assert alike(expected, eager) < COUNT // 2 + 4, "adapters change answers"
+    assert alike(adapted(tmp_path, "cuda", enforce_eager=True, **share), expected) >= ALIKE_MIN
+    assert alike(adapted(tmp_path, "cuda", **share), expected) >= ALIKE_MIN
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")

@@ -158,10 +158,10 @@ def test_planted_faults_of_a_graph_s_block_are_seen(
     """What is hashed is what the graph's own memory holds."""
     folder, block_of = tiny_checkpoint(tmp_path / "tiny"), DecodeGraphs.block_of
 
-    def wrong(self: DecodeGraphs, step: HostStep | None, rows: int, units: int) -> np.ndarray:
-        block = block_of(self, step, rows, units)
+    def wrong(self: DecodeGraphs, step: HostStep | None, *sizes: int) -> np.ndarray:
+        block = block_of(self, step, *sizes)
         if step is not None:
-            bug(self.layout(rows, units).arrays(block), step)
+            bug(self.layout(*sizes).arrays(block), step)
         return block
 
     monkeypatch.setattr(DecodeGraphs, "block_of", wrong)

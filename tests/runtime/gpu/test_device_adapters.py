@@ -12,7 +12,17 @@ import pytest
 import torch
 from device_twin import TwinDevice
 from msgspec.structs import replace
-from rank_drive import Answers, device_rank, drive, host_rank, runner_of, some_arrivals, started_with, tiny_checkpoint
+from rank_drive import (
+    Answers,
+    device_rank,
+    drive,
+    host_rank,
+    repetitive_arrivals,
+    runner_of,
+    some_arrivals,
+    started_with,
+    tiny_checkpoint,
+)
 from saved_adapters import save_adapter
 
 from vnext.kernels.table import Operations, operations, plain_operations, substituted
@@ -25,10 +35,13 @@ from vnext.runtime.gpu.device_batch import DeviceBatch
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.messages import AdapterFiles, AdapterRead
 from vnext.runtime.rank.adapters import AdapterSlots
+from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_loading import keep_adapters
 from vnext.runtime.rank.gpu_memory import try_largest_step
+from vnext.runtime.rank.steps import Computed
 from vnext.runtime.ring.broadcast import ReadAdapter
 from vnext.sampling.sampling import sampler_for
+from vnext.state.config import Speculation
 from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived
 
 RANK_MAX = 20
@@ -52,12 +65,14 @@ def files(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapte
     return found
 
 
-def adapted_arrivals(files: list[AdapterFiles], count: int = 14, seed: int = 3) -> list[RequestArrived]:
-    """As `some_arrivals`; of five, four have an adapter, in changing order."""
-    rng = random.Random(seed)
+def adapted_arrivals(
+    files: list[AdapterFiles], arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals
+) -> list[RequestArrived]:
+    """Of five, four have an adapter, in changing order."""
+    rng = random.Random(3)
     return [
         replace(each, sampling=replace(each.sampling, adapter=rng.choice(["", *(file.digest for file in files)])))
-        for each in some_arrivals(count, seed)
+        for each in arrive(14, 3)
     ]
 
 
@@ -114,6 +129,25 @@ def test_tokens_are_those_of_the_plain_rank(
     without = tokens_of(served(folder, files, chosen=operations("cpu"), arrivals=base, **changes))
     adapted = [each.id for each in adapted_arrivals(files) if each.sampling.adapter]
     assert sum(without[id_] != found[id_] for id_ in adapted) > 5, "adapters change answers"
+
+
+def test_drafts_of_rows_with_adapters_are_verified_with_them(
+    folder: Path, files: list[AdapterFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft is another token of its row's adapter: answers are those without drafts, of which some were kept."""
+    arrivals, kept = adapted_arrivals(files, repetitive_arrivals), list[int]()
+    expected = tokens_of(served(folder, files, arrivals=arrivals))
+    wait = LaterSteps.wait
+
+    def counting(steps: LaterSteps) -> Computed:
+        done = wait(steps)
+        kept.append(sum(done.counts) - len(done.counts))
+        return done
+
+    monkeypatch.setattr(LaterSteps, "wait", counting)
+    speculation = Speculation(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3)
+    drafted = served(folder, files, chosen=operations("cpu"), arrivals=arrivals, speculation=speculation)
+    assert tokens_of(drafted) == expected and sum(kept) > 10
 
 
 def before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
