@@ -34,10 +34,12 @@ from vnext.runtime.gpu.device import Mark
 from vnext.runtime.gpu.device_batch import DeviceBatch
 from vnext.runtime.gpu.steps import DeviceForms
 from vnext.runtime.messages import AdapterFiles, AdapterRead
+from vnext.runtime.processes.determinism import gpu_invariance
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
 from vnext.runtime.rank.gpu_loading import keep_adapters
 from vnext.runtime.rank.gpu_memory import try_largest_step
+from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import Computed
 from vnext.runtime.ring.broadcast import ReadAdapter
 from vnext.sampling.sampling import sampler_for
@@ -129,6 +131,16 @@ def test_tokens_are_those_of_the_plain_rank(
     without = tokens_of(served(folder, files, chosen=operations("cpu"), arrivals=base, **changes))
     adapted = [each.id for each in adapted_arrivals(files) if each.sampling.adapter]
     assert sum(without[id_] != found[id_] for id_ in adapted) > 5, "adapters change answers"
+
+
+def test_products_of_one_shape_have_adapters_too(folder: Path, files: list[AdapterFiles], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--deterministic` a weight is more than a tensor, and an adapter knows it by its identity."""
+    expected, chosen = tokens_of(served(folder, files)), plain_operations()
+    monkeypatch.setattr("vnext.models.loading.tensor_place.operations", lambda device_type: chosen)
+    monkeypatch.setattr("vnext.runtime.rank.runner.serves", lambda dtype: False)
+    monkeypatch.setattr("vnext.models.layers.layers.operations", lambda device_type: chosen)
+    monkeypatch.setattr(ModelRunner, "_invariance", lambda self, *_: gpu_invariance(True))
+    assert tokens_of(served(folder, files, chosen=chosen)) == expected
 
 
 def test_drafts_of_rows_with_adapters_are_verified_with_them(
