@@ -133,5 +133,14 @@ def test_a_processor_without_bf16_gets_neon(arm: Callable[..., str], on_arm: tup
     assert not differing(of_level(found, "NEON"), of_level(on_arm[1], "NEON"))
 
 
+def test_an_engine_at_neon_answers_as_one_at_avx2(arm: Callable[..., str], on_x86: Results) -> None:
+    """Its processes, its ring, its rank and its kernels, from text to text."""
+    if not of_level(on_x86, "AVX2"):
+        pytest.skip("this processor has no AVX2")
+    found, expected = json.loads(arm("engine_calls.py", "neon")), json.loads(here("engine_calls.py", "avx2"))
+    assert (found["kernels"], expected["kernels"]) == ("NEON", "AVX2")
+    assert found["tokens"] == expected["tokens"] and all(len(tokens) == 24 for answers in found["tokens"] for tokens in answers)
+
+
 def test_engines_logs_rings_and_sums_are_those_of_x86(arm: Callable[..., str]) -> None:
     assert json.loads(arm("module_calls.py")) == json.loads(here("module_calls.py"))
