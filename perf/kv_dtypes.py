@@ -43,7 +43,7 @@ def pages_of(case: Case, pages: int, layers: int, dtype: torch.dtype) -> torch.T
     """[pages, layers, 2, kv_heads, BLOCK_SIZE, W], the same numbers in every dtype, in huge pages."""
     width = mxint8.packed_width(case.head_dim) if dtype is torch.int8 else case.head_dim
     shape = (pages, layers, 2, case.kv_heads, BLOCK_SIZE, width)
-    memory = huge(int(np.prod(shape)) * dtype.itemsize).view(dtype).view(shape)
+    memory = torch.from_numpy(huge(int(np.prod(shape)) * dtype.itemsize)).view(dtype).view(shape)
     for page in range(0, pages, 64):
         part = memory[page : page + 64]
         generator = torch.Generator().manual_seed(page)
