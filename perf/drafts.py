@@ -1,10 +1,15 @@
 """What drafts gain and cost: answers with and without them, by turns, in engines side by side.
 
-    python -m perf.drafts --json FILE [--model FOLDER]
+    python -m perf.drafts --json FILE [--model FOLDER] [--draft-model FOLDER]
+    python -m perf.drafts --json FILE --pair
 
 Three tasks: an edit (the prompt ends in the beginning of a text that it holds), ordinary text, and JSON by a schema. Each round
 asks every engine for the same answers; a ratio is the time without drafts over the time with them in one round. All tokens are
 compared. A random model's answers repeat themselves more than a real one's.
+
+With `--pair` the model is a random one of 135M parameters, with a draft model of its first layers (draft_pair.py), the task
+ordinary text and the batch 1. Beside each ratio of a draft model stands the share of its drafts that were kept, from a run of its
+own with a log.
 
 Acceptance: a drafter that names one token cannot be right more often than the model draws this token, so over answers sampled at
 temperature 0.8 the share of right first drafts is compared with the mean probability of the drafted tokens, which is its bound,
@@ -16,7 +21,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,17 +34,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import vnext
+from perf.draft_pair import write_pair
 from vnext import LLM, SamplingParams
+from vnext.log.codec import Frame
 from vnext.machine import machine
+from vnext.replay.reading.source import open_log
 from vnext.sampling.drafters.drafter import drafter_of
 from vnext.sampling_params import StructuredOutputsParams
 from vnext.state.config import Speculation
+from vnext.state.events import StepCommitted
 
+Task = Callable[[int, float], tuple[list[str], list[SamplingParams]]]
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {
     "plain": "", "ngram 4": {"num_speculative_tokens": 4}, "ngram 8": {"num_speculative_tokens": 8},
     "suffix 8": {"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0},  # rounds repeat answers
 }  # fmt: skip
+PLAIN = {"plain": ""}
+DRAFT_MODEL_DRAFTS = (2, 3, 5)
 TOKENS, LENGTH_MAX = 80, 1024
 SAMPLES, SAMPLED_AT = 24, 0.8
 SCHEMA = {
@@ -58,7 +72,22 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--batches", default="1,8,32")
     options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
+    options.add_argument("--draft-model", default="", help="a folder or hub id: engines with it as draft model, too")
+    options.add_argument("--pair", action="store_true", help="a random model and its first layers, made for this run")
     chosen = options.parse_args()
+    if not chosen.pair:
+        return measure(chosen, TASKS, list(map(int, chosen.batches.split(","))))
+    with tempfile.TemporaryDirectory() as folder:
+        chosen.model, chosen.draft_model = map(str, write_pair(Path(folder)))
+        measure(chosen, {"ordinary": ordinary}, [1])
+
+
+def measure(chosen: argparse.Namespace, tasks: dict[str, Task], batches: list[int]) -> None:
+    """Measure these tasks and write the record."""
+    drafting = {
+        f"draft model {most}": {"method": "draft_model", "model": chosen.draft_model, "num_speculative_tokens": most}
+        for most in (DRAFT_MODEL_DRAFTS if chosen.draft_model else ())
+    }
     record: dict[str, Any] = {
         "command": "python -m perf.drafts", "model": Path(chosen.model).name or "demo", "machine": msgspec.to_builtins(machine()),
         "tokens_each": TOKENS, "results": [],
@@ -66,15 +95,19 @@ def main() -> None:
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(LLM(chosen.model, threads=1, log="off", max_model_len=LENGTH_MAX, speculative_config=config))
-            for name, config in ENGINES.items()
+            for name, config in ((PLAIN if chosen.pair else ENGINES) | drafting).items()
         }
-        for task in TASKS:
-            for batch in map(int, chosen.batches.split(",")):
+        for task in tasks:
+            for batch in batches:
                 for temperature in (0.0, 0.8):
                     record["results"].append(found := measured(engines, task, batch, temperature, chosen.rounds))
                     print(found, flush=True)
-        record["acceptance"] = acceptance(engines["plain"], chosen.model or str(Path(vnext.__file__).parent / "demo_model"))
-        print(record["acceptance"], flush=True)
+        if not chosen.pair:
+            record["acceptance"] = acceptance(engines["plain"], chosen.model or str(Path(vnext.__file__).parent / "demo_model"))
+            print(record["acceptance"], flush=True)
+    if drafting:
+        record["kept"] = {str(temperature): kept_share(chosen, temperature) for temperature in (0.0, 0.8)}
+        print(record["kept"], flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -99,6 +132,20 @@ def measured(engines: dict[str, LLM], task: str, batch: int, temperature: float,
         "ratio_median": {name: round(statistics.median(each), 3) for name, each in ratios.items()},
         "ratios": {name: [round(ratio, 3) for ratio in each] for name, each in ratios.items()},
     }  # fmt: skip
+
+
+def kept_share(chosen: argparse.Namespace, temperature: float) -> dict[str, Any]:
+    """Of the answer at batch 1, the share of the draft model's drafts that were kept, and of its first ones; it always makes three."""
+    config = {"method": "draft_model", "model": chosen.draft_model, "num_speculative_tokens": 3, "row_cost": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        with LLM(chosen.model, threads=1, log="shape", log_dir=folder, max_model_len=LENGTH_MAX, speculative_config=config) as llm:
+            llm.generate(*ordinary(1, temperature), use_tqdm=False)
+        frames = [item for item in open_log(Path(llm.log_dir)).items() if isinstance(item, Frame)]
+    commits = [event for frame in frames for event in frame.events if isinstance(event, StepCommitted) and any(event.drafted)]
+    runs = [(count - 1, drafted) for event in commits for count, drafted in zip(event.counts, event.drafted) if drafted]
+    kept, drafted = map(sum, zip(*runs))
+    first = sum(count > 0 for count, _ in runs) / len(runs)
+    return {"drafts": drafted, "kept": round(kept / drafted, 4), "first_kept": round(first, 4)}
 
 
 def acceptance(llm: LLM, model_path: str) -> dict[str, Any]:
