@@ -94,6 +94,25 @@ def test_a_grammar_that_fails_ends_its_request_with_a_sentence_and_no_other() ->
     assert sum(len(unpack_tokens(output.tokens)) for output in outputs["good"]) == 20
 
 
+@pytest.mark.parametrize("banned", ["", " so", " and"])
+def test_a_constraint_that_fails_behind_a_draft_ends_its_answer_as_without(banned: str) -> None:
+    """What the grammar forces is banned, at the end of the drafts or among them. The draft before it is not kept."""
+    prompt, pieces = pack_tokens(TOKENIZER.encode("The module").ids), {banned, banned[:2], " "} if banned else set()
+    forbidden = tuple((token,) for token in range(TOKENIZER.get_vocab_size()) if TOKENIZER.decode([token]) in pieces)
+    constraint = Constraint(grammar=LLMatcher.grammar_from_regex("(yes|no) indeed and so on and on"), banned=forbidden)
+    sampling, found = Sampling(seed=1, max_tokens=60, constraint=constraint), []
+    for drafts in (0, 2, 8):
+        config = {"num_speculative_tokens": drafts, "row_cost": 0} if drafts else ""
+        with engines_here(), LLM(executor="inproc", log="off", speculative_config=config) as llm:
+            [*_, last] = outputs = list(llm._client.run([SubmitRequest(name="", prompt=prompt, sampling=sampling)]))
+        tokens = [token for output in outputs for token in unpack_tokens(output.tokens).tolist()]
+        found.append((TOKENIZER.decode(tokens), last.finish, last.error))
+        assert (last.accepted_drafts > 0) == (drafts > 0)
+    error = "The answer cannot keep to its constraint: no token is left that may come next." if banned else ""
+    assert set(found) == {(found[0][0], "abort" if banned else "stop", error)}
+    assert found[0][0].endswith({"": "on and on", " so": "and", " and": "indeed"}[banned])
+
+
 def test_each_draft_has_the_mask_behind_it_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = Vocabulary(DEMO_MODEL, TOKENIZER.get_vocab_size(), (0,))
     constraint = Constraint(grammar=LLMatcher.grammar_from_regex("yes indeed and so on"))
@@ -111,6 +130,7 @@ def test_each_draft_has_the_mask_behind_it_and_is_waited_for(monkeypatch: pytest
     for place, draft in zip(allowed.places.tolist(), [*drafts, 0]):
         assert (np.unpackbits(allowed.masks[place].view(np.uint8), bitorder="little")[: vocabulary.size] == matcher.allowed()).all()
         matcher.take(draft)
+    assert masks.followed(2) == 2
     monkeypatch.setattr(masks, "_follow", lambda *_: 1 // 0)
     masks.follow(2, drafts)
     with pytest.raises(ZeroDivisionError):

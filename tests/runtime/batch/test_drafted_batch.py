@@ -82,9 +82,9 @@ def test_a_drafted_batch_equals_the_rebuilt_batch(seed: int) -> None:
             flat = np.array([token for id_ in scheduled.ids.tolist() for token in drafts[id_]], dtype=np.int32)
             tokens = drawn(scheduled, flat, rng)
             words_due = fed_words(fast, started.config)[:-1]
-            found = batch.take_sampled(state.in_flight[-1], tokens) or kept(scheduled, flat, tokens)
+            found = batch.take_sampled(state.in_flight[-1], tokens) or kept(scheduled, flat, tokens, scheduled.drafts[scheduled.samples])
             assert words_due == fed.due(state, commits, pack_tokens(found.drafts), found.drafted)
-            again = kept(scheduled, flat, tokens)
+            again = kept(scheduled, flat, tokens, scheduled.drafts[scheduled.samples])
             assert np.array_equal(found.tokens, again.tokens) and found[2:4] == again[2:4]
             runs = np.frombuffer(found.counts, np.uint8) if found.counts else np.ones(len(found.tokens), np.uint8)
             owners = scheduled.entries[:2, scheduled.samples].T.tolist()

@@ -16,7 +16,7 @@ from vnext.models.layers.batch import ForwardBatch, GroupPlaces, HostBatch
 from vnext.runtime.batch.adapter_rows import adapter_rows
 from vnext.runtime.batch.decode_step import DecodeStep
 from vnext.runtime.batch.draft_batch import DraftBatch
-from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept, kept
+from vnext.runtime.batch.draft_rows import NO_DRAFTS, Drafted, DraftRows, Grammars, Kept
 from vnext.runtime.batch.masks import failed_requests
 from vnext.runtime.batch.prompts import PromptRows
 from vnext.runtime.batch.sampling_rows import SamplingColumns
@@ -113,7 +113,7 @@ class PersistentBatch:
             if self._drafts is not None:
                 self._drafts.take(places, np.ones_like(places), tokens)
             return None
-        found = kept(*self._drafted, tokens)
+        found = self._drafts.kept(self._drafted, places, tokens)
         counts = np.frombuffer(found.counts, np.uint8).astype(np.int64) if found.counts else np.ones(len(places), np.int64)
         if len(places):
             self._last[places] = found.tokens[np.cumsum(counts) - 1]

@@ -47,6 +47,8 @@ class Grammars(Protocol):
 
     def follow(self, place: int, drafts: Sequence[int]) -> None: ...
 
+    def followed(self, place: int) -> int: ...
+
 
 class DraftRows:
     """The histories of the rows of one batch. Mutable. The drafts of a constrained row are what its grammar forces."""
@@ -98,6 +100,16 @@ class DraftRows:
                 found[at] = tokens
         return found
 
+    def kept(self, drafted: Drafted, places: np.ndarray, tokens: np.ndarray) -> Kept:
+        """As `kept`, of a step whose samples (int64[S]) are those of rows `places`. A constraint that fails behind a draft fails in the
+        next step, as if the draft were wrong: so an answer ends where it ends without drafts."""
+        assert drafted.scheduled.drafts is not None
+        most = drafted.scheduled.drafts[drafted.scheduled.samples].copy()
+        for at, place in enumerate(places.tolist()):
+            if most[at] and place in self._constrained:
+                most[at] = self._grammars.followed(place)
+        return kept(*drafted, tokens, most)
+
     def take(self, places: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> None:
         """Rows (int64[n], no row twice) have kept `counts` tokens each, one row's after another's."""
         at, kept = 0, tokens.tolist()
@@ -124,18 +136,19 @@ class DraftRows:
         return np.array(drafts, dtype=np.int32)
 
 
-def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray) -> Kept:
+def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray, most: np.ndarray) -> Kept:
     """Which samples (int64[S]) of a step as computed are kept: of each request those up to the first that is not the draft
-    behind it. `drafts` int32: those of its entries, one after another."""
+    behind it. `drafts` int32: those of its entries, one after another. At most so many drafts of each request are kept as
+    `most` (int64[n]) says."""
     planned, samples = scheduled.drafts, scheduled.samples
     if not len(drafts):
         return Kept(tokens, np.arange(len(tokens)), b"", b"", drafts)
     assert planned is not None
     sizes = planned[samples] + 1
     ends, counts, kept_at, at = np.cumsum(sizes), [], [], 0
-    for first, size in zip((ends - sizes).tolist(), sizes.tolist()):
+    for first, size, bound in zip((ends - sizes).tolist(), sizes.tolist(), most.tolist()):
         same = tokens[first : first + size - 1] == drafts[at : at + size - 1]
-        count = size if same.all() else int(same.argmin()) + 1
+        count = min(size if same.all() else int(same.argmin()) + 1, bound + 1)
         counts.append(count)
         kept_at.append(np.arange(first, first + count))
         at += size - 1

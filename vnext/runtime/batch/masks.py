@@ -38,6 +38,7 @@ class RowMasks:
         self._row_count, self._vocabulary, self._drafts_max = row_count, vocabulary, drafts_max
         self._matchers: dict[int, Future[Matcher]] = {}
         self._forced: dict[int, Future[dict[int, list[int]]]] = {}
+        self._followed: dict[int, int] = {}
         self._work: list[Future[object]] = []
 
     def join(self, place: int, constraint: Constraint, answer: Sequence[int]) -> None:
@@ -81,6 +82,11 @@ class RowMasks:
     def follow(self, place: int, drafts: Sequence[int]) -> None:
         """A step computes these drafts of a constrained row: make the masks of the tokens behind each of them."""
         self._work.append(self._thread.submit(self._follow, place, self._matchers[place], drafts))
+
+    def followed(self, place: int) -> int:
+        """How many of the drafts that a row follows may be kept: those before the first behind which its constraint fails. Waits."""
+        self.wait()
+        return self._followed[place]
 
     def wait(self) -> None:
         """Return when all masks are complete."""
@@ -139,10 +145,12 @@ class RowMasks:
 
     def _follow(self, place: int, made: Future[Matcher], drafts: Sequence[int]) -> None:
         """Compute the masks behind the drafts of a row."""
-        matcher = made.result().copy()
+        matcher, self._followed[place] = made.result().copy(), len(drafts)
         for at, draft in enumerate(drafts):
             matcher.take(draft)
             matcher.fill(self._masks[self._draft_mask(place, at)])
+            if matcher.error:
+                self._followed[place] = min(self._followed[place], at)
 
     def _fill(self, rows: list[tuple[int, Future[Matcher], Sequence[int]]]) -> None:
         """Compute the masks of rows: (place, matcher, tokens that it has taken)."""

@@ -67,7 +67,7 @@ class SamplingColumns:
         self._config = config
         drafts_max = config.speculation.num_speculative_tokens if config.speculation else 0
         self._masks = RowMasks(config.max_num_seqs, vocabulary, drafts_max)
-        self.forced, self.follow = self._masks.forced, self._masks.follow
+        self.forced, self.follow, self.followed = self._masks.forced, self._masks.follow, self._masks.followed
         self._vocab_size = vocab_size
         self._columns = {name: np.zeros(config.max_num_seqs, dtype=dtype) for name, dtype in COLUMNS.items()}
         self._special: dict[int, Sampling] = {}  # rows with penalties, bias or a minimum length
