@@ -8,12 +8,7 @@ asks every engine for the same answers; a ratio is the time without drafts over 
 compared. A random model's answers repeat themselves more than a real one's.
 
 With `--pair` the model is a random one of 135M parameters, with a draft model of its first layers (draft_pair.py), the task
-ordinary text and the batch 1. Beside each ratio of a draft model stands the share of its drafts that were kept, from a run of its
-own with a log.
-
-Acceptance: a drafter that names one token cannot be right more often than the model draws this token, so over answers sampled at
-temperature 0.8 the share of right first drafts is compared with the mean probability of the drafted tokens, which is its bound,
-and with that of the likeliest tokens, which is every such drafter's.
+ordinary text and the batch 1; the share of drafts that were kept comes from a run of its own with a log.
 """
 
 from __future__ import annotations
@@ -149,7 +144,9 @@ def kept_share(chosen: argparse.Namespace, temperature: float) -> dict[str, Any]
 
 
 def acceptance(llm: LLM, model_path: str) -> dict[str, Any]:
-    """Of each drafter: how many first drafts it made, the share of right ones, and the mean probability of the drafted tokens."""
+    """Of each drafter: how many first drafts it made, the share of right ones, and the mean probability of the drafted tokens, over
+    answers sampled at temperature 0.8. A drafter that names one token cannot be right more often than the model draws that token;
+    the mean probability of the likeliest tokens bounds every such drafter."""
     prompts = [make(SAMPLES, SAMPLED_AT)[0] for make in (edit, ordinary)]
     params = [SamplingParams(temperature=SAMPLED_AT, seed=at, max_tokens=4 * TOKENS, ignore_eos=True) for at in range(2 * SAMPLES)]
     answers = llm.generate(sum(prompts, []), params, use_tqdm=False)

@@ -67,7 +67,7 @@ def test_one_seed_is_one_run() -> None:
 
 
 def nobody_leaves(drawn: Scenario) -> Scenario:
-    clients = tuple(replace(client, abort_us=NEVER) for client in drawn.clients)
+    clients = tuple(replace(client, abort_us=NEVER, stop=()) for client in drawn.clients)
     return replace(drawn, clients=clients, shutdown_us=NEVER)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from vnext.state.events import StepCommitted
-from vnext.state.state import StepInFlight
+from vnext.state.state import State, StepInFlight
 from vnext.state.store import extents
 
 
@@ -31,6 +31,14 @@ def runs_in(event: StepCommitted, asked: int) -> tuple[np.ndarray, np.ndarray]:
     if not event.counts and not event.drafted:
         return np.ones(asked, dtype=np.int64), np.zeros(asked, dtype=np.int64)
     return np.frombuffer(event.counts, np.uint8).astype(np.int64), np.frombuffer(event.drafted, np.uint8).astype(np.int64)
+
+
+def still_owed(state: State) -> frozenset[int]:
+    """The requests that take their samples of the oldest step in flight: they have not given way since it was planned."""
+    scheduled, rows = state.in_flight[0], state.rows
+    running = dict(zip(rows.id.tolist(), rows.preemption_count.tolist()))
+    sampling = zip(scheduled.ids[scheduled.samples].tolist(), scheduled.preemption_counts[scheduled.samples].tolist())
+    return frozenset(id_ for id_, preemptions in sampling if running.get(id_) == preemptions)
 
 
 def with_kept_drafts(scheduled: StepInFlight, event: StepCommitted) -> StepInFlight:

@@ -45,7 +45,7 @@ from vnext.sched.turn import steady_turn
 from vnext.server.context.metrics import ServerMetrics
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pack_tokens, unpack_tokens
+from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
 from vnext.state.params import Sampling
 
 REPLIES_MS = 2000
@@ -450,6 +450,40 @@ def test_a_preempted_request_has_waited_once(make_bench, monkeypatch: pytest.Mon
     heard = bench.heard(socket)
     assert bench.core.state.counters.preempted > 0
     assert all([output.queue_seconds for output in outputs_of(heard, name)] == [1.0] + [0.0] * 11 for name in "ab")
+
+
+class FailingRanks(ToyExecutor):
+    """Ranks that cannot follow the constraint of request 1 once it has `length` tokens."""
+
+    length = 0
+
+    def _fold(self, rank: int, event: object) -> None:
+        super()._fold(rank, event)
+        if isinstance(event, StepPlanned):
+            scheduled = self._states[rank].in_flight[-1]
+            places = zip(scheduled.ids[scheduled.samples], (scheduled.starts + scheduled.counts)[scheduled.samples])
+            failed = ((1, "why"),) if (1, self.length) in [tuple(map(int, each)) for each in places] else ()
+            self.results[-1] = replace(self.results[-1], failed=failed)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_constraint_fails_at_its_token_also_after_a_preemption(make_bench, depth: int) -> None:
+    """The step that fails may have been planned before its request gave way: it had tokens of steps in flight, which are lost."""
+    preempted = 0
+    for length in range(8, 20):
+        ranks = FailingRanks()
+        ranks.length = length
+        bench = make_bench(ranks, page_count=6, pipeline_depth=depth)
+        socket = bench.client()
+        bench.say(socket, wish("a", [1] * 8, 12), wish("b", [2] * 8, 12))
+        heard, count = bench.heard(socket), length - 8
+        while not all(any(each.finish for each in outputs_of(heard, name)) for name in "ab"):  # the test's own limit ends this
+            heard += bench.heard(socket)
+        assert tokens_of(heard, "a") == expected_tokens(0, 8, 12)
+        assert tokens_of(heard, "b") == expected_tokens(1, 8, count), length
+        assert [(each.finish, each.error) for each in outputs_of(heard, "b")][-1] == ("abort", "why")
+        preempted += bench.core.state.counters.preempted
+    assert preempted > 0
 
 
 def test_what_is_aborted_while_it_waits_leaves_no_trace(make_bench) -> None:

@@ -41,3 +41,25 @@ CONSTRAINT_BUGS = [
         found_by=("G3",),
     ),
 ]  # fmt: skip
+
+NOTICED, COPIED = "elif grammar.is_error():", "None if self._grammar is None else self._grammar.deep_copy()"
+FAILING_BUGS = [
+    bug("a failure ends a request that has given way", "state.samples", "running.get(id_) == preemptions", "id_ in state.requests", "was answered"),
+    bug("a failure ends nobody", "state.samples", "running.get(id_) == preemptions", "False", "was answered"),
+    bug("a grammar without fuel goes on", FOLD, NOTICED, "elif False:", "was answered", "G1", "G2"),
+    bug("a failure is forgotten", FOLD, "        if self.error:\n            mask[:]", "        if self.error:\n            self.error = ''\n            mask[:]", "was answered"),
+    Bug(name="one rank does not notice a failure", one_rank=(Edit(FOLD, NOTICED, "elif False:"),), found_by=("G3",)),
+    Bug(name="one rank has forgotten a failure", one_rank=(Edit(FOLD, "            mask[:] = self._vocabulary.mask_of(self._vocabulary.end_tokens)", "            self.error = ''\n            mask[:] = self._vocabulary.mask_of(self._vocabulary.end_tokens)"),), found_by=("G3",)),
+]  # fmt: skip
+"""Found where constraints fail."""
+
+FORCING_BUGS = [
+    bug("what drafts take is taken of their request", FOLD, COPIED, "self._grammar", "was answered", "G1", "G2", "G4"),
+    bug("a draft is checked against the grammar's beginning", FOLD, COPIED, "None if self._grammar is None else self._vocabulary.compiled(self._constraint.grammar).deep_copy()",
+        "was answered", "G1", "G2", "G4"),
+    bug("what was forced at the beginning is drafted", FOLD, "grammar.deep_copy().compute_ff_tokens()", "self._vocabulary.compiled(self._constraint.grammar).deep_copy().compute_ff_tokens()", "G4"),
+    bug("one token more than the grammar forces", FOLD, "        return forced\n", "        return [*forced, 1]\n", "G4"),
+    bug("a draft is banned as if the one before it were not there", FOLD, "found = copy(self)", "found = copy(self)\n        found._recent_max = 0", "was answered", "G1", "G4"),
+    Bug(name="one rank's drafts are taken of their request", one_rank=(Edit(FOLD, COPIED, "self._grammar"),), found_by=("G3",)),
+]  # fmt: skip
+"""Found where grammars draft."""

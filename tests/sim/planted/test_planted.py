@@ -13,7 +13,7 @@ import pytest
 
 from planted_adapter_bugs import ADAPTER_BUGS
 from planted_compiled_bugs import COMPILED_BUGS
-from planted_constraint_bugs import CONSTRAINT_BUGS
+from planted_constraint_bugs import CONSTRAINT_BUGS, FAILING_BUGS, FORCING_BUGS
 from planted_draft_bugs import DRAFT_BUGS
 from planted_edge_bugs import EDGE_BUGS
 from planted_sched_bugs import SCHED_BUGS
@@ -21,7 +21,7 @@ from planted_state_bugs import STATE_BUGS
 from planted_window_bugs import WINDOW_BUGS
 from planting import blank_arenas, Bug, is_found_by, plain_columns, planted, small_arenas, swapped, swaps, without_twins
 from seen_before import SeenBefore
-from vnext.sched.sim.scenario_draw import constrains, scenario, speculates
+from vnext.sched.sim.scenario_draw import constrains, drafts_by_grammar, is_interrupted, scenario, speculates
 from vnext.sched.sim.simulator import Simulation
 
 EVENTS_MAX = 20_000
@@ -29,7 +29,9 @@ CLIENTS = 30
 """Requests of a scenario: fewer than in the walk, so that as many events meet more scenarios."""
 NEITHER = 2**30
 """What stands where an arena was never written: neither a token nor a block."""
-BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *DRAFT_BUGS, *ADAPTER_BUGS, *CONSTRAINT_BUGS]
+SHOWN = {speculates: DRAFT_BUGS, constrains: CONSTRAINT_BUGS, is_interrupted: FAILING_BUGS, drafts_by_grammar: FORCING_BUGS}
+"""Which seeds show some faults."""
+BUGS = [*STATE_BUGS, *SCHED_BUGS, *EDGE_BUGS, *WINDOW_BUGS, *ADAPTER_BUGS, *(bug for bugs in SHOWN.values() for bug in bugs)]
 
 
 class Find(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ def seen(pytestconfig: pytest.Config) -> SeenBefore:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug, seen: SeenBefore) -> None:
     seeds = seen.seeds("found", bug.name)
-    shows = speculates if bug in DRAFT_BUGS else constrains if bug in CONSTRAINT_BUGS else None
+    shows = next((shows for shows, bugs in SHOWN.items() if bug in bugs), None)
     found = hunt(bug, filter(shows, seeds) if shows else seeds)
     if found is not None:
         seen.keep("found", bug.name, found.seed, found.events)

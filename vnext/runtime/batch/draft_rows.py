@@ -101,8 +101,8 @@ class DraftRows:
         return found
 
     def kept(self, drafted: Drafted, places: np.ndarray, tokens: np.ndarray) -> Kept:
-        """As `kept`, of a step whose samples (int64[S]) are those of rows `places`. A constraint that fails behind a draft fails in the
-        next step, as if the draft were wrong: so an answer ends where it ends without drafts."""
+        """As `kept`, of a step whose samples (int64[S]) are those of rows `places`. A constraint that fails behind a draft fails in
+        the next step, as if the draft were wrong: so an answer ends where it ends without drafts."""
         assert drafted.scheduled.drafts is not None
         most = drafted.scheduled.drafts[drafted.scheduled.samples].copy()
         for at, place in enumerate(places.tolist()):

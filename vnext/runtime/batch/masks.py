@@ -84,7 +84,8 @@ class RowMasks:
         self._work.append(self._thread.submit(self._follow, place, self._matchers[place], drafts))
 
     def followed(self, place: int) -> int:
-        """How many of the drafts that a row follows may be kept: those before the first behind which its constraint fails. Waits."""
+        """How many of the drafts that a row follows may be kept: those before the first behind which its constraint fails.
+        Waits."""
         self.wait()
         return self._followed[place]
 

@@ -46,6 +46,7 @@ from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import Output, outputs, outputs_apart
 from vnext.state.reduce import fold, start
+from vnext.state.samples import still_owed
 from vnext.state.state import State
 
 STATS_INTERVAL_S = 0.25
@@ -200,8 +201,11 @@ class EngineCore:
                 self._fold(event, message.logprobs)
 
     def _abort_failed(self, failed: tuple[tuple[int, str], ...]) -> None:
-        """Abort the requests whose constraint a rank could not follow, before the tokens that it chose nevertheless."""
-        self._abort_with({id_: why for id_, why in failed if id_ in self.state.requests})
+        """Abort the requests whose constraint a rank could not follow, before the tokens that it chose nevertheless. One that has
+        given way since the step was planned fails again when it is back: it is still owed tokens."""
+        if failed:
+            owed = still_owed(self.state)
+            self._abort_with({id_: why for id_, why in failed if id_ in owed})
 
     def _abort_with(self, errors: Mapping[int, str]) -> None:
         """Abort these requests and tell their clients why."""

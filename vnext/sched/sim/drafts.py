@@ -6,10 +6,15 @@ answer, and some of its drafts are lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import xxhash
 
 from vnext.sched.sim.checks.plain_state import PlainState
+from vnext.sched.sim.toy_grammar import fails, forced
 from vnext.state.config import SchedulerConfig
+from vnext.state.params import Constraint
 from vnext.state.state import blocks_for
 
 ONE = 1024
@@ -85,6 +90,16 @@ def drafts_behind(config: SchedulerConfig, seed: int, position: int, most: int) 
     count = most if _word(seed, position, 2) % 4 else _word(seed, position, 3) % (most + 1)
     percent = RIGHT_PERCENT[config.speculation.num_speculative_tokens % len(RIGHT_PERCENT)]
     return [_word(seed, place, 1) % 100 < percent for place in range(position, position + count)]
+
+
+def grammar_drafts(config: SchedulerConfig, constraint: Constraint | None, answer: Sequence[int], most: int) -> list[bool]:
+    """As `drafts_behind`, of an engine that drafts what toy grammars force: behind an answer, and whether each is kept. The last
+    one before a failure is not."""
+    if constraint is None:
+        return []
+    drafts = forced(constraint, answer, config.eos_token_ids)[:most]
+    failed = [fails(constraint, (*answer, *drafts[:at]), config.vocab_size, config.eos_token_ids) for at in range(len(drafts) + 1)]
+    return [not (one or other) for one, other in pairwise(failed)]
 
 
 def _word(*numbers: int) -> int:

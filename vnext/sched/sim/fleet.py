@@ -35,7 +35,7 @@ class Fleet:
         self.folded = [1] * started.world_size
         self.core, self._faults, self._rng = core, faults, rng
         self._digests: dict[int, int] = {}
-        self._masks: dict[int, int] = {}
+        self._masks: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._tapes = (Tape(started, CODE_VERSION), RedactedTape(started)) if faults.logged else None
         self._written = 1
         self._loaded: State | None = None
@@ -68,7 +68,8 @@ class Fleet:
             result = self.ranks[rank].fold(event, None if rank else self.core.seen)
             if result is None:
                 continue
-            if self._masks.setdefault(result.step, result.masks) != result.masks:
+            masks = (result.masks, result.failed)
+            if self._masks.setdefault(result.step, masks) != masks:
                 raise Divergence(f"G3: rank {rank} has other masks in step {result.step}")
             if rank and result.digest != self._digests[result.step]:
                 raise Divergence(f"Y1: rank {rank} has another state in step {result.step}")

@@ -36,12 +36,14 @@ token_word = Struct("<i")
 class StepResult(msgspec.Struct, frozen=True):
     """A rank's result of a step: its commit, and the rank's digest of the state in which it ran.
 
-    The digest is 0 if none was requested of the rank. `masks` is the digest of what the step's constraints allowed.
+    The digest is 0 if none was requested of the rank. `masks` is the digest of what the step's constraints allowed, and `failed`
+    are the requests whose constraints cannot be followed.
     """
 
     event: StepCommitted
     digest: int
     masks: int
+    failed: tuple[int, ...]
 
     @property
     def step(self) -> int:
@@ -135,6 +137,7 @@ class Rank:
         self._vocabulary = ToyVocabulary(config.vocab_size, config.eos_token_ids)
         self._matchers: dict[tuple[int, int], Matcher] = {}
         self._masks = 0
+        self._failed: list[int] = []
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
         self._runs: deque[tuple[bytes, bytes]] = deque()
 
@@ -153,10 +156,10 @@ class Rank:
         if not isinstance(event, StepPlanned):
             return None
         commit = self._run(event.step, shared or PlainState(self.state))
-        return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks)
+        return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks, tuple(self._failed))
 
     def _run(self, step: int, seen: PlainState) -> StepCommitted:
-        works, self._masks = self._works(seen), 0
+        works, self._masks, self._failed = self._works(seen), 0, []
         for work in works:
             self._write(work)
         for work in works:
@@ -182,7 +185,7 @@ class Rank:
             story, known = self._story(id_, preemptions, seen.histories[row])
             first = min(first, known - (count - drafts))  # planned as if all drafts in flight were kept
             end = first + count - drafts
-            drafted = self._drafts(id_, story, end, drafts)
+            drafted = self._drafts(id_, preemptions, story, end, drafts)
             work = Work(id_, preemptions, seen.tables[row], story, first, end, known, samples, drafted)
             if seen.hashed_blocks[row] and self.state.config.prefix_caching:
                 self._compare_name(work, seen.hashed_blocks[row])
@@ -256,17 +259,36 @@ class Rank:
     def _sample(self, work: Work) -> bytes:
         """Greedy on the toy model (toy.py); the tokens are exactly [0, end): a sampling row has caught up.
 
-        Behind each draft that is the token before it, one more.
+        Behind each draft that is the token before it, one more, unless the constraint fails there: it does so again in the next
+        step.
         """
-        seed, matcher = self.state.requests[work.id].sampling.seed, self._matcher(work)
+        seed = self.state.requests[work.id].sampling.seed
+        matcher = self._matcher(work.id, work.preemption_count, work.story, work.end)
         weight = work.story.weights[work.end]
-        tokens = [self._choose(matcher, seed + weight)]
+        tokens, ahead = [self._choose(matcher, seed + weight)], None if matcher is None else matcher.copy()
+        if matcher is not None and matcher.error:
+            self._failed.append(work.id)
         for place, draft in enumerate(work.drafts, start=work.end + 1):
             if draft != tokens[-1]:
+                self._require_wrong(work.id, ahead)
                 break
             weight += place * draft
-            tokens.append(self._choose(matcher, seed + weight))
+            if ahead is not None:
+                ahead.take(draft)
+            token = self._choose(ahead, seed + weight)
+            if ahead is not None and ahead.error:
+                break
+            tokens.append(token)
+        if matcher is not None:
+            for token in tokens:
+                matcher.take(token)
         return b"".join(map(token_word.pack, tokens))
+
+    def _require_wrong(self, id_: int, matcher: Matcher | None) -> None:
+        """G4: what a grammar forces is sampled, unless the constraint fails."""
+        speculation = self.state.config.speculation
+        if speculation is not None and speculation.method == "grammar" and not (matcher is not None and matcher.error):
+            raise Divergence(f"G4: request {id_} samples another token than its grammar forces")
 
     def _choose(self, matcher: Matcher | None, total: int) -> int:
         wanted = total % self.state.config.vocab_size
@@ -274,23 +296,24 @@ class Rank:
             return wanted
         mask = matcher.allowed()
         self._masks = xxhash.xxh3_64_intdigest(mask.tobytes(), seed=self._masks)
-        token = nearest(wanted, np.flatnonzero(mask))
-        matcher.take(token)
-        return token
+        return nearest(wanted, np.flatnonzero(mask))
 
-    def _matcher(self, work: Work) -> Matcher | None:
+    def _matcher(self, id_: int, preemptions: int, story: Story, end: int) -> Matcher | None:
         """The fold of a request's constraint, None if it has none; a request that comes back is folded anew."""
-        request, key = self.state.requests[work.id], (work.id, work.preemption_count)
+        request, key = self.state.requests[id_], (id_, preemptions)
         if (constraint := request.sampling.constraint) is None:
             return None
         if key not in self._matchers:
-            answer = _ids(work.story.data[4 * request.prompt_length : 4 * work.end])
+            answer = _ids(story.data[4 * request.prompt_length : 4 * end])
             self._matchers[key] = Matcher(constraint, self._vocabulary, answer)
         return self._matchers[key]
 
-    def _drafts(self, id_: int, story: Story, end: int, most: int) -> list[int]:
+    def _drafts(self, id_: int, preemptions: int, story: Story, end: int, most: int) -> list[int]:
         """What the drafter makes of a request's tokens."""
         request, config = self.state.requests[id_], self.state.config
+        if config.speculation is not None and config.speculation.method == "grammar":
+            matcher = self._matcher(id_, preemptions, story, end) if most else None
+            return [] if matcher is None else matcher.forced()[:most]
         answer = _ids(story.data[4 * request.prompt_length : 4 * end]) if most else ()
         weight, drafts = story.weights[end] if most else 0, list[int]()
         guesses = drafts_behind(config, request.sampling.seed + id_, end, most)

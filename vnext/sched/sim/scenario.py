@@ -35,7 +35,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """One client's request: it comes at `arrival_us` of virtual time and leaves at `abort_us` (NEVER if it stays)."""
+    """One client's request: it comes at `arrival_us` of virtual time and leaves at `abort_us` (NEVER if it stays), or soon after
+    its answer has had the tokens of `stop`, as a server does that finds a stop string."""
 
     arrival_us: int
     prompt: tuple[int, ...]
@@ -43,6 +44,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     cache_salt: str
     abort_us: int = NEVER
+    stop: tuple[int, ...] = ()
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

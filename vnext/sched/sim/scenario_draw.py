@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
+from vnext.sched.sim.toy_grammar import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.params import ENGINE_DRAFTS, LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling
 
@@ -47,6 +48,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config = as_squeeze(rng.fork(), config)
     if speculates(seed):
         config = replace(config, speculation=speculation_of(seed // DRAFTING_SEEDS))
+        config = at_little_cost(config, drafts_by_grammar(seed)) if constrains(seed) else config
     clients = draw_clients(rng.fork(), config, client_count * (CROWD if config.max_num_seqs > LARGE_MAX_NUM_SEQS else 1))
     if speculates(seed):
         clients = with_own_bounds(clients)
@@ -56,6 +58,8 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         config, clients = replace(config, max_loras=1 + seed // ADAPTED_SEEDS % 3), adapted(clients)
     if constrains(seed) and config.eos_token_ids:
         clients = constrained(Rng(~seed % 2**64), config, clients)
+        clients = forcing(Rng(seed + 2**62), clients) if drafts_by_grammar(seed) else clients
+        clients = interrupted(Rng(seed + 2**63), config, clients) if is_interrupted(seed) else clients
     end_us = max((client.arrival_us for client in clients), default=0)
     resets = rng.choose((0, 0, 0, 0, *(rng.between(1, 12) for _ in range(3)), 60))
     return Scenario(
@@ -74,6 +78,16 @@ def constrains(seed: int) -> bool:
     return seed % CONSTRAINED_SEEDS == 2
 
 
+def is_interrupted(seed: int) -> bool:
+    """Whether constraints of this seed's scenario fail, and answers are stopped."""
+    return constrains(seed) and seed // CONSTRAINED_SEEDS % 2 == 0
+
+
+def drafts_by_grammar(seed: int) -> bool:
+    """Whether the engine of this seed's scenario drafts what grammars force, and nothing else."""
+    return speculates(seed) and constrains(seed) and seed // (CONSTRAINED_SEEDS * DRAFTING_SEEDS) % 3 > 0
+
+
 def speculates(seed: int) -> bool:
     """Whether the engine of this seed's scenario speculates."""
     return seed % DRAFTING_SEEDS == DRAFTING_SEEDS - 4
@@ -83,6 +97,14 @@ def speculation_of(number: int) -> Speculation:
     """Few drafts and many, at no cost and at all costs."""
     drafts, costs, step_costs = (1, 2, 3, 4, 5, 6, 7, 20), (0, 0, 30, 400, 1000), (0, 500, 3000)
     return Speculation(num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5], step_cost=step_costs[number % 3])
+
+
+def at_little_cost(config: SchedulerConfig, by_grammar: bool) -> SchedulerConfig:
+    """With as many drafts as a step has room for: most answers are short."""
+    assert config.speculation is not None
+    row_cost, method = min(config.speculation.row_cost, 30), "grammar" if by_grammar else "ngram"
+    speculation = replace(config.speculation, row_cost=row_cost, step_cost=0, method=method)
+    return replace(config, speculation=speculation, long_prefill_token_threshold=0)
 
 
 def draw_config(rng: Rng) -> SchedulerConfig:
@@ -236,6 +258,38 @@ def constrained(rng: Rng, config: SchedulerConfig, clients: tuple[Client, ...]) 
         else client
         for client in clients
     )
+
+
+def forcing(rng: Rng, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests; most sets of their grammars have one token, which is forced then."""
+    found = []
+    for client in clients:
+        constraint = client.sampling.constraint
+        if constraint is not None and constraint.grammar:
+            sets = [each.partition(",")[0].rstrip("*") if rng.happens(75) else each for each in constraint.grammar.split()]
+            sampling = replace(client.sampling, constraint=replace(constraint, grammar=" ".join(sets)))
+            client = replace(client, sampling=sampling)
+        found.append(client)
+    return tuple(found)
+
+
+def interrupted(rng: Rng, config: SchedulerConfig, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+    """The same requests, a quarter of whose grammars fail somewhere, and a third of which are stopped by a text of one or two
+    tokens."""
+    tokens = [token for token in range(VOCAB_SIZE) if token not in config.eos_token_ids]
+    found = []
+    for client in clients:
+        constraint = client.sampling.constraint
+        if constraint is not None and constraint.grammar and rng.happens(25):
+            sets = constraint.grammar.split()
+            place = rng.below(len(sets))
+            sets[place] = f"{BREAKS},{sets[place]}"
+            sampling = replace(client.sampling, constraint=replace(constraint, grammar=" ".join(sets)))
+            client = replace(client, sampling=sampling)
+        if constraint is not None and rng.happens(33):
+            client = replace(client, stop=tuple(rng.choose(tokens) for _ in range(rng.between(1, 2))))
+        found.append(client)
+    return tuple(found)
 
 
 def draw_constraint(rng: Rng, tokens: list[int]) -> Constraint:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from vnext.sched.schedule import schedule
-from vnext.sched.sim.drafts import drafts_behind
+from vnext.sched.sim.drafts import drafts_behind, grammar_drafts
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import (
     AdapterEvicted,
@@ -237,7 +237,7 @@ class Author:
         self.state = start(started)
         self.events: list[AnyEvent] = [started]
         self.places = [-1]
-        self._voice = voice
+        self._voice, self._is_toy = voice, started.model == "toy"
         self._ids: dict[int, int] = {}
         self._arrivals: dict[int, RequestArrived] = {}
         self._histories: dict[int, list[int]] = {}
@@ -310,12 +310,19 @@ class Author:
         drafts = np.zeros_like(scheduled.counts) if scheduled.drafts is None else scheduled.drafts
         ends = (scheduled.starts + scheduled.counts - drafts)[scheduled.samples].tolist()
         asked = list(zip(scheduled.ids[scheduled.samples].tolist(), ends, drafts[scheduled.samples].tolist()))
-        seeds = [self._arrivals[id_].sampling.seed + id_ for id_, *_ in asked]
-        guesses = [drafts_behind(self.state.config, seed, end, most) for seed, (_, end, most) in zip(seeds, asked)]
+        guesses = [self._drafts(*each) for each in asked]
         kept = [(*each, False).index(False) + 1 for each in guesses]
         places = [(id_, end + place) for (id_, end, _), count in zip(asked, kept) for place in range(count)]
         commit = StepCommitted(step=scheduled.step, tokens=pack_tokens([self._token(*each) for each in places]))
         return replace(commit, counts=bytes(kept), drafted=bytes(map(len, guesses))) if any(guesses) else commit
+
+    def _drafts(self, id_: int, end: int, most: int) -> list[bool]:
+        """The drafts behind the first `end` tokens of a request, and whether each is kept."""
+        config, arrival = self.state.config, self._arrivals[id_]
+        if config.speculation is None or config.speculation.method != "grammar" or not self._is_toy:
+            return drafts_behind(config, arrival.sampling.seed + id_, end, most)
+        answer = self._histories[id_][len(arrival.prompt) // 4 : end]
+        return grammar_drafts(config, arrival.sampling.constraint, answer, most)
 
     def _token(self, id_: int, place: int) -> int:
         """The request's token at a place of its history: the same one whenever it is sampled."""

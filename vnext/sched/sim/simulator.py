@@ -33,10 +33,10 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     RequestId,
-    StepCommitted,
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
+from vnext.state.samples import still_owed
 from vnext.state.state import State
 
 STEP_US = 50
@@ -47,7 +47,7 @@ STEPS_PER_TOKEN_MAX_ON_A_WHIM = 200
 
 LOAD_US = 300
 
-Kind = Literal["arrival", "abort", "reset", "shutdown", "result", "adapter", "wake"]
+Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "wake"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,8 @@ class Simulation:
         self.now_us = 0
         self.busy_until_us = 0
         self.refused = 0
-        self._results: dict[int, StepCommitted] = {}
+        self._results: dict[int, StepResult] = {}
+        self._failed: set[int] = set()
         self._asked_by: dict[int, Client] = {}
         self._ids: dict[int, RequestId] = {}
         self._leaving: list[RequestId] = []
@@ -150,6 +151,9 @@ class Simulation:
                 assert isinstance(what, int)
                 if what in self._ids:
                     self._leaving.append(self._ids[what])
+            case "stop":
+                assert isinstance(what, int)
+                self._fold(RequestAborted(ids=(RequestId(what),), reason="stop"))
             case "reset":
                 self._fold(PrefixCacheReset())
             case "shutdown":
@@ -200,8 +204,13 @@ class Simulation:
 
     def _fold(self, event: AnyEvent) -> None:
         """Fold one event of the engine: check it, record it, and send it to clients and to every rank."""
-        constraint_laws(self.scenario.config, self.core.accounting.entries, self.core.fold(event))
+        news = self.core.fold(event)
+        constraint_laws(self.scenario.config, self.core.accounting.entries, news)
         self._tell_ranks()
+        for id_ in dict.fromkeys(output.id for output in news if output.token >= 0 and not output.finish):
+            stop, tokens = self._asked_by[id_].stop, self.core.accounting.entries[id_].tokens
+            if stop and tuple(tokens[-len(stop) :]) == stop:
+                self._at(self.now_us + self.rng.below(STEP_US), "stop", id_)
 
     def _tell_ranks(self) -> None:
         result = self.fleet.tell()
@@ -275,9 +284,19 @@ class Simulation:
             self.core.require_refused(event)
         if result.step < self.state.committed:
             return
-        self._results[result.step] = event
+        self._results[result.step] = result
         while self.state.committed in self._results:
-            self._fold(self._results.pop(self.state.committed))
+            result = self._results.pop(self.state.committed)
+            self._abort_failed(result.failed)
+            self._fold(result.event)
+
+    def _abort_failed(self, failed: tuple[int, ...]) -> None:
+        """Abort the requests whose constraints ranks could not follow, before the tokens that they chose nevertheless."""
+        owed = still_owed(self.state)
+        ids = tuple(RequestId(id_) for id_ in failed if id_ in owed)
+        if ids:
+            self._failed.update(ids)
+            self._fold(RequestAborted(ids=ids, reason="error"))
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -294,7 +313,7 @@ class Simulation:
         """P2, A3, Y3: every stream equals the model's answer to that request alone, or its beginning if aborted."""
         for id_, client in self._asked_by.items():
             right, got = answer(self.scenario.config, list(client.prompt), client.sampling), self._answer(id_)
-            if got.finish == "abort":
+            if got.finish == "abort" and id_ not in self._failed:
                 right = Answer(right.tokens[: len(got.tokens)], "abort")
             if got != right:
                 raise Divergence(f"request {id_} was answered {got} where alone it gets {right}")

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from vnext.sched.sim.toy_grammar import allowed, nearest
+from vnext.sched.sim.toy_grammar import allowed, fails, nearest
 from vnext.state.config import SchedulerConfig
 from vnext.state.outputs import Finish
 from vnext.state.params import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The sampled tokens and the reason why they ended ("" before that)."""
+    """The sampled tokens and the reason why they ended ("" before that); "abort" where a constraint fails."""
 
     tokens: tuple[int, ...]
     finish: Finish
@@ -43,6 +43,8 @@ def answer(config: SchedulerConfig, prompt: list[int], sampling: Sampling) -> An
     tokens: list[int] = []
     total = sampling.seed + sum(at * token for at, token in enumerate(prompt, start=1))
     while len(tokens) < sampling.max_tokens:
+        if sampling.constraint is not None and fails(sampling.constraint, tokens, config.vocab_size, config.eos_token_ids):
+            return Answer(tuple(tokens), "abort")
         token = constrained(config, sampling, tokens, total % config.vocab_size)
         place += 1
         total += place * token

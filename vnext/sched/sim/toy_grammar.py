@@ -1,7 +1,8 @@
 """Toy grammars: what constraints are made of where there is no tokenizer, and which tokens a constraint allows.
 
-A grammar is a line of sets of tokens, such as "1,2 3* 5": each set gives the answer one token, a starred one any number. `allowed`
-states in a few lines, from all tokens of an answer at once, what a Matcher (vnext/sampling/constraint.py) folds token by token.
+A grammar is a line of sets of tokens, such as "1,2 3* 5": each set gives the answer one token, a starred one any number. A set that
+contains BREAKS uses up the grammar's fuel: it fails where an answer gets there. `allowed` states in a few lines, from all tokens of
+an answer at once, what a Matcher (vnext/sampling/constraint.py) folds token by token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 
 from vnext.sampling.constraint import Vocabulary
 from vnext.state.params import Constraint
+
+BREAKS = -9
 
 
 class ToyVocabulary(Vocabulary):
@@ -29,12 +32,11 @@ class ToyVocabulary(Vocabulary):
 class ToyMatcher:
     """A grammar after some tokens, as llguidance's LLMatcher is. Mutable."""
 
-    def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
-        self._vocabulary, self._grammar = vocabulary, grammar
-        self._answer: tuple[int, ...] = ()
+    def __init__(self, vocabulary: Vocabulary, grammar: str, answer: tuple[int, ...] = ()) -> None:
+        self._vocabulary, self._grammar, self._answer = vocabulary, grammar, answer
 
     def deep_copy(self) -> ToyMatcher:
-        return ToyMatcher(self._vocabulary, self._grammar)
+        return ToyMatcher(self._vocabulary, self._grammar, self._answer)
 
     def consume_token(self, token: int) -> bool:
         """False, and nothing is taken, where the grammar does not allow the token."""
@@ -43,12 +45,22 @@ class ToyMatcher:
         self._answer = (*self._answer, token)
         return True
 
+    def compute_ff_tokens(self) -> list[int]:
+        """The tokens that are forced: each is the only one that may come next."""
+        found: list[int] = []
+        while len(only := self._next(found)) == 1 and not only & {*self._vocabulary.end_tokens, BREAKS}:
+            found += only
+        return found
+
     def unsafe_compute_mask_ptr(self, address: int, size_bytes: int) -> None:
-        mask = self._vocabulary.mask_of(next_tokens(self._grammar, self._answer, self._vocabulary.end_tokens))
+        mask = self._vocabulary.mask_of(self._next() - {BREAKS})
         (c_uint32 * (size_bytes // 4)).from_address(address)[:] = mask.tolist()
 
     def is_error(self) -> bool:
-        return False
+        return BREAKS in self._next()
+
+    def _next(self, more: Sequence[int] = ()) -> set[int]:
+        return next_tokens(self._grammar, (*self._answer, *more), self._vocabulary.end_tokens)
 
     def get_error(self) -> str:
         return "the toy grammar does not allow the token"
@@ -73,15 +85,37 @@ def _reached(sets: list[tuple[set[int], bool]], places: set[int]) -> set[int]:
 
 
 def allowed(constraint: Constraint, answer: Sequence[int], size: int, end_tokens: Sequence[int]) -> set[int]:
-    """The tokens of a vocabulary of `size` that may come after `answer`."""
+    """The tokens of a vocabulary of `size` that may come after `answer`; the end tokens where the constraint fails."""
+    return _listed(constraint, answer, size, end_tokens) or set(end_tokens)
+
+
+def fails(constraint: Constraint, answer: Sequence[int], size: int, end_tokens: Sequence[int]) -> bool:
+    """Whether the constraint cannot be followed behind `answer`."""
+    return not _listed(constraint, answer, size, end_tokens)
+
+
+def forced(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> list[int]:
+    """The tokens that the grammar alone forces behind `answer`."""
+    begin, found = _reasoned(constraint, answer), list[int]()
+    while constraint.grammar and begin >= 0:
+        only = next_tokens(constraint.grammar, (*answer[begin:], *found), end_tokens)
+        if len(only) != 1 or only & {*end_tokens, BREAKS}:
+            break
+        found += only
+    return found
+
+
+def _listed(constraint: Constraint, answer: Sequence[int], size: int, end_tokens: Sequence[int]) -> set[int]:
+    """The tokens that grammar and lists leave."""
     begin, everything = _reasoned(constraint, answer), set(range(size))
     if begin < 0:
         found = _while_reasoning(constraint, answer, everything, end_tokens)
     else:
         found = next_tokens(constraint.grammar, answer[begin:], end_tokens) if constraint.grammar else everything
+    if BREAKS in found:
+        return set()
     found = found & set(constraint.allowed) if constraint.allowed else found
-    found -= {last for *first, last in constraint.banned if not first or [*answer[-len(first) :]] == first}
-    return found or set(end_tokens)
+    return found - {last for *first, last in constraint.banned if not first or [*answer[-len(first) :]] == first}
 
 
 def is_finished(constraint: Constraint, answer: Sequence[int], end_tokens: Sequence[int]) -> bool:
