@@ -7,7 +7,7 @@ import torch
 from cpu_levels import LEVELS, ROUNDING, draw, needs_native, using, within
 
 from vnext.kernels import references
-from vnext.kernels.cpu import rows
+from vnext.kernels.cpu import operations, rows
 from vnext.kernels.cpu.native import Level
 
 pytestmark = needs_native
@@ -80,6 +80,14 @@ def test_gates(width: int, dtype: torch.dtype, level: Level) -> None:
         within(rows.silu_and_mul(x), silu, silu.abs() * (1.01 * ROUNDING[dtype] + 1e-6))
         gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
         within(rows.gelu_tanh_and_mul(x), gelu, gelu.abs() * (1.01 * ROUNDING[dtype] + 1e-6) + (gate * up).abs() * 4e-7)
+
+
+@levels
+def test_a_soft_cap(level: Level) -> None:
+    """Good to 2e-7 of the cap; a far value is the cap itself."""
+    x = torch.cat((draw(5, 83) * 40, torch.full((5, 1), 1e9), torch.full((5, 1), -1e9)), dim=1)
+    with using(level):
+        within(operations.soft_cap(x.clone(), 30.0), 30 * (x.double() / 30).tanh(), torch.full_like(x, 30 * 2e-7))
 
 
 @levels

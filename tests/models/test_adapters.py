@@ -131,7 +131,7 @@ def on_device(folder: Path, parallel: Parallel) -> torch.Tensor:
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma3"])
 def test_a_whole_step_has_the_bits_of_its_parts(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """With rows of several adapters and of none, adapters of some layers only, and slots that change between steps."""
     save_case(tmp_path / "base", name)
@@ -139,14 +139,15 @@ def test_a_whole_step_has_the_bits_of_its_parts(name: str, dtype: torch.dtype, t
     adapters = [save_adapter(tmp_path / "base", tmp_path / str(seed), seed, 5 + 13 * seed, **each) for seed, each in enumerate(targets)]
     model, slots = load(tmp_path / "base", adapters, dtype=dtype)
     assert model.params.stack is not None
-    plain_kv, kv = (make_kv_cache(model.config, 64, 16, dtype, "cpu", alone(), together=True) for _ in range(2))
-    whole = whole_step(model.family, model.params, kv, model.config, alone(), slots)
+    groups = len(kv_groups(model.config).windows)
+    plain_kv, kv = (make_kv_cache(model.config, 64 * groups, 16, dtype, "cpu", alone(), together=True) for _ in range(2))
+    whole = whole_step(model.params, kv, model.config, alone(), slots)
     assert whole is not None
     parts = AdaptedForward(model.family.forward, slots, "cpu")
     steps = [[Chunk(TOKENS[:28], 0, (0, 1)), Chunk(TOKENS[:9], 0, (2,)), Chunk(TOKENS[30:50], 0, (3, 4))]]
     steps += [[Chunk(TOKENS[at : at + 1], first + at, pages) for first, pages in ((28, (0, 1)), (9, (2,)), (20, (3, 4)))] for at in range(4)]
     for step, uses in zip(steps, ((0, None, 1), (0, None, 1), (0, None, 1), (1, 1, 0), (None, None, None))):
-        batch = with_adapters(make_batch(step, 16), step, uses)
+        batch = with_adapters(make_batch(step, 16, groups), step, uses)
         batch = batch._replace(sample_at=batch.query_starts[1:].long() - 1)
         zeros = torch.zeros(len(step), dtype=torch.int64)
         sampling = SamplingInputs(zeros.float(), zeros, zeros + 1.0, zeros.float(), zeros, zeros)

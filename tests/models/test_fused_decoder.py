@@ -109,7 +109,7 @@ def test_pages_that_lie_together_change_no_bit(folders: Any, name: str, form: st
         pages = 64 * len(kv_groups(model.config).windows)
         kv = [make_kv_cache(model.config, pages, 16, torch.float32, "cpu", model.parallel, at_once) for at_once in (False, True)]
         (expected, apart), (found, together) = ((hidden_states(model._replace(kv=each), SOME), each) for each in kv)
-    assert not together[0][0].is_contiguous() and (model.params.stack is not None) is (name == "llama" and form == "one call")
+    assert not together[0][0].is_contiguous() and (model.params.stack is not None) is (form == "one call")
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for ours, theirs in zip(together, apart) for pair in zip(ours, theirs))
 
@@ -127,11 +127,6 @@ def test_one_call_is_the_calls_at_every_level(folders: Any, dtype: torch.dtype, 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_experts_run_one_by_one(folders: Any, name: str) -> None:
     assert load_model(folders(name)).params.stack is None
-
-
-def test_several_groups_of_layers_run_one_by_one(folders: Any) -> None:
-    """Each group has pages of its own."""
-    assert load_model(folders("qwen2_window")).params.stack is None
 
 
 def test_plain_weights_run_one_by_one(folders: Any, plain_weights: None) -> None:

@@ -15,7 +15,7 @@ from test_fused_decoder import FUSED, LLAMA, TOKENS
 
 from vnext.models.config.model_config import load_config
 from vnext.models.layers import whole_step as module
-from vnext.models.layers.kv_cache import make_kv_cache
+from vnext.models.layers.kv_cache import kv_groups, make_kv_cache
 from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.weights import load_params
@@ -33,7 +33,10 @@ STEPS = (
     [Chunk(TOKENS[150:151], 150, range(10)), Chunk(TOKENS[57:60], 17, (20, 21)), Chunk(TOKENS[90:91], 0, (30,))],
     [Chunk(TOKENS[151:152], 151, range(10))],
 )
-FORMS = [(name, dtype, "none") for name in FUSED for dtype in (torch.float32, torch.bfloat16)]
+DTYPES = (torch.float32, torch.bfloat16)
+FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
+GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window")
+"""Layers of several groups, which run one by one or in a whole step."""
 
 
 def loaded(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> tuple[Any, ...]:
@@ -46,7 +49,8 @@ def loaded(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> 
             del CASES[each]
     config = load_config(tmp_path)
     params = load_params(tmp_path, config, alone(), dtype, "cpu", None, quantization)
-    caches = [make_kv_cache(config, 64, 16, dtype, "cpu", alone(), together=True) for _ in range(2)]
+    pages = 64 * len(kv_groups(config).windows)
+    caches = [make_kv_cache(config, pages, 16, dtype, "cpu", alone(), together=True) for _ in range(2)]
     return family(config.architecture), params, *caches, config
 
 
@@ -64,17 +68,20 @@ def sampling_of(positions: torch.Tensor) -> SamplingInputs:
     )
 
 
-@pytest.mark.parametrize(("name", "dtype", "quantization"), [*FORMS, ("llama_biases", torch.bfloat16, "int8")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization"),
+    [*FORMS, *((name, dtype, "none") for name in GROUPED for dtype in DTYPES), ("llama_biases", torch.bfloat16, "int8")],
+)
 def test_one_call_is_forward_logits_and_sampling(
     tmp_path: Path, name: str, dtype: torch.dtype, quantization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions are beyond the angles at first; a batch is read again when its tensors have changed."""
     monkeypatch.setattr(module, "POSITIONS_MIN", 3)
     chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
-    whole = whole_step(chosen, params, kv, config, alone())
+    whole = whole_step(params, kv, config, alone())
     assert isinstance(whole, WholeStep) and whole.takes(4) and not whole.takes(1 + module.LOGITS_MAX // VOCAB_SIZE)
     for chunks in STEPS:
-        batch = make_batch(chunks, 16)
+        batch = make_batch(chunks, 16, len(kv_groups(config).windows))
         sampling = sampling_of(batch.positions)
         for _ in range(2):
             hidden, _ = chosen.forward(params, plain_kv, batch, config, alone())
@@ -90,7 +97,7 @@ def test_one_call_is_forward_logits_and_sampling(
 def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> None:
     """In the whole step, in the layers as one call and one by one; also when a batch comes again with other tokens."""
     chosen, params, kv, plain_kv, config = loaded(tmp_path, name, dtype, quantization)
-    whole = whole_step(chosen, params, kv, config, alone())
+    whole = whole_step(params, kv, config, alone())
     assert whole is not None
     for chunks, layers in product(STEPS, ([1, 0], [config.layer_count, 0])):
         plain = make_batch(chunks, 16)
@@ -111,7 +118,7 @@ def test_the_inputs_of_layers_are_those_of_layer_by_layer(tmp_path: Path, name: 
 def test_masks_are_waited_for_after_the_forward(tmp_path: Path) -> None:
     """They are written between the forward and the sampling, and some rows have none."""
     chosen, params, kv, plain_kv, config = loaded(tmp_path, "llama_biases", torch.float32, "none")
-    whole = whole_step(chosen, params, kv, config, alone())
+    whole = whole_step(params, kv, config, alone())
     assert whole is not None
     batch = make_batch([Chunk(TOKENS[:20], 0, (0, 1)), Chunk(TOKENS[40:57], 0, (2, 3)), Chunk(TOKENS[7:9], 0, (4,))], 16)
     count = len(batch.sample_at)
@@ -132,15 +139,13 @@ def test_masks_are_waited_for_after_the_forward(tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_serve_goes_the_long_way(tmp_path: Path) -> None:
-    chosen, params, kv, _, config = loaded(tmp_path, "llama", torch.float32, "none")
+    _, params, kv, _, config = loaded(tmp_path, "llama", torch.float32, "none")
     ranks = Parallel(rank=0, world_size=2, all_reduce=None, all_gather=None)
     other = make_kv_cache(config, 4, 16, torch.bfloat16, "cpu", alone())
-    capped = family("Gemma2ForCausalLM")
-    assert whole_step(chosen, params, kv, config, alone()) is not None
+    assert whole_step(params, kv, config, alone()) is not None
     for case in (
-        (chosen, params._replace(stack=None), kv, config, alone()),
-        (chosen, params, other, config, alone()),
-        (chosen, params, kv, config, ranks),
-        (capped, params, kv, config, alone()),
+        (params._replace(stack=None), kv, config, alone()),
+        (params, other, config, alone()),
+        (params, kv, config, ranks),
     ):
         assert whole_step(*case) is None

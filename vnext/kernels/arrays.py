@@ -50,6 +50,11 @@ def address(array: Array) -> int:
     return found
 
 
+def address_or_0(array: Array | None) -> int:
+    """Where an array's elements begin, 0 for none."""
+    return 0 if array is None else address(array)
+
+
 def strides_of(array: Array) -> tuple[int, ...]:
     """Elements from one index to the next, of each axis."""
     return tuple(step // array.itemsize for step in array.strides) if isinstance(array, np.ndarray) else array.stride()

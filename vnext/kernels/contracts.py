@@ -113,6 +113,13 @@ def check_gelu_tanh(x: torch.Tensor) -> None:
     expect("x", x, (None, None), FLOATS)
 
 
+def check_soft_cap(x: torch.Tensor, cap: float) -> None:
+    """x [S, V] float32; cap above 0."""
+    expect("x", x, (None, None), (torch.float32,))
+    if not cap > 0:
+        raise ContractError(f"cap must be above 0 but is {cap}")
+
+
 def check_pack_weight(weight: torch.Tensor | tuple[torch.Tensor, ...], form: str = "plain") -> None:
     """weight [out, in] float, or parts of it of one dtype, one below the other, whose rows may lie apart; a known form."""
     expect_form(form)

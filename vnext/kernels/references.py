@@ -67,6 +67,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return wide_gelu(x.float()).to(x.dtype)
 
 
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap) of x [S, V] float32, which is used up where the device can."""
+    return x.div(cap).tanh_().mul_(cap)
+
+
 def wide_gelu(x: torch.Tensor) -> torch.Tensor:
     """x * (1 + tanh(y / 2)) / 2 with y = GELU_SCALE * (x + GELU_CUBIC * x^3), as x * sigmoid(y), which it equals.
 

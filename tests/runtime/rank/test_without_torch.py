@@ -13,10 +13,11 @@ sys.path += [str(Path(__file__).resolve().parents[2] / "models"), str(Path(__fil
 from cpu_levels import needs_native
 from family_cases import VOCAB_SIZE, save_case
 
-FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "smollm3")
+FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3")
 SCRIPT = """
 import json, sys
 from pathlib import Path
+from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import alone
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank import serving
@@ -29,9 +30,10 @@ from vnext.state.reduce import reduce, start
 
 path, dtype, fault = sys.argv[1:]
 runner = ModelRunner(Path(path), dtype, "cpu", alone())
+windows = kv_groups(runner.config).windows
 config = SchedulerConfig(
-    block_size=4, page_count=40, max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
-    pipeline_depth=1,
+    block_size=4, page_count=40 * len(windows), max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
+    pipeline_depth=1, windows=windows if any(windows) else (),
 )
 state = start(EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0))
 steps = HostSteps(runner)

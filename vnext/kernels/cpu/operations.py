@@ -140,6 +140,14 @@ def add_rms_norm(
     return references.add_rms_norm(x, residual, weight, eps)
 
 
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """As references.soft_cap, in place."""
+    contracts.check_soft_cap(x, cap)
+    dense = x.contiguous()
+    native.module().soft_cap(*dense.shape, cap, dense.data_ptr())
+    return dense
+
+
 def _norms_by(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """A norm's weight that the kernels take beside x: of its dtype, or float32."""
     return x.dtype in PACKED_TYPES and (weight.dtype is x.dtype or weight.dtype is torch.float32)
@@ -270,7 +278,7 @@ def paged_attention(
 
 FUNCTIONS = (
     attention_metadata, paged_attention, rotary_kv_write, rms_norm, add_rms_norm, pack_weight, pack_gated_weight, linear,
-    gated_linear, logits, pack_experts, experts, embedding_rows, add_thin,
+    gated_linear, logits, soft_cap, pack_experts, experts, embedding_rows, add_thin,
 )  # fmt: skip
 """What the kernels serve; the rest of the table stays the references'."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address
+from vnext.kernels.arrays import Array, address, address_or_0
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import KINDS, Kind, agree_on_struct, module
 
@@ -31,8 +31,8 @@ class Caches(NamedTuple):
 
 
 class StackLayer(NamedTuple):
-    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns` 0: without
-    positions."""
+    """One layer's weights: `gate_up` holds its gate, all else is plain. Norms [hidden] and [head_dim], dense. `turns`: by which
+    angles its heads turn, counted from 1, 0 for none. `group`: of which group of layers it is."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -45,19 +45,23 @@ class StackLayer(NamedTuple):
     mlp_norm: Array
     query_norm: Array | None
     key_norm: Array | None
+    after_attention_norm: Array | None
+    after_mlp_norm: Array | None
     window: int
     turns: int
+    group: int
 
 
 agree_on_struct("StackLayer", StackLayer._fields)
 
 
 class Stack(NamedTuple):
-    """Layers with their description, int64 [layers, 12]: addresses into tensors that `layers` keeps alive."""
+    """Layers with their description, int64 [layers, fields]: addresses into tensors that `layers` keeps alive."""
 
     layers: tuple[StackLayer, ...]
     table: np.ndarray
     kind: Kind
+    norm_kind: Kind
     hidden: int
     joined: int
 
@@ -81,17 +85,15 @@ def describe(layers: tuple[StackLayer, ...]) -> Stack:
     """The stack of these layers, whose activations are of one dtype and size."""
     first = layers[0]
     table = np.array([[_number(field) for field in layer] for layer in layers], dtype=np.int64)
-    return Stack(layers, table, KINDS[first.qkv.dtype], first.qkv.inputs, first.qkv.outputs)
+    kind = KINDS[first.qkv.dtype]
+    norm_kind = kind if KINDS[first.attention_norm.dtype] is kind else Kind.BFLOAT16_WIDE_NORM
+    return Stack(layers, table, kind, norm_kind, first.qkv.inputs, first.qkv.outputs)
 
 
 def _number(field: PackedLinear | Array | int | None) -> int:
     if isinstance(field, PackedLinear):
         return field.address
-    return field if isinstance(field, int) else _place(field)
-
-
-def _place(array: Array | None) -> int:
-    return 0 if array is None else address(array)
+    return field if isinstance(field, int) else address_or_0(field)
 
 
 def run(
@@ -117,10 +119,10 @@ def run(
     found = residual.new_empty((samples, stack.hidden))
     rotated = 0 if angles.cosine is None else 2 * angles.cosine.shape[1]
     module().run_stack(
-        stack.kind, caches.kind,
+        stack.kind, stack.norm_kind, caches.kind,
         stack.table.ctypes.data, caches.places.ctypes.data, len(stack.layers), caches.block_stride,
         address(last_norm), plan.handle, tokens, stack.hidden, caches.head_dim, rotated, eps, scale, softcap,
-        _place(angles.cosine), _place(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
+        address_or_0(angles.cosine), address_or_0(angles.sine), slots.data_ptr(), sample_at.data_ptr(), samples,
         residual.data_ptr(), found.data_ptr(), *aux_numbers(aux),
     )  # fmt: skip
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, strides_of
+from vnext.kernels.arrays import Array, address, address_or_0, strides_of
 from vnext.kernels.cpu.linear import PackedLinear
 from vnext.kernels.cpu.native import agree_on_struct, module
 from vnext.kernels.cpu.sampling import pointers
@@ -35,13 +35,17 @@ class StepModel(NamedTuple):
     eps: float
     scale: float
     softcap: float
+    embedding_scale: float = 1.0
+    logits_cap: float = 0.0
+    group_count: int = 1
 
 
 class StepArrays(NamedTuple):
     """One step of R rows, T tokens, S samples, all dense: as ForwardBatch (models/layers/batch.py), and as sample_rows has it.
 
     `masks`: as mask_rows has them; None where no row has one. `parts` are what adapters add to the stack's products, four a layer;
-    None where no token has an adapter. `aux` takes the inputs of some layers."""
+    None where no token has an adapter. `aux` takes the inputs of some layers. `groups` int64 [n, 3]: of
+    each group of layers behind the first, the addresses of its slots and block table, and the table's stride."""
 
     token_ids: Array
     positions: Array
@@ -54,9 +58,10 @@ class StepArrays(NamedTuple):
     masks: np.ndarray | None = None
     parts: StackParts | None = None
     aux: AuxStates | None = None
+    groups: np.ndarray | None = None
 
 
-FIELDS = (*StepArrays._fields[:-1], "part_starts", "aux_layers", "aux_count", "aux", "sampled")
+FIELDS = (*StepArrays._fields[:-2], "part_starts", "aux_layers", "aux_count", "aux", "groups", "sampled")
 agree_on_struct("StepArrays", ("rows", "tokens", "samples", "table_stride", *FIELDS))
 
 
@@ -65,7 +70,7 @@ class DescribedModel(NamedTuple):
 
     table: np.ndarray
     address: int
-    kept: tuple[StepModel, Angles]
+    kept: tuple[StepModel, Angles, Angles]
 
 
 class DescribedStep(NamedTuple):
@@ -77,12 +82,16 @@ class DescribedStep(NamedTuple):
     tokens: np.ndarray
 
 
-def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
-    """The model with `angles` [positions, R / 2] of the positions from 0 on."""
+NO_ANGLES = Angles(None, None)
+
+
+def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) -> DescribedModel:
+    """The model with `angles` [positions, R / 2] of the positions from 0 on, and the `local` ones of layers that have others."""
     stack, caches, packed = model.stack, model.caches, isinstance(model.embedding, PackedLinear)
-    eps, scale, cap = np.array([model.eps, model.scale, model.softcap]).view(np.int64)
+    numbers = np.array([model.embedding_scale, model.logits_cap, model.eps, model.scale, model.softcap]).view(np.int64)
     fields = {
         "kind": stack.kind,
+        "norm_kind": stack.norm_kind,
         "cache_kind": caches.kind,
         "layers": stack.table.ctypes.data,
         "caches": caches.places.ctypes.data,
@@ -103,24 +112,24 @@ def describe_model(model: StepModel, angles: Angles) -> DescribedModel:
         "angle_rows": angles.cosine.shape[0],
         "cosine": address(angles.cosine),
         "sine": address(angles.sine),
-        "eps": eps,
-        "scale": scale,
-        "cap": cap,
-    }
+        "local_cosine": address_or_0(local.cosine),
+        "local_sine": address_or_0(local.sine),
+        "group_count": model.group_count,
+    } | dict(zip(("embedding_scale", "logits_cap", "eps", "scale", "cap"), numbers))
     agree_on_struct("StepModel", list(fields))
     table = np.array([*fields.values()], dtype=np.int64)
-    return DescribedModel(table, table.ctypes.data, (model, angles))
+    return DescribedModel(table, table.ctypes.data, (model, angles, local))
 
 
 def describe_step(arrays: StepArrays) -> DescribedStep:
     """A step, for as long as its arrays are where they are; what they hold may change."""
     tokens = np.empty(arrays.sample_at.shape[0], dtype=np.int64)
     sizes = (len(arrays.context_lengths), len(arrays.token_ids), len(tokens), strides_of(arrays.block_table)[0])
-    *dense, _, masks, parts, aux = arrays
+    *dense, _, masks, parts, aux, groups = arrays
     columns, masks_at = pointers(arrays.columns), 0 if masks is None else masks.ctypes.data
     parts_at = (0, 0) if parts is None else (parts.lines.ctypes.data, parts.starts.ctypes.data)
     arrays_at = map(address, dense)
-    addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *aux_numbers(aux), tokens.ctypes.data)
+    addresses = (*arrays_at, columns.ctypes.data, masks_at, *parts_at, *aux_numbers(aux), address_or_0(groups), tokens.ctypes.data)
     table = np.array([*sizes, *addresses], dtype=np.int64)
     return DescribedStep(table, table.ctypes.data, (arrays, columns), tokens)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vnext.kernels.arrays import Array
 from vnext.models.config.json_keys import number, positive, refuse
 from vnext.models.config.model_config import ModelConfig, common_config, layer_windows
+from vnext.models.layers import fused
 from vnext.models.layers.assembly import Source, attention, embeddings, gated_mlp
 from vnext.models.layers.batch import ForwardBatch
 from vnext.models.layers.decoder import run_layers
@@ -79,6 +80,7 @@ class Params(NamedTuple):
     head: Any
     frequencies: Array
     local_frequencies: Array | None
+    stack: Any = None
 
 
 def parse(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -131,15 +133,17 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
         )
 
     embedding, head = embeddings(source, config, root + "embed_tokens.weight")
+    layers = tuple(layer(f"{root}layers.{index}.") for index in range(config.layer_count))
     local = config.local_rope
     return Params(
         embedding=embedding,
         embedding_scale=float(source.dtype.type(config.hidden_size**0.5)),
-        layers=tuple(layer(f"{root}layers.{index}.") for index in range(config.layer_count)),
+        layers=layers,
         norm=norm(root + "norm"),
         head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
         local_frequencies=source.place(inverse_frequencies(local, config.head_dim)) if local else None,
+        stack=fused.describe(layers, config),
     )
 
 

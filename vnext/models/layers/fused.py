@@ -28,11 +28,10 @@ def describe(layers: tuple[LayerParams, ...], config: ModelConfig) -> Stack | No
     """The layers as the kernels see them; None where they must run one by one."""
     if not (layers and all(_is_common(layer, config.activation) for layer in layers)):
         return None
-    if len(kv_groups(config).windows) > 1:
-        return None  # the one call has one place for a token, groups of layers have others
-    windows = config.windows or (0,) * len(layers)
-    turns = [index not in config.still_layers for index in range(len(layers))]
-    described = kernel.describe(tuple(_describe_layer(*each) for each in zip(layers, windows, turns)))
+    windows, groups = config.windows or (0,) * len(layers), kv_groups(config).group_of
+    described = kernel.describe(
+        tuple(_describe_layer(*each, _turns(at, windows[at], config)) for at, each in enumerate(zip(layers, windows, groups)))
+    )
     return described if all(_is_alike(layer, described) for layer in described.layers) else None
 
 
@@ -50,7 +49,7 @@ def run(
     """
     from vnext.kernels.cpu.operations import StepAttention  # needs torch, as residual does
 
-    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous():
+    if not isinstance(step.metadata, StepAttention) or not residual.is_contiguous() or batch.groups:
         return None
     caches = caches_of(stack, norm, kv)
     _, kv_heads, block_size, _ = kv[0][0].shape
@@ -71,7 +70,9 @@ def caches_of(stack: Stack, norm: Array, kv: KvCache) -> Caches | None:
     keys = kv[0][0]
     kv_heads, head_dim = keys.shape[1], head_dim_of(keys)
     kind = CACHE_KINDS[keys.dtype]
-    if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not stack.kind or head_dim > HEAD_DIM_MAX or head_dim % 2:
+    if kind not in (stack.kind, Kind.INT8) or KINDS[norm.dtype] is not KINDS[stack.layers[0].attention_norm.dtype]:
+        return None
+    if head_dim > HEAD_DIM_MAX or head_dim % 2:
         return None
     places = (kv if isinstance(kv, KvPairs) else KvPairs(kv)).places
     if places is None or (stack.joined // head_dim - 2 * kv_heads) % kv_heads:
@@ -94,7 +95,14 @@ def _products_of(layer: LayerParams) -> tuple[Any, ...]:
     return layer.attention.qkv.weight, layer.attention.output.weight, layer.mlp.gate_up.weight, layer.mlp.down.weight
 
 
-def _describe_layer(layer: LayerParams, window: int, turns: bool) -> StackLayer:
+def _turns(layer: int, window: int, config: ModelConfig) -> int:
+    """By which angles a layer's heads turn: 0 for none, 1 for the model's, 2 for those of its layers with a window."""
+    if layer in config.still_layers:
+        return 0
+    return 2 if window and config.local_rope is not None else 1
+
+
+def _describe_layer(layer: LayerParams, window: int, group: int, turns: int) -> StackLayer:
     attention, widening = layer.attention, layer.mlp
     return StackLayer(
         qkv=attention.qkv.weight.linear,
@@ -108,8 +116,11 @@ def _describe_layer(layer: LayerParams, window: int, turns: bool) -> StackLayer:
         mlp_norm=layer.mlp_norm,
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
+        after_attention_norm=getattr(layer, "after_attention_norm", None),
+        after_mlp_norm=getattr(layer, "after_mlp_norm", None),
         window=window,
-        turns=int(turns),
+        turns=turns,
+        group=group,
     )
 
 
@@ -118,8 +129,11 @@ def _is_alike(layer: StackLayer, stack: Stack) -> bool:
     fields: tuple[Any, ...] = (layer.qkv, layer.output, layer.gate_up, layer.down)
     sizes = layer.qkv.inputs == layer.output.outputs == layer.gate_up.inputs == layer.down.outputs == stack.hidden
     sizes = sizes and layer.qkv.outputs == stack.joined and layer.gate_up.width == layer.down.inputs
-    biases, norms = (layer.qkv_bias, layer.output_bias, layer.down_bias), (layer.attention_norm, layer.mlp_norm)
-    vectors = [each for each in (*biases, *norms, layer.query_norm, layer.key_norm) if each is not None]
-    dense = all(map(is_dense, vectors))
+    biases = [each for each in (layer.qkv_bias, layer.output_bias, layer.down_bias) if each is not None]
+    given = (layer.query_norm, layer.key_norm, layer.after_attention_norm, layer.after_mlp_norm)
+    norms = [layer.attention_norm, layer.mlp_norm, *(each for each in given if each is not None)]
+    dense = all(map(is_dense, (*biases, *norms)))
     heads = (layer.query_norm is None) is (layer.key_norm is None)
-    return sizes and dense and heads and all(KINDS[field.dtype] is stack.kind for field in (*fields, *vectors))
+    kinds = all(KINDS[field.dtype] is stack.kind for field in (*fields, *biases))
+    norm_kind = Kind.FLOAT32 if stack.norm_kind is Kind.BFLOAT16_WIDE_NORM else stack.kind
+    return sizes and dense and heads and kinds and all(KINDS[norm.dtype] is norm_kind for norm in norms)

@@ -210,8 +210,8 @@ def output_logits(head: Any, hidden: torch.Tensor, config: ModelConfig, parallel
 
     No operation that can be left out: between two steps' weights even a slice's code has left the caches.
     """
-    whole = parallel.all_gather(operations(hidden.device.type).logits(hidden, head), 1)
+    chosen = operations(hidden.device.type)
+    whole = parallel.all_gather(chosen.logits(hidden, head), 1)
     if whole.shape[1] != config.vocab_size:
         whole = whole[:, : config.vocab_size]
-    cap = config.logits_softcap
-    return whole.div(cap).tanh_().mul_(cap) if cap else whole
+    return chosen.soft_cap(whole, config.logits_softcap) if config.logits_softcap else whole

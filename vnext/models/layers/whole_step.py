@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, is_dense
+from vnext.kernels.arrays import Array, address, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
 from vnext.kernels.cpu.native import KINDS
 from vnext.kernels.cpu.packed import Packed
 from vnext.kernels.cpu.stack import Angles
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.layers import decoder, fused
+from vnext.models.config.rope_config import Rope
+from vnext.models.layers import fused
 from vnext.models.layers.batch import ForwardBatch
-from vnext.models.layers.kv_cache import KvCache
+from vnext.models.layers.kv_cache import KvCache, kv_groups
 from vnext.models.layers.rope import rotary_angles
 from vnext.models.layers.sharding import Parallel
-from vnext.models.registry import Family
 
 if TYPE_CHECKING:
     from vnext.kernels.thin import StackParts
@@ -54,9 +54,9 @@ class WholeStep:
     """A model with its cache. Describes steps of the same batch object once, and reads its tensors again in each step."""
 
     def __init__(
-        self, model: kernel.StepModel, frequencies: np.ndarray, config: ModelConfig, adapted: AdaptedStack | None
+        self, model: kernel.StepModel, frequencies: list[tuple[np.ndarray, Rope]], adapted: AdaptedStack | None
     ) -> None:
-        self._model, self._frequencies, self._config, self._adapted = model, frequencies, config, adapted
+        self._model, self._frequencies, self._adapted = model, frequencies, adapted
         self._described = self._with_angles(POSITIONS_MIN)
         self._batch: ForwardBatch | None = None
         self._sampling: Sampled | None = None
@@ -76,6 +76,7 @@ class WholeStep:
         if batch is not self._batch or sampling is not self._sampling or parts is not self._parts:
             given = {name: getattr(batch, name) for name in kernel.StepArrays._fields if hasattr(batch, name)}
             masks = sampling.allowed and sampling.allowed.addresses(len(batch.sample_at))
+            given["groups"] = self._groups_of(batch)
             self._step = kernel.describe_step(kernel.StepArrays(**given, columns=sampling.columns(), masks=masks, parts=parts))
             self._batch, self._sampling, self._parts = batch, sampling, parts
         while not kernel.run(self._described, self._step):
@@ -85,18 +86,24 @@ class WholeStep:
             kernel.sample(self._described, self._step)
         return self._step.tokens
 
+    def _groups_of(self, batch: ForwardBatch) -> np.ndarray | None:
+        """As StepArrays has them. The batch keeps the arrays."""
+        places = [(address(slots), address(table), strides_of(table)[0]) for slots, table in batch.groups]
+        assert 1 + len(places) == self._model.group_count, "a batch of other groups of layers"
+        return np.array(places, dtype=np.int64) if places else None
+
     def _with_angles(self, position_count: int) -> kernel.DescribedModel:
-        angles = rotary_angles(np.arange(position_count), self._frequencies, self._config.rope)
-        return kernel.describe_model(self._model, Angles(*angles))
+        positions = np.arange(position_count)
+        return kernel.describe_model(self._model, *(Angles(*rotary_angles(positions, *each)) for each in self._frequencies))
 
 
 def whole_step(
-    family: Family, params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
+    params: Any, kv: KvCache, config: ModelConfig, parallel: Parallel, slots: Slots | None = None
 ) -> WholeStep | None:
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
-    if family.forward is not decoder.forward or family.logits is not decoder.logits or params.stack is None:
+    if getattr(params, "stack", None) is None:
         return None
-    if parallel.world_size > 1 or config.logits_softcap or not _has_plain_ends(params, config):
+    if parallel.world_size > 1 or not _has_plain_ends(params, config):
         return None
     caches = fused.caches_of(params.stack, params.norm, kv)
     if caches is None:
@@ -115,8 +122,16 @@ def whole_step(
         eps=config.rms_norm_eps,
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
+        embedding_scale=getattr(params, "embedding_scale", 1.0),
+        logits_cap=config.logits_softcap,
+        group_count=len(kv_groups(config).windows),
     )
-    return WholeStep(model, np.asarray(params.frequencies), config, _adapted_stack(params, slots) if slots else None)
+    local = getattr(params, "local_frequencies", None)
+    if local is not None and len(local) != len(params.frequencies):
+        return None
+    frequencies = [(np.asarray(params.frequencies), config.rope)]
+    frequencies += [(np.asarray(local), config.local_rope)] if local is not None else []
+    return WholeStep(model, frequencies, _adapted_stack(params, slots) if slots else None)
 
 
 def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:

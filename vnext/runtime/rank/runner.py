@@ -139,7 +139,7 @@ class ModelRunner:
         self._kv = make_kv_cache(self.config, page_count, block_size, self._kv_dtype, self.device, self.parallel, together)
         self._kv_tensors: Any = None
         self._whole = (
-            whole_step(self._family, self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
+            whole_step(self._params, self._kv, self.config, self.parallel, self.adapters) if together else None
         )
         for drafter in (self.draft, self.head):
             if drafter is not None:

@@ -169,6 +169,7 @@ struct Kernels {
     void (*norm)(int kind, const NormCall &, int64_t first, int64_t last);
     void (*gate)(int kind, const GateCall &, int64_t first, int64_t last);
     void (*rotary)(int kind, const RotaryCall &, int64_t first, int64_t last);
+    void (*soft_cap)(float *x, int64_t count, float cap);
     /* Neighbouring heads of a cache of kind INT8 as dense rows [count][head_dim] of `kind`. */
     void (*widen_codes)(int kind, const int8_t *rows, int64_t head_dim, int64_t count, void *to);
     void (*thin)(int kind, const ThinCall &, const ThinPart &, int64_t first, int64_t last);

@@ -168,14 +168,16 @@ void do_attention(int kind, const AttentionPlan *plan, const void *query, const 
     run_attention(kind, *plan, call);
 }
 
-void do_stack(int kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
+void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const void *caches, int64_t layer_count, int64_t block_stride,
               const void *last_norm, const AttentionPlan *plan, int64_t tokens, int64_t hidden, int64_t head_dim,
               int64_t rotated_dim, float eps, float scale, float cap, const float *cosine, const float *sine,
               const int64_t *slots, const int64_t *sample_at, int64_t samples, void *residual, void *result,
               const int64_t *aux_layers, int64_t aux_count, void *aux) {
     const WithoutLock apart(true);
-    run_stack({kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
-               block_stride, last_norm, plan, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, cosine, sine, slots,
+    const StackPlaces places{plan, slots};
+    const Angles angles{cosine, sine};
+    run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
+               block_stride, last_norm, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
                sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}});
 }
 
@@ -210,6 +212,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("rms_norm", do_norm,
              "rms_norm(kind, x, x_stride, residual, residual_stride, weight, offset, eps, rows, width, normed, total)"),
     VNX_ENTRY("gate_and_mul", do_gate, "gate_and_mul(kind, x, x_stride, rows, width, gate, result)"),
+    VNX_ENTRY("soft_cap", soft_cap, "soft_cap(rows, width, cap, x)"),
     VNX_ENTRY("add_thin", do_thin, "add_thin(kind, x, x_stride, in, product, product_stride, parts, part_count)"),
     VNX_ENTRY("rotary_kv_write", do_rotary,
              "rotary_kv_write(kind, joined, joined_stride, tokens, query_norm, key_norm, offset, eps, cosine, sine, "
@@ -225,7 +228,7 @@ PyMethodDef methods[] = {
     VNX_ENTRY("attention", do_attention,
              "attention(kind, plan, query, key_cache, value_cache, result, head_dim, block_stride, cache_kind, scale, window, cap)"),
     VNX_ENTRY("run_stack", do_stack,
-             "run_stack(kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
+             "run_stack(kind, norm_kind, cache_kind, layers, caches, layer_count, block_stride, last_norm, plan, tokens, hidden, head_dim, "
              "rotated_dim, eps, scale, cap, cosine, sine, slots, sample_at, samples, residual, result, aux_layers, aux_count, aux)"),
     VNX_ENTRY("run_step", do_step, "run_step(model, step) -> whether all positions have angles, and all is done"),
     VNX_ENTRY("sample_step", do_sample_step, "sample_step(model, step): the sampling of a step with masks that ran"),

@@ -14,7 +14,7 @@ namespace vnx {
 extern const Kernels avx512_bf16_kernels = {
     level_avx512_bf16::linear_f32, level_avx512_bf16::linear_pairs, level_avx512_bf16::attend_by_vectors<float>,
     level_avx512_bf16::attend_by_pairs, level_avx512_bf16::attend_codes_by_pairs, level_avx512_bf16::join, level_avx512_bf16::finish,
-    level_avx512_bf16::norm, level_avx512_bf16::gate, level_avx512_bf16::rotary, level_avx512_bf16::widen_codes, level_avx512_bf16::thin, level_avx512_bf16::keep_allowed, level_avx512_bf16::find_peaks,
+    level_avx512_bf16::norm, level_avx512_bf16::gate, level_avx512_bf16::rotary, level_avx512_bf16::soft_cap, level_avx512_bf16::widen_codes, level_avx512_bf16::thin, level_avx512_bf16::keep_allowed, level_avx512_bf16::find_peaks,
     level_avx512_bf16::weigh, level_avx512_bf16::collect,
 };
 

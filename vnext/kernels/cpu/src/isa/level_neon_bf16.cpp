@@ -11,7 +11,7 @@ namespace vnx {
 extern const Kernels neon_bf16_kernels = {
     level_neon_bf16::linear_f32, level_neon_bf16::linear_dots, level_neon_bf16::attend_by_vectors<float>,
     level_neon_bf16::attend_by_vectors<uint16_t>, level_neon_bf16::attend_codes, level_neon_bf16::join, level_neon_bf16::finish, level_neon_bf16::norm,
-    level_neon_bf16::gate, level_neon_bf16::rotary, level_neon_bf16::widen_codes, level_neon_bf16::thin, level_neon_bf16::keep_allowed,
+    level_neon_bf16::gate, level_neon_bf16::rotary, level_neon_bf16::soft_cap, level_neon_bf16::widen_codes, level_neon_bf16::thin, level_neon_bf16::keep_allowed,
     level_neon_bf16::find_peaks, level_neon_bf16::weigh, level_neon_bf16::collect,
 };
 

@@ -10,6 +10,21 @@ namespace {
 
 constexpr int64_t UNIT_ELEMENTS = 16 * 1024;  // less is done sooner than it is handed out
 
+float widened(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/* To the nearest bfloat16, ties to even; a NaN stays one. */
+uint16_t rounded(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if (x != x) return uint16_t(bits >> 16 | 0x40);
+    return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 /* `body(first, last)` for groups of neighbouring rows. */
 template <typename Body>
 void for_rows(int64_t rows, int64_t elements_per_row, const Body &body) {
@@ -30,6 +45,22 @@ void gate_and_mul(int kind, int64_t rows, const GateCall &call) {
 void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call) {
     const int64_t elements = (call.heads + 2 * call.kv_heads) * call.head_dim;
     for_rows(tokens, elements, [&](int64_t first, int64_t last) { kernels().rotary(kind, call, first, last); });
+}
+
+void soft_cap(int64_t rows, int64_t width, float cap, float *x) {
+    for_rows(rows, width, [&](int64_t first, int64_t last) { kernels().soft_cap(x + first * width, (last - first) * width, cap); });
+}
+
+void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x) {
+    for_rows(rows, width, [&](int64_t first, int64_t last) {
+        float *wide = static_cast<float *>(x);
+        uint16_t *narrow = static_cast<uint16_t *>(x);
+        for (int64_t i = first * width; i < last * width; ++i)
+            if (kind == FLOAT32)
+                wide[i] *= factor;
+            else
+                narrow[i] = rounded(widened(narrow[i]) * factor);
+    });
 }
 
 void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,

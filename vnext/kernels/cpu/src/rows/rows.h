@@ -14,6 +14,10 @@ void gate_and_mul(int kind, int64_t rows, const GateCall &call);
 /* query [T, heads, D], and key and value of each token at its slot of the caches, from joined [T, (heads + 2 kv_heads)
  * * D]. */
 void rotary_kv_write(int kind, int64_t tokens, const RotaryCall &call);
+/* x [rows, width] = cap * tanh(x / cap), in place. */
+void soft_cap(int64_t rows, int64_t width, float cap, float *x);
+/* x [rows, width], FLOAT32 or BFLOAT16, times a factor, in place. */
+void scale_rows(int kind, int64_t rows, int64_t width, float factor, void *x);
 /* result [count, row_bytes] = rows `ids` of a table of `table_rows`; an id outside [first, first + table_rows) gives
  * zeros. */
 void gather_rows(const void *table, int64_t row_bytes, int64_t table_rows, const int64_t *ids, int64_t count,

@@ -62,6 +62,12 @@ void norm(int kind, const NormCall &call, int64_t first, int64_t last) {
     norm_rows<bf16, bf16>(call, first, last);
 }
 
+/* x = cap * tanh(x / cap). */
+void soft_cap(float *x, int64_t count, float cap) {
+    for (int64_t i = 0; i < count; i += 16)
+        store_part(x + i, all(cap) * tanh_lanes(load_part(x + i, count - i) / all(cap)), count - i);
+}
+
 template <typename T>
 inline void gate_rows(const GateCall &call, int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {

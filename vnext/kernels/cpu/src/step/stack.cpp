@@ -25,7 +25,7 @@ struct Sizes {
 };
 
 Sizes sizes_of(const StackCall &call) {
-    const AttentionPlan &plan = *call.plan;
+    const AttentionPlan &plan = *call.places->plan;
     Sizes sizes{call.kind == FLOAT32 ? 4 : 2, plan.heads * call.head_dim, 0, 0};
     sizes.joined_width = sizes.query_width + 2 * plan.kv_heads * call.head_dim;
     for (int64_t i = 0; i < call.layer_count; ++i)
@@ -68,17 +68,25 @@ struct Layer {
 
     /* normed = norm(residual += mixed). */
     void add_and_norm(int64_t rows, const void *mixed, void *residual, const void *weight, void *normed) const {
-        rms_norm(call.kind, rows,
+        rms_norm(call.norm_kind, rows,
                  {mixed, residual, weight, normed, residual, call.hidden, call.hidden, call.hidden, call.eps, 0});
+    }
+
+    /* Norm what attention or MLP gave, in its place, where the layer has such a norm. */
+    void norm_mixed(int64_t rows, const void *weight) const {
+        if (weight == nullptr) return;
+        rms_norm(call.norm_kind, rows,
+                 {space.query_or_mixed, nullptr, weight, space.query_or_mixed, nullptr, call.hidden, call.hidden, 0, call.eps, 0});
     }
 
     /* Reads and uses up the normed input; leaves what was seen in its place. */
     void attend() const {
-        const AttentionPlan &plan = *call.plan;
+        const StackPlaces &places = call.places[weights.group];
+        const AttentionPlan &plan = *places.plan;
+        const Angles angles = weights.turns ? call.angles[weights.turns - 1] : Angles{};
         multiply(QKV, space.seen_or_normed, call.tokens, weights.qkv, weights.qkv_bias, space.joined_or_wide);
-        rotary_kv_write(call.kind, call.tokens,
-                        {space.joined_or_wide, weights.query_norm, weights.key_norm, weights.turns ? call.cosine : nullptr,
-                         weights.turns ? call.sine : nullptr, call.slots,
+        rotary_kv_write(weights.query_norm == nullptr ? call.kind : call.norm_kind, call.tokens,
+                        {space.joined_or_wide, weights.query_norm, weights.key_norm, angles.cosine, angles.sine, places.slots,
                          cache.keys, cache.values, space.query_or_mixed, sizes.joined_width, plan.heads, plan.kv_heads,
                          call.head_dim, weights.turns ? call.rotated_dim : 0, plan.block_size, call.block_stride, call.eps, 0,
                          call.cache_kind});
@@ -99,9 +107,11 @@ struct Layer {
     /* From what was seen to the next layer's normed input. */
     void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
         multiply(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
         multiply(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
+        norm_mixed(rows, weights.after_mlp_norm);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }
 };
@@ -126,7 +136,7 @@ void run_stack(const StackCall &call) {
     const Sizes sizes = sizes_of(call);
     const Space space = take_space(call, sizes);
     const bool is_whole = call.part_starts != nullptr || keeps_output(call);
-    rms_norm(call.kind, call.tokens,
+    rms_norm(call.norm_kind, call.tokens,
              {call.residual, nullptr, call.layers[0].attention_norm, space.seen_or_normed, nullptr, call.hidden,
               call.hidden, 0, call.eps, 0});
     for (int64_t i = 0; i < call.layer_count; ++i) {

@@ -9,13 +9,16 @@
 
 namespace vnx {
 
-/* One layer's weights, described once at loading. Biases and norms of heads may be null, `window` 0 is none, `turns` 0 leaves queries and keys as they are. `gate_up` has its
-   gate within. Kinds are those of the activations. */
+/* One layer's weights, described once at loading. Biases may be null, and so may norms of heads and those of what attention and MLP
+   give, before it is added. `window` 0 is none. `turns`: by which of StackCall's angles queries and keys turn, counted from 1; 0 for
+   none. `group`: which of its places are the layer's. `gate_up` has its gate within. Norms are of StackCall's `norm_kind`, all else
+   is of the activations' kind. */
 #define VNX_STACK_LAYER(X)                                                                                          \
     X(const Packed *, qkv) X(const Packed *, output) X(const Packed *, gate_up) X(const Packed *, down)             \
     X(const void *, qkv_bias) X(const void *, output_bias) X(const void *, down_bias)                               \
     X(const void *, attention_norm) X(const void *, mlp_norm) X(const void *, query_norm) X(const void *, key_norm) \
-    X(int64_t, window) X(int64_t, turns)
+    X(const void *, after_attention_norm) X(const void *, after_mlp_norm)                                           \
+    X(int64_t, window) X(int64_t, turns) X(int64_t, group)
 struct StackLayer {
     VNX_STACK_LAYER(VNX_FIELD)
 };
@@ -36,20 +39,32 @@ struct AuxStates {
     void *states;
 };
 
-/* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm.
-   cosine and sine as in RotaryCall. All arrays are of one `kind`. What adapters add to product p of layer i are the parts from
+/* Where a group of layers keeps the step's tokens, and what its attention reads. */
+struct StackPlaces {
+    const AttentionPlan *plan;
+    const int64_t *slots;
+};
+
+/* As in RotaryCall. */
+struct Angles {
+    const float *cosine, *sine;
+};
+
+/* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm. `places` has one
+   entry for each group of layers, and all plans have the same heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
+   or BFLOAT16_WIDE_NORM. What adapters add to product p of layer i are the parts from
    part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. */
 struct StackCall {
-    int kind, cache_kind;
+    int kind, norm_kind, cache_kind;
     const StackLayer *layers;
     const StackCache *caches;
     int64_t layer_count, block_stride;
     const void *last_norm;
-    const AttentionPlan *plan;
+    const StackPlaces *places;
     int64_t tokens, hidden, head_dim, rotated_dim;
     float eps, scale, cap;
-    const float *cosine, *sine;
-    const int64_t *slots, *sample_at;
+    const Angles *angles;
+    const int64_t *sample_at;
     int64_t samples;
     const ThinPart *parts;
     const int64_t *part_starts;

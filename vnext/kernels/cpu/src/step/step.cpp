@@ -1,6 +1,7 @@
 #include "step/step.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "linear/linear.h"
 #include "rows/rows.h"
@@ -15,46 +16,58 @@ int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 /* What lies between the parts of a step. */
 struct Space {
     void *residual, *hidden;
-    float *logits, *cosine, *sine;
+    float *logits, *angles[4]; /* cosine, sine, and those of the second kind */
     int64_t *query_starts, *context_lengths;
 };
 
 Space take_space(const StepModel &model, const StepArrays &step) {
     const int64_t element = model.kind == FLOAT32 ? 4 : 2;
-    const int64_t sizes[] = {step.tokens * model.hidden * element,  step.samples * model.hidden * element,
-                             step.samples * model.vocabulary * 4,   step.tokens * model.rotated_dim * 2,
-                             step.tokens * model.rotated_dim * 2,   (step.rows + 1) * 8,
+    const int64_t angles = step.tokens * model.rotated_dim * 2, local = model.local_cosine == nullptr ? 0 : angles;
+    const int64_t sizes[] = {step.tokens * model.hidden * element, step.samples * model.hidden * element,
+                             step.samples * model.vocabulary * 4, angles, angles, local, local, (step.rows + 1) * 8,
                              step.rows * 8};
     int64_t total = 0;
     for (const int64_t size : sizes)
         total += padded(size);
     char *at = static_cast<char *>(scratch(SLOT_STEP, size_t(total)));
-    void *parts[7];
-    for (int i = 0; i < 7; at += padded(sizes[i++]))
+    void *parts[9];
+    for (int i = 0; i < 9; at += padded(sizes[i++]))
         parts[i] = at;
-    return {parts[0],
-            parts[1],
-            static_cast<float *>(parts[2]),
-            static_cast<float *>(parts[3]),
-            static_cast<float *>(parts[4]),
-            static_cast<int64_t *>(parts[5]),
-            static_cast<int64_t *>(parts[6])};
+    const auto floats = [&](int part) { return static_cast<float *>(parts[part]); };
+    return {parts[0], parts[1], floats(2), {floats(3), floats(4), floats(5), floats(6)}, static_cast<int64_t *>(parts[7]),
+            static_cast<int64_t *>(parts[8])};
 }
 
 void embed(const StepModel &model, const StepArrays &step, void *residual) {
-    if (model.embedding_is_packed) {
-        packed_rows(step.token_ids, step.tokens, 0, model.embedding, residual);
-        return;
-    }
     const int64_t row_bytes = model.hidden * (model.kind == FLOAT32 ? 4 : 2);
-    gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, 0, residual);
+    if (model.embedding_is_packed)
+        packed_rows(step.token_ids, step.tokens, 0, model.embedding, residual);
+    else
+        gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, 0, residual);
+    if (model.embedding_scale != 1) scale_rows(int(model.kind), step.tokens, model.hidden, float(model.embedding_scale), residual);
 }
 
-std::unique_ptr<AttentionPlan> plan(const StepModel &model, const StepArrays &step, const Space &space) {
+/* Those of the step's positions. */
+void take_angles(const StepModel &model, const StepArrays &step, const Space &space) {
+    const float *const tables[] = {model.cosine, model.sine, model.local_cosine, model.local_sine};
+    for (int i = 0; i < 4 && tables[i] != nullptr; ++i)
+        gather_rows(tables[i], model.rotated_dim * 2, model.angle_rows, step.positions, step.tokens, 0, space.angles[i]);
+}
+
+using Plans = std::vector<std::unique_ptr<AttentionPlan>>;
+
+/* The places of each group, whose plans `plans` keeps. */
+std::vector<StackPlaces> plan(const StepModel &model, const StepArrays &step, const Space &space, Plans &plans) {
     std::copy(step.query_starts, step.query_starts + step.rows + 1, space.query_starts);
     std::copy(step.context_lengths, step.context_lengths + step.rows, space.context_lengths);
-    return plan_attention(space.query_starts, space.context_lengths, step.block_table, step.table_stride, step.rows,
-                          model.heads, model.kv_heads, model.block_size);
+    std::vector<StackPlaces> places;
+    for (int64_t i = 0; i < model.group_count; ++i) {
+        const GroupPlaces group = i == 0 ? GroupPlaces{step.slots, step.block_table, step.table_stride} : step.groups[i - 1];
+        plans.push_back(plan_attention(space.query_starts, space.context_lengths, group.block_table, group.table_stride, step.rows,
+                                       model.heads, model.kv_heads, model.block_size));
+        places.push_back({plans.back().get(), group.slots});
+    }
+    return places;
 }
 
 void sample(const StepModel &model, const StepArrays &step, const Space &space) {
@@ -68,17 +81,17 @@ bool run_step(const StepModel &model, const StepArrays &step) {
     if (std::any_of(step.positions, end, [&](int64_t at) { return at >= model.angle_rows; }))
         return false;
     const Space space = take_space(model, step);
-    const auto attention = plan(model, step, space);
+    Plans plans;
+    const std::vector<StackPlaces> places = plan(model, step, space, plans);
     embed(model, step, space.residual);
-    const int64_t angle_bytes = model.rotated_dim * 2;
-    gather_rows(model.cosine, angle_bytes, model.angle_rows, step.positions, step.tokens, 0, space.cosine);
-    gather_rows(model.sine, angle_bytes, model.angle_rows, step.positions, step.tokens, 0, space.sine);
-    run_stack({int(model.kind), int(model.cache_kind), model.layers, model.caches, model.layer_count, model.block_stride, model.last_norm,
-               attention.get(), step.tokens, model.hidden, model.head_dim, model.rotated_dim, float(model.eps),
-               float(model.scale), float(model.cap), space.cosine, space.sine, step.slots, step.sample_at, step.samples,
-               step.parts, step.part_starts, space.residual, space.hidden,
-               {step.aux_layers, step.aux_count, step.aux}});
+    take_angles(model, step, space);
+    const Angles angles[] = {{space.angles[0], space.angles[1]}, {space.angles[2], space.angles[3]}};
+    run_stack({int(model.kind), int(model.norm_kind), int(model.cache_kind), model.layers, model.caches, model.layer_count,
+               model.block_stride, model.last_norm, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
+               float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
+               step.part_starts, space.residual, space.hidden, {step.aux_layers, step.aux_count, step.aux}});
     linear(space.hidden, model.hidden, step.samples, model.head, nullptr, space.logits, model.vocabulary, FLOAT32);
+    if (model.logits_cap > 0) soft_cap(step.samples, model.vocabulary, float(model.logits_cap), space.logits);
     if (step.masks == nullptr) sample(model, step, space);
     return true;
 }

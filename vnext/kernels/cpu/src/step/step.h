@@ -10,29 +10,40 @@
 namespace vnx {
 
 /* What stays from step to step. The embedding is packed, or
-   rows of `hidden` elements of `kind`. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on.
+   rows of `hidden` elements of `kind`. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on, the
+   local ones a second kind of angles, or null. `embedding_scale` multiplies the embedding's rows; 1 for none.
+   `logits_cap` 0: none.
    `layers`, `caches` and the rest as in StackCall. */
 #define VNX_STEP_MODEL(X)                                                                                            \
-    X(int64_t, kind) X(int64_t, cache_kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
+    X(int64_t, kind) X(int64_t, norm_kind) X(int64_t, cache_kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
     X(int64_t, block_stride) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, block_size) X(int64_t, head_dim)      \
     X(int64_t, hidden) X(const void *, last_norm) X(const void *, embedding) X(int64_t, embedding_is_packed)         \
     X(int64_t, embedding_rows) X(const Packed *, head) X(int64_t, vocabulary) X(int64_t, rotated_dim)                \
-    X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine) X(double, eps) X(double, scale) X(double, cap)
+    X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine)                                           \
+    X(const float *, local_cosine) X(const float *, local_sine) X(int64_t, group_count)                              \
+    X(double, embedding_scale) X(double, logits_cap) X(double, eps) X(double, scale) X(double, cap)
 struct StepModel {
     VNX_STEP_MODEL(VNX_FIELD)
+};
+
+/* Where a further group of layers keeps the tokens: as StepArrays has it of the first. */
+struct GroupPlaces {
+    const int64_t *slots;
+    const int32_t *block_table;
+    int64_t table_stride;
 };
 
 /* One step of R rows, T tokens and S samples. As ForwardBatch
    (vnext/models/layers/batch.py), SampleCall for what stands behind
    `sample_at`, MaskCall for `masks` (null where no row has one), and StackCall for the parts of adapters and for
-   the states that are kept (`aux_count` 0: none). */
+   the states that are kept (`aux_count` 0: none). `groups` [group_count - 1] are those behind the first. */
 #define VNX_STEP_ARRAYS(X)                                                                                           \
     X(int64_t, rows) X(int64_t, tokens) X(int64_t, samples) X(int64_t, table_stride)                                 \
     X(const int64_t *, token_ids) X(const int64_t *, positions) X(const int64_t *, slots)                            \
     X(const int32_t *, query_starts) X(const int32_t *, context_lengths) X(const int32_t *, block_table)             \
     X(const int64_t *, sample_at) X(const SampleColumns *, columns) X(const uint32_t *const *, masks)                   \
     X(const ThinPart *, parts) X(const int64_t *, part_starts) X(const int64_t *, aux_layers) X(int64_t, aux_count) \
-    X(void *, aux) X(int64_t *, sampled)
+    X(void *, aux) X(const GroupPlaces *, groups) X(int64_t *, sampled)
 struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
