@@ -96,8 +96,8 @@ class RandomSource:
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         return self._place.operations.pack_gated_weight(self.fused(names), self._config.activation, self._form)
 
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._place.device)
+    def place(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._place.device)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         config = self._config
