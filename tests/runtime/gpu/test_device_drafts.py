@@ -228,7 +228,7 @@ def test_planted_bugs_of_a_draft_model_are_seen(
 
 def keep_every_draft(*arguments: Any) -> Kept:
     """A bug: no draft is compared with the request's own token."""
-    scheduled, drafts, tokens = arguments
+    scheduled, drafts, tokens, _ = arguments
     sizes = scheduled.drafts[scheduled.samples] + 1
     counts = bytes(sizes.tolist()) if len(drafts) else b""
     return Kept(tokens, np.arange(len(tokens)), counts, bytes((sizes - 1).tolist()) if counts else b"", drafts)

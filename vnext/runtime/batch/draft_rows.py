@@ -101,14 +101,18 @@ class DraftRows:
         return found
 
     def kept(self, drafted: Drafted, places: np.ndarray, tokens: np.ndarray) -> Kept:
-        """As `kept`, of a step whose samples (int64[S]) are those of rows `places`. A constraint that fails behind a draft fails in
-        the next step, as if the draft were wrong: so an answer ends where it ends without drafts."""
-        assert drafted.scheduled.drafts is not None
-        most = drafted.scheduled.drafts[drafted.scheduled.samples].copy()
+        """As `kept`, of a step whose samples (int64[S]) are those of rows `places`."""
+        return kept(*drafted, tokens, self.bounds(drafted.scheduled, places))
+
+    def bounds(self, scheduled: StepInFlight, places: np.ndarray) -> np.ndarray:
+        """How many drafts of each request that samples, at rows `places`, may be kept (int64[n]). A constraint that fails behind a
+        draft fails in the next step, as if the draft were wrong: so an answer ends where it ends without drafts."""
+        assert scheduled.drafts is not None
+        most: np.ndarray = scheduled.drafts[scheduled.samples].copy()
         for at, place in enumerate(places.tolist()):
             if most[at] and place in self._constrained:
                 most[at] = self._grammars.followed(place)
-        return kept(*drafted, tokens, most)
+        return most
 
     def take(self, places: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> None:
         """Rows (int64[n], no row twice) have kept `counts` tokens each, one row's after another's."""

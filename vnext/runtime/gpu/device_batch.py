@@ -205,6 +205,11 @@ class DeviceBatch(PersistentBatch):
             takers=np.where(drafts[entries] > 0, self.null_row, rows),
         )
 
+    def bounds(self, step: HostStep) -> np.ndarray:
+        """How many drafts of each request that samples may be kept (int64 [n]), once the step's masks are made; any without
+        drafts."""
+        return self._drafts.bounds(step.drafted.scheduled, step.places) if len(step.drafted.tokens) else NO_DRAFTS
+
     def launched(self, step: HostStep, samples: StepSamples) -> None:
         """The step runs, and samples something."""
         if self._drafts is not None:

@@ -159,7 +159,7 @@ class DeviceSteps:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
         of_samples = [part for part in sampled or () if part is not None]
         fetched, mark = self._device.fetch([*of_samples, *prompts])
-        samples = StepSamples(step.drafted, fetched[0], mark) if of_samples else None
+        samples = StepSamples(step.drafted, self._batch.bounds(step), fetched[0], mark) if of_samples else None
         if samples is not None:
             self._batch.launched(step, samples)
         if masked.rows:

@@ -20,10 +20,10 @@ from vnext.state.state import Request, StepInFlight
 
 
 class StepSamples:
-    """What a step has sampled: `tokens` int64 [S] on the host once `mark` is reached."""
+    """What a step has sampled: `tokens` int64 [S] on the host once `mark` is reached. `most`: as in `kept`."""
 
-    def __init__(self, drafted: Drafted, tokens: torch.Tensor, mark: Mark) -> None:
-        self._drafted, self._tokens, self._mark = drafted, tokens, mark
+    def __init__(self, drafted: Drafted, most: np.ndarray, tokens: torch.Tensor, mark: Mark) -> None:
+        self._drafted, self._most, self._tokens, self._mark = drafted, most, tokens, mark
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -34,7 +34,7 @@ class StepSamples:
     @cached_property
     def kept(self) -> Kept:
         """Those that are kept. Waits for them."""
-        return kept(*self._drafted, self.tokens)
+        return kept(*self._drafted, self.tokens, self._most)
 
     @property
     def is_read(self) -> bool:
@@ -98,6 +98,10 @@ class LaterDrafts:
         if scheduled.drafts.any() or self._open[places].any():
             self._unread.read()
         return self._rows.drafted(scheduled, places, self._lengths)
+
+    def bounds(self, scheduled: StepInFlight, places: np.ndarray) -> np.ndarray:
+        """As DraftRows.bounds, of a step with drafts; `places` int64 [R]: the rows of its entries."""
+        return self._rows.bounds(scheduled, places[scheduled.samples])
 
     def launched(self, drafted: Drafted, places: np.ndarray, samples: StepSamples) -> None:
         """The step runs; `places` int64 [R]: the rows of its entries."""
