@@ -138,7 +138,7 @@ def test_a_forward_can_be_captured_and_makes_no_host_wait(
         device, runner = TwinDevice(), ModelRunner(saved / name, "float32", "cpu", parallel, config=config)
         model, watch = runner.device_model(4, 16), Watch(device)
         pieces = PiecewiseGraphs(device, model, 4, plain.paged_attention)
-        static = pieces._static(8)
+        static = pieces._static(8, adapted=False)
 
         step = partial(pieces._body, static, lambda query, *others: torch.zeros_like(query))
         with watch.watching():

@@ -36,9 +36,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def log(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three adapters and none in two slots; blocks are scarce."""
+    """Three adapters and none in two slots; blocks are scarce. Requests of two adapters come by turns, so steps have both."""
     settings = {"num_blocks_override": 13, "max_model_len": 48, "max_num_batched_tokens": 24, "block_size": 4, "digest_interval": 3}
-    each = [None, *(LoRARequest(folder.name, 1, str(folder)) for folder in folders)] * len(PROMPTS)
+    sql, fr, de = (LoRARequest(folder.name, 1, str(folder)) for folder in folders)
+    each = [sql, fr, sql, fr, None, sql, fr, de, None, de, sql, de, sql, fr, None, fr]
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     params = [SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=14, ignore_eos=True) for at in range(len(prompts))]
     with engines_here(), LLM(

@@ -32,7 +32,6 @@ CONSTRAINT_BUGS = [
     bug("other tokens than the listed", FOLD, "        mask &= self._listed\n", "", "G1"),
     bug("a banned sequence of several tokens", FOLD, "if self._ends_with(sequence[:-1]):", "if len(sequence) == 1:", "G1"),
     bug("a banned sequence counts from its second token", FOLD, "[-self._recent_max :]", "[-1:]", "G1"),
-    bug("what cannot go on goes anywhere", FOLD, "mask[:] = self._vocabulary.mask_of(self._vocabulary.end_tokens)", "mask[:] = self._vocabulary.everything", "G1", "G2"),
     Bug(name="one rank forgets what is banned", one_rank=(Edit(FOLD, "if self._ends_with(sequence[:-1]):", "if False:"),), found_by=("G3",)),
     Bug(name="one rank reasons longer", one_rank=(Edit(FOLD, BUDGET, "if 0 <= limit < self._reasoned:"),), found_by=("G3",)),
     Bug(
