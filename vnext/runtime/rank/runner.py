@@ -107,7 +107,8 @@ class ModelRunner:
         if self.device_type != "cpu":
             return gpu_invariance(asked, quantization)
         compiled = serves_all(self.config.head_dim)
-        return invariance(asked, self.dtype, compiled=compiled, strict_mkl=not self._is_host and has_strict_mkl())
+        strict_mkl = not (compiled and self._is_host) and has_strict_mkl()
+        return invariance(asked, self.dtype, compiled=compiled, strict_mkl=strict_mkl)
 
     def adapter_slots(self, rank_max: int) -> AdapterSlots:
         """Slots for adapters of at most this rank, on the host."""
