@@ -66,7 +66,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_credentials: bool = False
     body_bytes_max: int = 32 * 2**20
     characters_max: int = 64 * 2**20
-    template_limit_s: float = 0.4
+    template_limit_s: float = 0.3
     live_requests_max: int = 4096
     request_answers_max: int = 0
     client_answers_max: int = 0

@@ -27,7 +27,7 @@ from vnext.text.dialects.table import dialect_of, shows_tools
 from vnext.text.reasoning import Marks, marks_of
 from vnext.text.template_bounds import BoundedEnvironment, bound_concatenations, within
 
-RENDER_LIMIT_S = 0.4
+RENDER_LIMIT_S = 0.3
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # The errors that an expression can raise.
 _DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
