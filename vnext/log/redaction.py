@@ -24,12 +24,15 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
+    generated_by,
     pack_tokens,
     unpack_tokens,
 )
@@ -72,6 +75,9 @@ class Redactor:
             case RequestAborted():
                 gone = set(event.ids)
                 self._leave(before, [row for row, id_ in enumerate(before.rows.id.tolist()) if id_ in gone])
+                return event
+            case EngineRecovered():
+                self._leave(before, range(len(before.rows)))
                 return event
             case AdapterLoaded():
                 return msgspec.structs.replace(event, name="", path="")
@@ -179,10 +185,13 @@ class Redactor:
         salt = root_hash(event.cache_salt, self._block_size, adapter).hex() if event.cache_salt or adapter else ""
         if salt:
             roots = self._salted[event.id] = self._roots(salt, adapter)
+        tokens, end = self._open_blocks.arrive(event.id, roots.secret, event.prompt + generated_by(event)), len(event.prompt)
+        if isinstance(event, RequestResumed):
+            event = msgspec.structs.replace(event, generated=tokens[end:])
         return msgspec.structs.replace(
             event,
             name=self._name(event.id, event.name),
-            prompt=self._open_blocks.arrive(event.id, roots.secret, event.prompt),
+            prompt=tokens[:end],
             sampling=redact_sampling(event.sampling, self._base),
             cache_salt=pseudonyms.salt_label(self._key, salt),
         )

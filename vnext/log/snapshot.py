@@ -59,7 +59,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     names the columns of `cells` int64[fields, R]; `tables` int32 are the rows' whole tables, one after the other.
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
-    `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters'.
+    `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
+    `cautious` is the state's.
     """
 
     sequence: int
@@ -83,6 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     drafting: bytes = b""
     drafts: tuple[bytes, ...] = ()
     slots: tuple[Slot | None, ...] = ()
+    cautious: int = 0
 
 
 class BadSnapshot(Exception):
@@ -124,6 +126,7 @@ def snapshot(state: State) -> Snapshot:
         drafting=b"" if rows.drafting is None else rows.drafting.tobytes(),
         drafts=tuple(scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None),
         slots=state.slots,
+        cautious=state.cautious,
     )
 
 
@@ -232,6 +235,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         counters=Counters(**dict(zip(Counters.__struct_fields__, frame.counters))),
         token_digest=frame.token_digest,
         slots=frame.slots,
+        cautious=frame.cautious,
     )
 
 

@@ -1,6 +1,6 @@
 """Packing of token ids in the log: two, three or four bytes a token instead of an event's four.
 
-Owns the choice of the width and the rewriting of the two event types that carry tokens. Every other event passes
+Owns the choice of the width and the rewriting of the event types that carry tokens. Every other event passes
 through as the same object. A token too wide for the usual width widens its whole frame, so nothing is ever cut off.
 """
 
@@ -17,12 +17,15 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
+    generated_by,
 )
 
 
@@ -39,8 +42,11 @@ def tokens_of(event: AnyEvent) -> bytes:
         case StepCommitted():
             return event.tokens
         case RequestArrived():
-            return event.prompt
-        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted():
+            return event.prompt + generated_by(event)
+        case (
+            EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
+            | EngineRecovered()
+        ):  # fmt: skip
             return b""
         case _:
             assert_never(event)
@@ -51,9 +57,15 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
     match event:
         case StepCommitted():
             return StepCommitted(step=event.step, tokens=tokens, counts=event.counts, drafted=event.drafted)
+        case RequestResumed():
+            end = len(event.prompt) * len(tokens) // len(tokens_of(event))
+            return msgspec.structs.replace(event, prompt=tokens[:end], generated=tokens[end:])
         case RequestArrived():
             return msgspec.structs.replace(event, prompt=tokens)
-        case EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted():
+        case (
+            EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
+            | EngineRecovered()
+        ):  # fmt: skip
             return event
         case _:
             assert_never(event)

@@ -3,6 +3,7 @@
 Prefill and decode are not separate: each request has known and computed tokens, and each step lets computed catch up
 with known under one token budget. Running requests come first, in order; then waiting requests in policy order, up to
 the first that does not fit. When pages run out, the worst running requests are preempted, and that step admits nothing.
+A cautious state (state.py) admits one request, and the next one when that one has computed its tokens.
 
 Cost of a steady step: a dozen array operations over the rows, nothing proportional to history.
 """
@@ -14,16 +15,19 @@ from vnext.sched.preemption import make_room
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work
 from vnext.state.state import State
+from vnext.state.store.rows import wants
 
 
 def schedule(state: State) -> StepPlanned | None:
     """The next step's plan, or None if the pipeline is full or there is nothing to compute."""
-    if len(state.in_flight) >= state.config.pipeline_depth:
+    if len(state.in_flight) >= (1 if state.cautious else state.config.pipeline_depth):
         return None
     work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
         return make_room(state)
     admitted = admissions(state, work.tokens_sum, work.pages_sum)
+    if state.cautious:
+        admitted = admitted[: 0 if (wants(state.rows) > 1).any() else 1]
     if work.tokens_sum == 0 and not admitted:
         return None
     return StepPlanned(step=state.planned, admitted=admitted)

@@ -49,6 +49,8 @@ def digest(state: State) -> int:
         words += (hashed(_drafting(state)), state.counters.draft_tokens, state.counters.accepted_tokens)
     if state.slots:
         words.append(hashed(_slots(state)))
+    if state.cautious:
+        words.append(state.cautious)
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 

@@ -1,6 +1,6 @@
 """Events: the facts of a run, in the order in which the engine core numbered them.
 
-Each with who emits it and who reacts. Token ids travel as little-endian int32 bytes, which are fast to decode.
+Each with who emits it and who reacts. Token ids are little-endian int32 bytes.
 
     EngineStarted      engine core; everyone       first record of every log
     RequestArrived     engine core; scheduler      a client's request, already checked and numbered
@@ -8,8 +8,8 @@ Each with who emits it and who reacts. Token ids travel as little-endian int32 b
     StepPlanned        engine core; ranks          the decision, as its difference from the expected one
     StepCommitted      engine core; every rank     sampled tokens become part of the state (each rank knows its own)
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
-    AdapterLoaded      engine core; ranks          a slot holds an adapter, which every rank has read
-    AdapterEvicted     engine core; ranks          a slot is empty again
+    AdapterLoaded, AdapterEvicted                  a slot holds an adapter, which every rank has read; it is empty again
+    EngineRecovered, RequestResumed                the ranks' memory is gone; a request that another engine had begun
 """
 
 from __future__ import annotations
@@ -110,9 +110,30 @@ class AdapterEvicted(Event, frozen=True, tag=7):
     slot: int
 
 
+class EngineRecovered(Event, frozen=True, tag=8):
+    """The ranks have lost their memory, and other ranks begin from the state behind this event: nothing is in flight, every
+    running request waits again with the tokens it has, and no page and no slot holds anything.
+
+    `cause` is a sentence. Where an engine core had ended, this is its successor's second event: `log` is the folder of the log
+    that ended ("" without one) and `frames` what it holds. Requests with ids below `cautious` join the batch one at a time.
+    """
+
+    cause: str
+    log: str = ""
+    frames: int = 0
+    cautious: int = 0
+
+
+class RequestResumed(RequestArrived, frozen=True, tag=9):
+    """A request that another engine core had begun. `generated` are the tokens that its client has (int32 bytes, maybe none): the
+    next one is drawn as if this engine had drawn them."""
+
+    generated: bytes = b""
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
-    | AdapterEvicted
+    | AdapterEvicted | EngineRecovered | RequestResumed
 )  # fmt: skip
 
 
@@ -121,6 +142,11 @@ def first_of(events: Sequence[AnyEvent]) -> EngineStarted:
     started = events[0]
     assert isinstance(started, EngineStarted), f"a run begins with EngineStarted, not with {type(started).__name__}"
     return started
+
+
+def generated_by(event: RequestArrived) -> bytes:
+    """The tokens (int32 bytes) that an arriving request has beside its prompt."""
+    return event.generated if isinstance(event, RequestResumed) else b""
 
 
 def pack_tokens(tokens: np.ndarray | list[int] | tuple[int, ...]) -> bytes:

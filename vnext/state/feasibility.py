@@ -6,7 +6,7 @@ The reducer asserts the same function, so a log cannot hold such a request eithe
 from __future__ import annotations
 
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestArrived
+from vnext.state.events import RequestArrived, generated_by
 from vnext.state.windows import pages_needed
 
 
@@ -22,6 +22,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
             f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
         )
+    if len(generated := generated_by(arrival)) % 4 or len(generated) // 4 >= wanted:
+        return f"the request has {len(generated) // 4} tokens already and max_tokens is {wanted}: it has ended"
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
     if pages_needed(config, prompt + wanted - 1) > config.page_count:

@@ -59,7 +59,8 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     pool = hash_full_blocks(state)
     if state.config.windows:
         pool = give_back(replace(state, pool=pool), at_least)
-    return replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled))
+    cautious = state.cautious if any(entry.id < state.cautious for entry in state.waiting) else 0
+    return replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled), cautious=cautious)
 
 
 def _require_due(state: State, event: StepPlanned) -> None:

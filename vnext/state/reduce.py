@@ -19,16 +19,18 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    generated_by,
 )
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
-from vnext.state.fold_plan import fold_step_planned
+from vnext.state.fold_plan import fold_step_planned, preempt
 from vnext.state.params import reads_cache
 from vnext.state.state import Counters, Request, State, Status, Waiting, status_of
 from vnext.state.store import extents
@@ -100,6 +102,8 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = fold_adapter_loaded(state, event)
         case AdapterEvicted():
             folded = fold_adapter_evicted(state, event)
+        case EngineRecovered():
+            folded = _fold_engine_recovered(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
@@ -125,21 +129,36 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         arrival_ns=event.arrival_ns,
         root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
     )
-    state = enqueue(state, _first_wait(state.config, request))
+    state = enqueue(state, _first_wait(state.config, request, generated_by(event)))
     return replace(
         state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)])
     )
 
 
-def _first_wait(config: SchedulerConfig, request: Request) -> Waiting:
-    keys = block_hashes(request.root, request.prompt, config.block_size) if config.prefix_caching else ()
+def _first_wait(config: SchedulerConfig, request: Request, generated: bytes) -> Waiting:
+    tokens = request.prompt + generated
+    keys = block_hashes(request.root, tokens, config.block_size) if config.prefix_caching else ()
     return Waiting(
         id=request.id,
         priority=request.priority,
-        tokens=request.prompt,
+        tokens=tokens,
         block_hashes=keys,
         preemption_count=0,
         reads_cache=reads_cache(request.sampling),
+    )
+
+
+def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
+    """Steps in flight are over without tokens; their numbers are not used again."""
+    state = replace(state, in_flight=(), committed=state.planned)
+    state = preempt(state, tuple(range(len(state.rows))))
+    return replace(
+        state,
+        tokens=extents.empty(ARENA_PLACES_MIN),
+        tables=extents.empty(ARENA_PLACES_MIN),
+        pool=pools.new_pool(state.config.page_count),
+        slots=(None,) * state.config.max_loras,
+        cautious=event.cautious,
     )
 
 

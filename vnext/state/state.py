@@ -116,7 +116,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events were folded; steps [committed, planned) are in `in_flight`, oldest first; ids below `next_id` arrived.
 
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
-    tokens. `slots` are those of adapters, None where one is empty.
+    tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait, steps follow one
+    another and each admits one request at most.
     """
 
     config: SchedulerConfig
@@ -135,6 +136,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     counters: Counters
     token_digest: int
     slots: tuple[Slot | None, ...] = ()
+    cautious: int = 0
 
 
 class Status(Enum):

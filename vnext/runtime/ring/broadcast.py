@@ -68,17 +68,16 @@ def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdap
     events = []
     for wire in _decoder.decode(message):
         if isinstance(wire, _Arrived):
-            events.append(_arrival(wire, next_id))
-            next_id += 1
-        else:
-            events.append(StepCommitted(step=wire.step, tokens=b"") if isinstance(wire, _Committed) else wire)
+            wire = _arrival(wire, next_id)
+        events.append(StepCommitted(step=wire.step, tokens=b"") if isinstance(wire, _Committed) else wire)
+        next_id += isinstance(wire, RequestArrived)
     return tuple(events)
 
 
 def _to_wire(event: AnyEvent) -> AnyEvent | _Wire:
     if isinstance(event, StepCommitted):
         return _Committed(event.step)
-    if isinstance(event, RequestArrived):
+    if type(event) is RequestArrived:
         return _Arrived(event.id & _ID_MASK, event.prompt, event.sampling, event.priority, event.cache_salt)
     return event
 
