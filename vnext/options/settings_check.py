@@ -37,6 +37,7 @@ BOUNDS = {
     "ipc_bytes_max": (0, 2**40),
     "log_max_age_s": (0, 10**9),
     "step_timeout_s": (0, 10**9),
+    "max_restarts": (0, COUNT_MAX),
     "tensor_parallel_size": (1, 2**10),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 256),

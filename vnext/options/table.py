@@ -62,6 +62,7 @@ ENGINE_HELP = {
     "log_required": "stop rather than serve without a log when the disk is full or fails",
     "digest_interval": "steps between two comparisons of the ranks' states",
     "step_timeout_s": "seconds without a step's result after which the engine stops; 0 for never; see docs/server.md",
+    "max_restarts": "how often in a row, without progress between, processes that end are started again; 0 for never",
     "check_laws": "check every law of the state after every event (slow, for debugging)",
     "enable_lora": "serve LoRA adapters beside the model",
     "max_loras": "LoRA adapters in memory at once; requests for others wait until one is not in use",

@@ -158,7 +158,8 @@ class EngineStats(Message, tag=13):
     """Current gauges, and counters since start. Seconds are floats.
 
     `stalled` is a sentence while a step takes far longer than it should, else "". `step_silent_seconds` is the time for which
-    the oldest step in flight has had no result. `adapters`: None in an engine without slots.
+    the oldest step in flight has had no result. `adapters`: None in an engine without slots. `recovering` is a sentence while the
+    ranks are started again, else "". `recoveries` counts those, and `recovery_seconds` is the sum of their times.
     """
 
     running: int
@@ -187,6 +188,9 @@ class EngineStats(Message, tag=13):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     adapters: AdapterStats | None = None
+    recovering: str = ""
+    recoveries: int = 0
+    recovery_seconds: float = 0.0
 
 
 class EngineDied(Message, tag=14):

@@ -43,8 +43,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `device` "auto" selects a GPU where one works. On a GPU, `gpu_memory_utilization` is the share of its memory that the
     engine may take; `enforce_eager` captures no graphs; `graph_sizes` lists the row counts that are captured (() decides);
     `compile` compiles the captured forwards with torch.compile; `attention` selects our kernels or FlashInfer's.
-    `step_timeout_s`: the engine ends when a step has no result for this long, and for far longer than steps of its size take;
-    0 disables this.
+    `step_timeout_s`: ranks are treated as dead when a step has no result for this long, and for far longer than steps of its size
+    take; 0 disables this. `max_restarts`: processes that end are started again, until this many have ended in a row without
+    progress; 0 starts none again.
     `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
     NCCL. The default has not been measured yet.
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
@@ -94,6 +95,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     digest_interval: int = 64
     check_laws: bool = False
     step_timeout_s: float = 300.0
+    max_restarts: int = 10
     ipc_bytes_max: int = 2 * 2**20
     enable_lora: bool = False
     max_loras: int = 4

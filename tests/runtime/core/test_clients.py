@@ -95,7 +95,7 @@ def wish(name: str) -> bytes:
 
 
 def stats(steps: int) -> EngineStats:
-    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters")}
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "recovering")}
     return EngineStats(**numbers | {"steps": steps})
 
 

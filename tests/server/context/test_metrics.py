@@ -155,7 +155,7 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
 
 
 def stats(**figures: object) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "adapters": None, "blocks_total": 200} | figures
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "blocks_total": 200} | figures
     return EngineStats(**numbers)
 
 
