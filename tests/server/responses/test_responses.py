@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import UnionType
+from typing import Any, get_origin, get_type_hints
 
 import openai
 import pytest
@@ -14,6 +16,9 @@ from pydantic import BaseModel, TypeAdapter
 from toy_tokenizers import byte_level
 
 from vnext.runtime.messages import SubmitRequest
+from vnext.server.context.openai_types import ChatBody
+from vnext.server.responses.bodies import ResponsesBody
+from vnext.server.responses.translation import SAME
 from vnext.server.views.responses import RESPONSES
 from vnext.state.events import unpack_tokens
 
@@ -285,6 +290,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "a"}]}, "messages is not supported"),
     ({"top_logprobs": 30}, "top_logprobs"),
     ({"max_output_tokens": -1}, "max_tokens"),
+    ({"logit_bias": {"one": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
 ]
 
 
@@ -292,6 +299,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_a_wrong_body_gets_one_sentence(server: EdgeServer, more: dict[str, Any], sentence: str) -> None:
     status, answer, _ = server.post("/v1/responses", {"model": "toy", "input": "a"} | more)
     assert status == 400 and sentence in answer["error"]["message"], answer
+
+
+def test_fields_that_it_shares_with_chats_have_their_types() -> None:
+    mine, theirs = get_type_hints(ResponsesBody), get_type_hints(ChatBody)
+    wider = {name for name in SAME if get_origin(theirs[name]) is not UnionType}  # a chat has a default in place of None
+    assert {name: mine[name] for name in SAME if name not in wider} == {name: theirs[name] for name in SAME if name not in wider}
+    assert {name: mine[name] for name in wider} == {name: theirs[name] | None for name in wider}
+
+
+def test_options_names_the_methods_of_its_path_alone(server: EdgeServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("OPTIONS", "/v1/responses/input_tokens")
+    assert connection.getresponse().headers["Allow"] == "POST"
+    connection.close()
 
 
 def test_a_stream_that_fails_ends_with_its_reason(server: EdgeServer) -> None:

@@ -28,7 +28,7 @@ def get(server, path: str, host: str | bytes | None = None) -> tuple[http.client
 
 def test_every_route_is_named_once(server) -> None:
     routes = {(route.method, route.resource.canonical) for route in server.app.router.routes() if route.method != "HEAD"}
-    shown = {(each.method, each.path) for each in SHOWN}
+    shown = {(each.method, each.plain_path) for each in SHOWN}
     assert shown <= routes and len(routes) == len(ROUTES)
     in_words = {("GET", "/"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/v1/models/{model}"), ("GET", "/log/{segment}")}
     in_words |= {("GET", "/v1/files/{file_id}"), ("DELETE", "/v1/files/{file_id}"), ("GET", "/v1/files/{file_id}/content")}
@@ -42,7 +42,7 @@ def test_every_route_is_named_once(server) -> None:
 def test_a_browser_finds_the_paths_and_a_line_to_try(server, path: str, kind: str) -> None:
     response, text = get(server, path)
     assert response.status == 200 and response.headers.get_content_type() == kind
-    assert all(each.path in text for each in SHOWN)
+    assert all(each.plain_path in text for each in SHOWN)
     assert f"curl -s http://127.0.0.1:{server.port}/v1/" in text
     assert "src=" not in text and "href=" not in text, "nothing is loaded from elsewhere"
 

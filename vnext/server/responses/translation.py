@@ -22,7 +22,7 @@ ARGUMENT = "input"
 """The one argument of a custom tool."""
 LEFT_OUT = ("web_search", "web_search_preview")
 """Tools that run at OpenAI and that Codex offers with every request: the model is not told of them."""
-_SAME = (
+SAME = (
     "model", "stream", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "priority", "cache_salt", "request_id",
     "enable_thinking", "thinking_token_budget", "chat_template_kwargs",
@@ -37,7 +37,7 @@ def chat_body(body: ResponsesBody, earlier: Sequence[Item]) -> ChatBody:
     items += [(item, f"input[{place}]") for place, item in enumerate(input_items(body))]
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     messages = _with_one_beginning(instructions + _messages(items))
-    fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    fields: dict[str, Any] = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     fields |= {"messages": messages, "max_tokens": body.max_output_tokens}
     fields |= _tools(body) | _format(body) | _reasoning(body) | _logprobs(body)
     _check(body)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from vnext.server.views.welcome import ROUTES, Route
+from vnext.server.views.welcome import PARAMETER, ROUTES, Route
 from vnext.version import __version__
 
 REF = "#/components/schemas/{name}"
@@ -49,7 +49,6 @@ ERROR_SCHEMA = {
         }
     },
 }
-_PARAMETER = re.compile(r"\{(\w+)(?::((?:[^{}]|\{[^{}]*\})*))?\}")
 
 
 async def get_openapi(request: web.Request) -> web.Response:
@@ -66,7 +65,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         components[schema["$ref"].rpartition("/")[2]].pop("additionalProperties", None)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        path = _PARAMETER.sub(r"{\1}", route.path)
+        path = route.plain_path
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
     return {
         "openapi": "3.1.0",
@@ -86,7 +85,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     answer = {"description": "the answer", "content": {kind: {} for kind in route.answers}}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^(?:{rule or '[^/]+'})$"}}
-        for name, rule in _PARAMETER.findall(route.path)
+        for name, rule in PARAMETER.findall(route.path)
     ]
     found: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()} {path}").strip("_"),

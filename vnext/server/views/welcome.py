@@ -5,6 +5,7 @@ The paths come from routes.py. Both need no key and reveal nothing about the mod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from html import escape
 from typing import NamedTuple
@@ -20,8 +21,8 @@ JSON, TEXT, HTML, EVENTS, BYTES = "application/json", "text/plain", "text/html",
 
 
 class Route(NamedTuple):
-    """One path with its view. `what`: its line on the page, "" for a path that another line names. `body`: the struct of the
-    request's body; `answers`: the content types of an answer."""
+    """One path with its view; a part of the path may have a rule (`{name:rule}`). `what`: its line on the page, "" for a path
+    that another line names. `body`: the struct of the request's body; `answers`: the content types of an answer."""
 
     method: str
     path: str
@@ -31,11 +32,17 @@ class Route(NamedTuple):
     answers: tuple[str, ...] = (JSON,)
 
     @property
+    def plain_path(self) -> str:
+        """The path without the rules of its parts."""
+        return PARAMETER.sub(r"{\1}", self.path)
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """The names of the body's fields."""
         return self.body.__struct_fields__ if self.body else ()
 
 
+PARAMETER = re.compile(r"\{(\w+)(?::((?:[^{}]|\{[^{}]*\})*))?\}")
 ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes")
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "X-Content-Type-Options": "nosniff"}
 HOST_UNKNOWN = "127.0.0.1:8000"
@@ -45,8 +52,8 @@ STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 
 async def get_welcome(request: web.Request) -> web.Response:
     """GET /."""
     shown = _shown(request)
-    width = max(len(each.path) for each in shown)
-    paths = "\n".join(f"{each.method:<4} {each.path:<{width}}  {each.what}" for each in shown)
+    width = max(len(each.plain_path) for each in shown)
+    paths = "\n".join(f"{each.method:<4} {each.plain_path:<{width}}  {each.what}" for each in shown)
     text = f"vnext {__version__}: an LLM server that speaks OpenAI's API\n\n{paths}\n\n{_example(request)}\n"
     return web.Response(text=text, headers=HEADERS)
 
@@ -54,7 +61,7 @@ async def get_welcome(request: web.Request) -> web.Response:
 async def get_docs(request: web.Request) -> web.Response:
     """GET /docs."""
     rows = "".join(
-        f"<tr><td>{each.method}<td><code>{each.path}</code><td>{escape(each.what)}<td>{', '.join(each.fields)}"
+        f"<tr><td>{each.method}<td><code>{each.plain_path}</code><td>{escape(each.what)}<td>{', '.join(each.fields)}"
         for each in _shown(request)
     )
     text = (
