@@ -142,8 +142,8 @@ class DraftRows:
 
 def kept(scheduled: StepInFlight, drafts: np.ndarray, tokens: np.ndarray, most: np.ndarray) -> Kept:
     """Which samples (int64[S]) of a step as computed are kept: of each request those up to the first that is not the draft
-    behind it. `drafts` int32: those of its entries, one after another. At most so many drafts of each request are kept as
-    `most` (int64[n]) says."""
+    behind it. `drafts` int32: those of its entries, one after another. `most` int64[n]: the number of drafts of each request
+    that may be kept."""
     planned, samples = scheduled.drafts, scheduled.samples
     if not len(drafts):
         return Kept(tokens, np.arange(len(tokens)), b"", b"", drafts)
