@@ -50,6 +50,7 @@ SHARES: dict[str, int] = {
     "tests/replay/futures/test_replay_what_if.py": 2,
     "tests/replay/answers/test_slices.py": 2,
     "tests/replay/ui/test_ui_browser.py::test_a_running_engine_is_followed_until_it_ends": 2,
+    "tests/rollouts/test_scores.py": 3,
     "tests/runtime/collectives/test_collectives.py": 2,
     "tests/runtime/collectives/test_exchange_killing.py::test_a_rank_killed_at_any_change_of_the_memory": 4,
     "tests/runtime/processes/test_launch.py::test_a_start_that_cannot_work_is_one_sentence": 2,

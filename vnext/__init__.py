@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vnext.version import __version__
 
 if TYPE_CHECKING:
-    from vnext.llm import LLM, Completion, Generated, Logprob
+    from vnext.generated import Completion, Generated, Logprob, Scored
+    from vnext.llm import LLM
     from vnext.lora_request import LoRARequest
     from vnext.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
@@ -23,6 +24,7 @@ __all__ = [
     "LoRARequest",
     "Logprob",
     "SamplingParams",
+    "Scored",
     "StructuredOutputsParams",
     "__version__",
 ]
@@ -30,11 +32,12 @@ __all__ = [
 _HOMES = {
     "LLM": "vnext.llm",
     "BeamSearchParams": "vnext.sampling_params",
-    "Completion": "vnext.llm",
-    "Generated": "vnext.llm",
+    "Completion": "vnext.generated",
+    "Generated": "vnext.generated",
     "LoRARequest": "vnext.lora_request",
-    "Logprob": "vnext.llm",
+    "Logprob": "vnext.generated",
     "SamplingParams": "vnext.sampling_params",
+    "Scored": "vnext.generated",
     "StructuredOutputsParams": "vnext.sampling_params",
 }
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
 from vnext.lora_request import AdapterChoice, KnownAdapters
 from vnext.options.settings_check import engine_settings
@@ -37,66 +38,15 @@ from vnext.state.config import request_length_max
 
 if TYPE_CHECKING:  # the engine's client and the text code import slowly: the engine starts meanwhile
     from vnext.runtime.client.client_sync import SyncEngineClient
-    from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
+    from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest
     from vnext.state.params import Constraint
-    from vnext.text.answer import Answer, Delta
+    from vnext.text.answer import Delta
     from vnext.text.template import ChatTemplate
     from vnext.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": a text} or {"prompt_token_ids": token ids}."""
 Message = Mapping[str, Any]
-
-
-class Logprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One token's log-probability. `rank` 1 is the likeliest; alternatives are listed likeliest first."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. `finish_reason` is "stop", "length" or "abort" (the engine ended it). `stop_reason` is the stop
-    string or the token of `stop_token_ids` that ended it, None where the model ended it.
-
-    `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
-    `cumulative_logprob` is the sum over the sampled tokens, the one that ended the answer included. Both are None unless
-    `SamplingParams.logprobs` was set.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: str | int | None
-    logprobs: list[dict[int, Logprob]] | None
-    cumulative_logprob: float | None
-
-
-class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its answers. `prompt` is None where the caller passed token ids.
-
-    `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
-    `SamplingParams.prompt_logprobs` was set.
-    """
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[Completion]
-    num_cached_tokens: int
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    embedding: list[float]
-
-
-class Embedded(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt with its embedding, in vLLM's words: `outputs.embedding`."""
-
-    prompt_token_ids: list[int]
-    outputs: Embedding
 
 
 class LLM:
@@ -224,6 +174,33 @@ class LLM:
             Embedded(prompt_token_ids=each, outputs=Embedding(embedding=vector)) for each, vector in zip(tokens, embeddings)
         ]
 
+    def score(
+        self, prompts: Prompt | Sequence[Prompt], answers: Prompt | Sequence[Prompt], *, lora_request: AdapterChoice = None
+    ) -> list[Scored]:
+        """The log-probabilities of given answers, one for each prompt, by the kernels that generate and in their order
+        (docs/rollouts.md). An answer is given as a prompt is; a text gets no special tokens. Prompt and answer together may have
+        `max_model_len` tokens. Raises InvalidRequest, Refused, EngineDead."""
+        from vnext.text.prompt_results import Scoring
+
+        prompts, answers = _as_prompts(prompts), _as_prompts(answers)
+        if len(prompts) != len(answers):
+            raise InvalidRequest(f"There are {len(prompts)} prompts and {len(answers)} answers: give one for each.", "answers")
+        adapters = self._adapters.of(len(prompts), lora_request)
+        pairs = [(self._tokens(_plain(prompt)), self._tokens(_plain(answer), False)) for prompt, answer in zip(prompts, answers)]
+        scorings = {
+            name: Scoring(name, *pair, self.max_model_len, adapter)
+            for pair, adapter, name in zip(pairs, adapters, map(str, self._names))
+        }
+        for output in self._client.run([each.request for each in scorings.values()], whole=True) if scorings else ():
+            if output.error:
+                raise InvalidRequest(f"{output.error}.")
+            scorings[output.name].push(output)
+        found = [each.logprobs() for each in scorings.values()]
+        return [
+            Scored(prompt_token_ids=prompt, token_ids=answer, logprobs=each, cumulative_logprob=sum(each))
+            for (prompt, answer), each in zip(pairs, found)
+        ]
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of `generate` without `sampling_params`: SamplingParams() with the defaults of the model's file."""
         length = {} if self._defaults.max_tokens is None else {"max_tokens": self._defaults.max_tokens}
@@ -255,7 +232,7 @@ class LLM:
 
     def _tasks(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None, lora: AdapterChoice = None
-    ) -> list[_Task]:
+    ) -> list[Task]:
         adapters = self._adapters.of(len(prompts), lora)
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
@@ -274,7 +251,7 @@ class LLM:
 
         return constraint_of(asked_of(params.structured_outputs), self.tokenizer)
 
-    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> _Task:
+    def _task(self, prompt: Prompt, params: SamplingParams | None, limits: Constraint | None, lora: AdapterFiles | None) -> Task:
         prompt = _plain(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self._tokens(prompt)
@@ -282,9 +259,9 @@ class LLM:
         validate(params, self.vocab_size)
         from vnext.text.answer import Answer
 
-        slots = [_Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
+        slots = [Slot(index, Answer(self.tokenizer, tokens, params)) for index in range(params.n)]
         requests = [msgspec.structs.replace(self._request(tokens, params, slot.index, limits), adapter=lora) for slot in slots]
-        return _Task(text, tokens, params, slots, requests)
+        return Task(text, tokens, params, slots, requests)
 
     def _fitting_params(self, prompt_length: int) -> SamplingParams:
         """The default parameters, with `max_tokens` cut to fit the model's length."""
@@ -292,14 +269,14 @@ class LLM:
         room = max(1, self.max_model_len - prompt_length)
         return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
 
-    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _tokens(self, prompt: str | Sequence[int], is_prompt: bool = True) -> list[int]:
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=is_prompt) if isinstance(prompt, str) else list(prompt)
+        what, highest = "prompt" if is_prompt else "answer", self.vocab_size - 1
         if not tokens:
-            raise InvalidRequest("The prompt has no tokens: a request needs at least one.", "prompt")
-        highest = self.vocab_size - 1
+            raise InvalidRequest(f"The {what} has no tokens: a request needs at least one.", what)
         for token in tokens:
             if not 0 <= token <= highest:
-                raise InvalidRequest(f"The prompt holds {token}: token ids lie between 0 and {highest}.", "prompt")
+                raise InvalidRequest(f"The {what} holds {token}: token ids lie between 0 and {highest}.", what)
         return tokens
 
     def _request(
@@ -319,7 +296,7 @@ class LLM:
             has_seed=params.seed is not None,
         )
 
-    def _deltas(self, tasks: Sequence[_Task], whole: bool = False) -> Iterator[tuple[_Slot, Delta]]:
+    def _deltas(self, tasks: Sequence[Task], whole: bool = False) -> Iterator[tuple[Slot, Delta]]:
         """Yield the answers' deltas as they come or, with `whole`, once an answer has ended, so that a stop string is found late.
 
         Closing the generator aborts the live answers.
@@ -333,7 +310,7 @@ class LLM:
                 if not slot.finished:
                     yield slot, self._push(slot, output)
 
-    def _push(self, slot: _Slot, output: RequestOutput) -> Delta:
+    def _push(self, slot: Slot, output: RequestOutput) -> Delta:
         if output.error:  # an adapter that cannot be read, a grammar that cannot be followed
             raise InvalidRequest(f"{output.error}.")
         delta = slot.answer.push(output)
@@ -341,77 +318,6 @@ class LLM:
         if slot.finished and not output.finish:
             self._client.abort((output.name,), "stop")
         return delta
-
-
-class _Slot:
-    """One answer in progress. Collects nothing where the caller keeps nothing (stream_chat)."""
-
-    def __init__(self, index: int, answer: Answer) -> None:
-        self.index = index
-        self.answer = answer
-        self.finished = False
-        self._deltas: list[Delta] = []
-
-    def push(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-
-    def completion(self, tokenizer: Tokenizer, params: SamplingParams) -> Completion:
-        tokens = [token for delta in self._deltas for token in delta.tokens]
-        logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
-        asked = params.logprobs is not None
-        return Completion(
-            index=self.index,
-            text="".join(delta.text for delta in self._deltas),
-            token_ids=tokens,
-            finish_reason=self._deltas[-1].finish,
-            stop_reason=self._deltas[-1].stop_reason,
-            logprobs=[_named(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
-            cumulative_logprob=self.answer.cumulative_logprob if asked else None,
-        )
-
-
-class _Task:
-    """One prompt with its answers in progress."""
-
-    def __init__(
-        self,
-        text: str | None,
-        tokens: list[int],
-        params: SamplingParams,
-        slots: list[_Slot],
-        requests: list[SubmitRequest],
-    ) -> None:
-        self.text = text
-        self.tokens = tokens
-        self.params = params
-        self.slots = slots
-        self.requests = requests
-
-    def generated(self, tokenizer: Tokenizer) -> Generated:
-        return Generated(
-            prompt=self.text,
-            prompt_token_ids=self.tokens,
-            outputs=[slot.completion(tokenizer, self.params) for slot in self.slots],
-            num_cached_tokens=self.slots[0].answer.cached_token_count,
-            prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
-        )
-
-    def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None]:
-        from vnext.text.prompt_results import prompt_logprobs
-
-        entries = prompt_logprobs(self.slots[0].answer.prompt, len(self.tokens))
-        return [entry and _named(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
-
-
-def _named(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
-    """The alternatives, likeliest first, and the sampled token in any case."""
-    named = {
-        other: Logprob(logprob=logprob, rank=place + 1, decoded_token=tokenizer.token_text(other).text)
-        for place, (other, logprob) in enumerate(entry.top)
-    }
-    text = tokenizer.token_text(token).text
-    named[token] = Logprob(logprob=entry.logprob, rank=entry.rank + 1, decoded_token=text)
-    return named
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -1,6 +1,7 @@
 """Prompt results: what the engine computed of a prompt, put together from the parts that its steps sent.
 
-Owns the arithmetic of embeddings. A part may come twice, after a preemption, with the same bits.
+Owns the arithmetic of embeddings, and the requests whose results are an embedding or the score of a given answer. A part may
+come twice, after a preemption, with the same bits.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vnext.runtime.messages import PromptResult, SubmitRequest, TokenLogprobs
+from vnext.runtime.messages import AdapterFiles, PromptResult, RequestOutput, SubmitRequest, TokenLogprobs
 from vnext.sampling_params import InvalidRequest, context_exceeded
 from vnext.state.events import pack_tokens
-from vnext.state.params import POOLINGS, Sampling
+from vnext.state.params import POOLINGS, Constraint, Sampling
 
 EMBEDDING_TOKENS = 1
 """An embedding's request asks for one token, which is dropped: a request of the engine ends with a sample."""
@@ -54,3 +55,34 @@ def embedding_request(name: str, prompt: list[int], pooling: str, model_length: 
         raise context_exceeded(room, f"the input has {len(prompt)} tokens", "input", "input")
     sampling = Sampling(seed=0, max_tokens=EMBEDDING_TOKENS, temperature=0.0, pooling=POOLINGS.index(pooling))
     return SubmitRequest(name=name, prompt=pack_tokens(prompt), sampling=sampling)
+
+
+class Scoring:
+    """The score of one answer while the engine computes it. Mutable.
+
+    The prompt and all of the answer but its last token are a prompt whose tokens are scored. The last token is the only one that
+    the request may sample, so it takes no room beyond its own. Penalties, temperature and limits do not change what is reported.
+    """
+
+    def __init__(
+        self, name: str, prompt: list[int], answer: list[int], model_length: int, adapter: AdapterFiles | None = None
+    ) -> None:
+        """`answer` has a token at least. Raises InvalidRequest for more than `model_length` tokens together."""
+        if (count := len(prompt) + len(answer)) > model_length:
+            raise context_exceeded(model_length, f"prompt and answer have {count} tokens", "answer", "answers")
+        self._first, self._scored = len(prompt), [*prompt, *answer[:-1]]
+        self._prompt: list[PromptResult] = []
+        self._last: tuple[TokenLogprobs, ...] = ()
+        only = Constraint(allowed=(answer[-1],))
+        sampling = Sampling(seed=0, max_tokens=1, temperature=0.0, logprobs=0, prompt_logprobs=0, constraint=only, ignore_eos=True)
+        self.request = SubmitRequest(name=name, prompt=pack_tokens(self._scored), sampling=sampling, adapter=adapter)
+
+    def push(self, output: RequestOutput) -> None:
+        """Take in an output of the request."""
+        self._prompt += output.prompt
+        self._last += output.logprobs
+
+    def logprobs(self) -> list[float]:
+        """Those of the answer's tokens, once the request has ended."""
+        entries = [*prompt_logprobs(self._prompt, len(self._scored))[self._first :], *self._last]
+        return [entry.logprob for entry in entries if entry is not None]

@@ -1,0 +1,149 @@
+"""What LLM returns, and what is collected for it while an engine answers.
+
+Owns the words for results, which are vLLM's. Sends nothing; imported with the client, while the engine starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vnext.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vnext.runtime.messages import SubmitRequest, TokenLogprobs
+    from vnext.text.answer import Answer, Delta
+    from vnext.text.tokenizer import Tokenizer
+
+
+class Logprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One token's log-probability. `rank` 1 is the likeliest; alternatives are listed likeliest first."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `finish_reason` is "stop", "length" or "abort" (the engine ended it). `stop_reason` is the stop
+    string or the token of `stop_token_ids` that ended it, None where the model ended it.
+
+    `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
+    `cumulative_logprob` is the sum over the sampled tokens, the one that ended the answer included. Both are None unless
+    `SamplingParams.logprobs` was set.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: list[dict[int, Logprob]] | None
+    cumulative_logprob: float | None
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its answers. `prompt` is None where the caller passed token ids.
+
+    `prompt_logprobs` has one dict per prompt token as in Completion.logprobs, None for the first; None unless
+    `SamplingParams.prompt_logprobs` was set.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    num_cached_tokens: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    embedding: list[float]
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its embedding, in vLLM's words: `outputs.embedding`."""
+
+    prompt_token_ids: list[int]
+    outputs: Embedding
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt with an answer that the caller gave. `logprobs` has one float32 value per token of the answer, bit for bit what
+    `generate` reports for it with `SamplingParams(logprobs=0)`, whatever the temperature; `cumulative_logprob` is their sum."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    cumulative_logprob: float
+
+
+class Slot:
+    """One answer in progress. Collects nothing where the caller keeps nothing (stream_chat)."""
+
+    def __init__(self, index: int, answer: Answer) -> None:
+        self.index = index
+        self.answer = answer
+        self.finished = False
+        self._deltas: list[Delta] = []
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+
+    def completion(self, tokenizer: Tokenizer, params: SamplingParams) -> Completion:
+        tokens = [token for delta in self._deltas for token in delta.tokens]
+        logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
+        asked = params.logprobs is not None
+        return Completion(
+            index=self.index,
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tokens,
+            finish_reason=self._deltas[-1].finish,
+            stop_reason=self._deltas[-1].stop_reason,
+            logprobs=[named_logprobs(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
+            cumulative_logprob=self.answer.cumulative_logprob if asked else None,
+        )
+
+
+class Task:
+    """One prompt with its answers in progress."""
+
+    def __init__(
+        self,
+        text: str | None,
+        tokens: list[int],
+        params: SamplingParams,
+        slots: list[Slot],
+        requests: list[SubmitRequest],
+    ) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.params = params
+        self.slots = slots
+        self.requests = requests
+
+    def generated(self, tokenizer: Tokenizer) -> Generated:
+        return Generated(
+            prompt=self.text,
+            prompt_token_ids=self.tokens,
+            outputs=[slot.completion(tokenizer, self.params) for slot in self.slots],
+            num_cached_tokens=self.slots[0].answer.cached_token_count,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
+        )
+
+    def _prompt_logprobs(self, tokenizer: Tokenizer) -> list[dict[int, Logprob] | None]:
+        from vnext.text.prompt_results import prompt_logprobs
+
+        entries = prompt_logprobs(self.slots[0].answer.prompt, len(self.tokens))
+        return [entry and named_logprobs(tokenizer, token, entry) for token, entry in zip(self.tokens, entries)]
+
+
+def named_logprobs(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
+    """The alternatives, likeliest first, and the sampled token in any case."""
+    named = {
+        other: Logprob(logprob=logprob, rank=place + 1, decoded_token=tokenizer.token_text(other).text)
+        for place, (other, logprob) in enumerate(entry.top)
+    }
+    text = tokenizer.token_text(token).text
+    named[token] = Logprob(logprob=entry.logprob, rank=entry.rank + 1, decoded_token=text)
+    return named
