@@ -125,7 +125,7 @@ LATE_IMPORTS = {
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
     # an order of starting
-    "vnext/generated.py": (1, "the engine starts while texts and client are imported"),
+    "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
     "vnext/serve.py": (1, "the engine starts meanwhile"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
@@ -152,7 +152,7 @@ LATE_IMPORTS = {
     "vnext/runtime/collectives/device_memory.py": (1, "CuPy"),
     "vnext/runtime/collectives/group.py": (5, "a rank on a CPU starts sooner"),
     "vnext/runtime/rank/gpu_loading.py": (2, "Numba, and a second of torch's compiler"),
-    "vnext/runtime/rank/loading.py": (8, "a rank on a CPU starts sooner"),
+    "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     # seldom needed
     "vnext/models/loading/hub.py": (1, "a model in a folder needs no hub"),
     "vnext/options/sources.py": (1, "YAML, where a file of options is given"),

@@ -12,6 +12,8 @@ import msgspec
 from vnext.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vnext.runtime.messages import SubmitRequest, TokenLogprobs
     from vnext.text.answer import Answer, Delta
     from vnext.text.tokenizer import Tokenizer
@@ -32,6 +34,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs` has one dict per token, from token id to Logprob: the sampled token and the requested alternatives.
     `cumulative_logprob` is the sum over the sampled tokens, the one that ended the answer included. Both are None unless
     `SamplingParams.logprobs` was set.
+    `routed_experts` int16 [prompt + answer - 1, layers with experts, experts of a token]: where each token but the last, which no
+    step computed, was routed. None unless the engine has `enable_return_routed_experts`.
     """
 
     index: int
@@ -41,6 +45,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str | int | None
     logprobs: list[dict[int, Logprob]] | None
     cumulative_logprob: float | None
+    routed_experts: np.ndarray | None = None
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +95,9 @@ class Slot:
     def push(self, delta: Delta) -> None:
         self._deltas.append(delta)
 
-    def completion(self, tokenizer: Tokenizer, params: SamplingParams) -> Completion:
+    def completion(self, tokenizer: Tokenizer, params: SamplingParams, prompt_length: int) -> Completion:
+        from vnext.text.prompt_results import routed_experts
+
         tokens = [token for delta in self._deltas for token in delta.tokens]
         logprobs = [entry for delta in self._deltas for entry in delta.logprobs]
         asked = params.logprobs is not None
@@ -102,6 +109,7 @@ class Slot:
             stop_reason=self._deltas[-1].stop_reason,
             logprobs=[named_logprobs(tokenizer, *pair) for pair in zip(tokens, logprobs)] if asked else None,
             cumulative_logprob=self.answer.cumulative_logprob if asked else None,
+            routed_experts=routed_experts(self.answer.prompt, prompt_length + self.answer.token_count - 1),
         )
 
 
@@ -126,7 +134,7 @@ class Task:
         return Generated(
             prompt=self.text,
             prompt_token_ids=self.tokens,
-            outputs=[slot.completion(tokenizer, self.params) for slot in self.slots],
+            outputs=[slot.completion(tokenizer, self.params, len(self.tokens)) for slot in self.slots],
             num_cached_tokens=self.slots[0].answer.cached_token_count,
             prompt_logprobs=None if self.params.prompt_logprobs is None else self._prompt_logprobs(tokenizer),
         )

@@ -67,6 +67,7 @@ ENGINE_HELP = {
     "enable_lora": "serve LoRA adapters beside the model",
     "max_loras": "LoRA adapters in memory at once; requests for others wait until one is not in use",
     "max_lora_rank": "largest rank of a LoRA adapter",
+    "enable_return_routed_experts": "report the expert ids of each request's tokens, for trainers that repeat the routing",
     "ipc_bytes_max": "largest tensor, such as 2M, that ranks on GPUs exchange through mapped memory; NCCL takes larger ones",
 }
 SERVER_HELP = {

@@ -96,7 +96,8 @@ class RequestRefused(Message, tag=11):
 class PromptResult(Message):
     """What request `id` wanted of its prompt, or a part of it: scores of the prompt's tokens from index `first` on, or an
     embedding. As bytes of n tokens with K alternatives each: `logprobs` float32 [n], `ranks` int32 [n] (0 is the likeliest),
-    `top_tokens` int32 [n, K], `top_logprobs` float32 [n, K]. `hidden` float32 [hidden size]."""
+    `top_tokens` int32 [n, K], `top_logprobs` float32 [n, K]. `hidden` float32 [hidden size]. Or, of tokens of the prompt or the
+    answer, `experts` int16 [n, *experts_shape]: the experts that each went to, in the layers that have some."""
 
     id: int
     first: int = 0
@@ -105,6 +106,8 @@ class PromptResult(Message):
     top_tokens: bytes = b""
     top_logprobs: bytes = b""
     hidden: bytes = b""
+    experts: bytes = b""
+    experts_shape: tuple[int, int] = (0, 0)
 
 
 class RequestOutput(Message):

@@ -49,6 +49,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `ipc_bytes_max`: up to this size, ranks on GPUs exchange tensors through memory that they map of each other; above it, over
     NCCL. The default has not been measured yet.
     With `enable_lora` up to `max_loras` LoRA adapters of at most `max_lora_rank` are in memory at once; others wait.
+    `enable_return_routed_experts`: requests get the expert ids of their tokens.
     """
 
     model: str = ""
@@ -100,6 +101,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     enable_lora: bool = False
     max_loras: int = 4
     max_lora_rank: int = 16
+    enable_return_routed_experts: bool = False
 
 
 def reads_generation_config(settings: EngineSettings) -> bool:
@@ -144,7 +146,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
     `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
-    `draft_method`: the method, "" without drafts.
+    `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
+    `prefix_caching`: of hits too.
     """
 
     rank: int
@@ -171,6 +174,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     isa: Isa = "auto"
     draft_method: str = ""
     kv_cache_dtype: KvCacheDtype = "auto"
+    returns_routed_experts: bool = False
+    prefix_caching: bool = True
 
 
 class SettingsError(Exception):

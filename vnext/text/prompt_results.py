@@ -32,6 +32,18 @@ def prompt_logprobs(parts: Iterable[PromptResult], prompt_length: int) -> list[T
     return entries
 
 
+def routed_experts(parts: Iterable[PromptResult], count: int) -> np.ndarray | None:
+    """int16 [count, layers, experts of a token]: the experts of the request's first `count` tokens, prompt and answer; None where
+    the engine reports none."""
+    found: np.ndarray | None = None
+    for part in parts:
+        if part.experts:
+            ids = np.frombuffer(part.experts, np.int16).reshape(-1, *part.experts_shape)[: max(0, count - part.first)]
+            found = np.full((count, *part.experts_shape), -1, np.int16) if found is None else found
+            found[part.first : part.first + len(ids)] = ids
+    return found
+
+
 def embedding(parts: Iterable[PromptResult], dimensions: int | None, normalize: bool) -> np.ndarray:
     """float32 [dimensions] of the part that holds it: the first `dimensions` of the hidden state (None: all of them), scaled
     to length 1 if `normalize`. Raises InvalidRequest for more dimensions than there are."""

@@ -173,6 +173,8 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             draft_path=settings.draft_path,
             isa=engine.isa,
             draft_method=speculation.method if speculation is not None else "",
+            returns_routed_experts=engine.enable_return_routed_experts,
+            prefix_caching=engine.enable_prefix_caching,
         )
 
     if engine.executor == "inproc":

@@ -5,11 +5,13 @@ Owns nothing that steps change but the sums of prompts: parameters and cache are
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from vnext.kernels.table import substituted
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.adapted import AdaptedForward, Slots
 from vnext.models.layers.batch import ForwardBatch
@@ -21,16 +23,25 @@ from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
 from vnext.runtime.batch.tensors import tensors_of_step
+from vnext.runtime.rank.routed_experts import RoutedExperts
 from vnext.sampling.sampling import sample
 
 
 class ByParts:
     """A model whose parameters are tensors."""
 
-    def __init__(self, family: Family, params: Any, config: ModelConfig, parallel: Parallel, slots: Slots | None) -> None:
+    def __init__(
+        self,
+        family: Family,
+        params: Any,
+        config: ModelConfig,
+        parallel: Parallel,
+        slots: Slots | None,
+        routed: RoutedExperts | None = None,
+    ) -> None:
         self._family, self._params, self._config, self._parallel = family, params, config, parallel
         self._adapted = AdaptedForward(family.forward, slots, "cpu") if slots else None
-        self._sums = PromptSums()
+        self._sums, self._routed = PromptSums(), routed
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs, kv: KvCache) -> StepOutputs:
@@ -56,7 +67,8 @@ class ByParts:
 
     def _hidden(self, batch: ForwardBatch, kv: KvCache) -> torch.Tensor:
         forward = self._adapted if batch.adapters else self._family.forward
-        hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
+        with substituted(self._routed.watched()) if self._routed else nullcontext():
+            hidden, _ = forward(self._params, kv, batch, self._config, self._parallel)
         return hidden
 
     def _sampled(self, hidden: torch.Tensor, inputs: StepInputs) -> StepOutputs:

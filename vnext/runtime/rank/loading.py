@@ -42,6 +42,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     start_threads(settings.threads)
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
+    if settings.returns_routed_experts:
+        raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     if settings.speculates:
         require_gpu_drafter(settings.draft_method)
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -61,6 +63,10 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
+    if settings.returns_routed_experts:
+        from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
+
+        runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     if settings.draft_method == "eagle3":
         from vnext.runtime.rank.eagle_head import load_eagle_head  # heads compute in torch
 
@@ -153,6 +159,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.kv_cache_dtype != "auto":
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
+    if runner.routed:
+        numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
         numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes())}
     return numbers | {"batch_invariant": str(runner.invariance)}

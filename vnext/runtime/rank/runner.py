@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vnext.runtime.gpu.model import DeviceModel
     from vnext.runtime.rank.adapters import AdapterSlots
     from vnext.runtime.rank.by_parts import ByParts
+    from vnext.runtime.rank.routed_experts import RoutedExperts
 
 
 class Head(Protocol):
@@ -101,6 +102,7 @@ class ModelRunner:
         self._whole: WholeStep | None = None
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
+        self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -124,7 +126,8 @@ class ModelRunner:
 
     def own_block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache of this model alone."""
-        return kv_bytes_per_page(self.config, block_size, self._kv_dtype, self.parallel)
+        beside = self.routed.slot_bytes * block_size if self.routed else 0
+        return kv_bytes_per_page(self.config, block_size, self._kv_dtype, self.parallel) + beside
 
     def token_bytes(self) -> int:
         """Bytes of weights that this rank reads for a decoded token."""
@@ -145,6 +148,8 @@ class ModelRunner:
         for drafter in (self.draft, self.head):
             if drafter is not None:
                 drafter.make_cache(page_count, block_size)
+        if self.routed is not None:
+            self.routed.make(page_count, block_size)
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
@@ -171,7 +176,7 @@ class ModelRunner:
         """The model for steps that no single call computes."""
         from vnext.runtime.rank.by_parts import ByParts  # torch, which other steps do without
 
-        return ByParts(self._family, host_tensors_of(self._params), self.config, self.parallel, self.adapters)
+        return ByParts(self._family, host_tensors_of(self._params), self.config, self.parallel, self.adapters, self.routed)
 
     def _run(self, inputs: StepInputs) -> StepOutputs:
         whole, sampling = self._whole, inputs.sampling

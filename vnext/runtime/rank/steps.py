@@ -105,7 +105,10 @@ class HostSteps:
         found = self._batch.take_sampled(scheduled, outputs.tokens)
         tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
         seconds = time.perf_counter() - began_s
-        done = Computed(tokens, outputs.logprobs, seconds, words, failed, outputs.prompts)
+        prompts = outputs.prompts
+        if routed := self._runner.routed:
+            prompts += routed.results(scheduled, inputs.forward, state.requests)
+        done = Computed(tokens, outputs.logprobs, seconds, words, failed, prompts)
         self._done.append(done if found is None else with_drafts(done, found))
 
     def _fed_words(self, inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class GenerationBody(SamplingFields, frozen=True, kw_only=True, forbid_unknown_f
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
     truncate_prompt_tokens: int | None = None
     use_beam_search: bool | None = None
     beam_width: int | None = None

@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from vnext.server.answers.chat_request import ChatRequest
+from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import chat_logprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
@@ -38,6 +39,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     chat = ChatRequest(context, body)
     include_usage(body)
     refuse_scored_stream(body)
+    check_experts(body, context)
     client = client_of(request)
     with context.limiter.enter(chat.answer_count, client):
         generation = await chat.start(answer_id(request, "chatcmpl"), client, started_s)
@@ -130,10 +132,10 @@ async def _complete(
     context: ServerContext, chat: ChatRequest, generation: Generation, renderers: list[_ChoiceRenderer], body: ChatBody
 ) -> dict[str, Any]:
     await generation.answer(Whole(generation.choices, renderers))
-    answer = generation.envelope("chat.completion", [renderer.choice() for renderer in renderers]) | {
-        "usage": chat.usage(generation)
-    }
     [prompt], parts = generation.prompts, generation.choices[0].answer.prompt
+    experts = [experts_member(choice.answer, len(prompt), body) for choice in generation.choices]
+    choices = [renderer.choice() | each for renderer, each in zip(renderers, experts)]
+    answer = generation.envelope("chat.completion", choices) | {"usage": chat.usage(generation)}
     scored = prompt_member(context.tokenizer, prompt, parts, body.prompt_logprobs)
     return answer | scored | ({"prompt_token_ids": prompt} if body.return_token_ids else {})
 

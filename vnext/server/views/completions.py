@@ -14,6 +14,7 @@ from aiohttp import web
 
 from vnext.sampling_params import CHOICES_MAX, InvalidRequest, SamplingParams
 from vnext.server.answers.beams import generation_of
+from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, prompt_member, speller
 from vnext.server.answers.readers import Streamed, Whole
@@ -45,6 +46,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     call_id = answer_id(request, "cmpl")
     params = _params(body, context)
     include_usage(body)
+    check_experts(body, context)
     prompts = prompts_of(body.prompt)
     client = client_of(request)
     _check_suffix(body)
@@ -97,7 +99,7 @@ class _ChoiceRenderer:
         self._tokenizer, self._scored, self._prompt_logprobs = context.tokenizer, prompt, body.prompt_logprobs
         self._echoes = bool(body.echo) and params.logprobs is not None
         self._counts_end = self._echoes
-        self._with_ids = bool(body.return_token_ids)
+        self._with_ids, self._body = bool(body.return_token_ids), body
         self.is_plain = params.logprobs is None and not self._with_ids and not continuous_usage(body)
         self._prompt: list[int] | None = prompt
         self._ids: list[int] = []
@@ -138,7 +140,8 @@ class _ChoiceRenderer:
         self.texts, self.shown, self._ids, self._prompt = [], None, [], None
         scored = prompt_member(self._tokenizer, self._scored, self._choice.answer.prompt, self._prompt_logprobs)
         with_ids = {"token_ids": ids, "prompt_token_ids": prompt} if self._with_ids else {}
-        return [self.text_choice(text) | {"logprobs": shown} | with_ids | scored]
+        experts = experts_member(self._choice.answer, len(self._scored), self._body)
+        return [self.text_choice(text) | {"logprobs": shown} | with_ids | scored | experts]
 
     def text_choice(self, text: str) -> dict[str, Any]:
         """A stream's choice with `text`, in the middle of a plain answer."""
