@@ -37,7 +37,7 @@ def batch(command: BatchCommand) -> int:
     if (why := _unusable(source, target)) is not None:
         print(f"vnext batch: {why}", file=sys.stderr)
         return REFUSED
-    server = ServerSettings(host="127.0.0.1", port=0, api_key=secrets.token_hex(), log_level="error")
+    server = ServerSettings(host="127.0.0.1", port=0, api_keys=(secrets.token_hex(),), log_level="error")
     try:
         engine, edge, settings = start(ServeCommand(engine=command.engine, server=server))
     except (StartFailed, ChildDied) as error:
@@ -86,7 +86,7 @@ async def _answer(source: Path, target: Path, settings: ServerSettings, edge: Ch
     """Answer what `target` does not answer yet; returns the number of errors among the new answers."""
     done, bad = answered(target), 0
     left = [each for each in requests_of(source) if isinstance(each, Request) and each.custom_id not in done]
-    client = session(settings.api_key)
+    client = session(settings.api_keys[0])
     with target.open("ab") as file, closing(tqdm(total=len(left), desc="answers", unit="answer", disable=None)) as bar:
 
         def keep(request: Request, answer: Answer) -> None:

@@ -202,7 +202,7 @@ def _print_ready(engine: RunningEngine, settings: ServerSettings) -> None:
         f"{_drafts_line(config)}{_adapters_line(config, settings)}"
         f"vnext: log      {engine.log_dir or 'off'}\n"
         f"{_live_line(settings)}"
-        f"vnext: try      {curl_line(_url(settings), chat=_has_template(engine, settings), has_key=bool(settings.api_key))}\n"
+        f"vnext: try      {curl_line(_url(settings), chat=_has_template(engine, settings), has_key=settings.needs_key)}\n"
         "vnext: Ctrl-C stops"
     )
 

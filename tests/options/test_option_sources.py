@@ -211,7 +211,7 @@ def test_every_option_is_a_variable_and_a_key(tmp_path: Path) -> None:
         engine=EngineSettings(
             model="folder", dtype="float16", enforce_eager=True, graph_sizes=(1, 8), log="off", enable_prefix_caching=False
         ),
-        server=ServerSettings(served_model_names=("a", "b"), drain_s=2.5, api_key="k"),
+        server=ServerSettings(served_model_names=("a", "b"), drain_s=2.5, api_keys=("k",)),
     )
     assert parse(["serve"], variables) == expected == parse(["serve"], {"VNEXT_CONFIG": str(path)})
 

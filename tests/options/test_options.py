@@ -50,7 +50,7 @@ def test_every_option_reaches_its_field() -> None:
         log_compress=True, log_index=False, log_required=True, step_timeout_s=60.0, max_restarts=3, digest_interval=1, check_laws=True, ipc_bytes_max=2**20,
     )  # fmt: skip
     assert command.server == ServerSettings(
-        host="0.0.0.0", port=9000, api_key="k", served_model_names=("a", "b"), drain_s=2.5,
+        host="0.0.0.0", port=9000, api_keys=("k",), served_model_names=("a", "b"), drain_s=2.5,
         chat_template_path="t.jinja", show_log=True, log_level="info", allowed_origins=("http://a", "http://b"),
         allowed_methods=("POST",), allowed_headers=("x-a", "x-b"), allow_credentials=True, disable_log_stats=True, log_stats_interval_s=5.0,
         batch_dir="b", root_path="/llm", ssl_certfile="c", ssl_keyfile="k", ssl_ca_certs="a", ssl_cert_reqs=1,
@@ -89,8 +89,10 @@ def test_a_policy_of_one_s_own_is_named_and_found_by_the_engine_core() -> None:
 
 def test_the_key_may_come_from_the_environment() -> None:
     environment = {"VNEXT_API_KEY": "hidden"}
-    assert parse(["serve"], environment).server.api_key == "hidden"
-    assert parse(["serve", "--api-key", "given"], environment).server.api_key == "given"
+    assert parse(["serve"], environment).server.api_keys == ("hidden",)
+    assert parse(["serve", "--api-key", "given"], environment).server.api_keys == ("given",)
+    several = parse(["serve", "--api-key", "one", "a model", "--api-key=two"], environment)
+    assert several.server.api_keys == ("one", "two") and several.engine.model == "a model"
     assert parse(["chat", "--url", "http://host:1/"], environment).api_key == "hidden"
 
 

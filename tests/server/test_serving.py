@@ -73,14 +73,14 @@ def test_models_version_health(server: EdgeServer) -> None:
 
 
 def test_the_key() -> None:
-    with EdgeServer(api_key="sécret") as server:
+    with EdgeServer(api_keys=("sécret",)) as server:
         for key in ("wrong", "", "secret"):
             status, answer, headers = server.post("/v1/completions", {"prompt": "a"}, Authorization=f"Bearer {key}")
             assert status == 401 and answer["error"]["code"] == "invalid_api_key"
             assert headers["WWW-Authenticate"] == "Bearer"
         assert server.get("/v1/models")[0] == 401 and server.get("/v1/nothing")[0] == 401
         assert server.get("/health")[0] == 200 and server.get("/metrics")[0] == 200
-    with EdgeServer(api_key="secret") as server:
+    with EdgeServer(api_keys=("secret",)) as server:
         for given in ("bearer secret", "BEARER  secret", "Bearer secret "):
             assert server.get("/v1/models", Authorization=given)[0] == 200
         for given in ("Basic secret", "secret", "Bearersecret", "Bearer secret x", "Bearer"):

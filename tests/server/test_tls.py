@@ -78,7 +78,7 @@ def test_files_that_are_no_certificate(tmp_path: Path) -> None:
 
 
 def test_all_paths_exist_behind_the_prefix_and_are_guarded_there() -> None:
-    with EdgeServer(root_path="/llm", api_key="secret") as server:
+    with EdgeServer(root_path="/llm", api_keys=("secret",)) as server:
         for path in ("/llm/v1/models", "/v1/models", "/llm/server_info"):
             assert server.get(path)[0] == 401, path
             assert server.get(path, Authorization="Bearer secret")[0] == 200

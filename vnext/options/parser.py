@@ -208,6 +208,8 @@ def _form(option: Option) -> dict[str, Any]:
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is Literal:
         metavar = "|".join(get_args(hint))
+    elif option.name == "api_keys":  # a word after the key may be the model
+        return {"action": "append", "metavar": "KEY", "help": words}
     elif takes_several(hint):
         return {"nargs": "+", "metavar": "N" if int in kinds else "NAME", "help": words}
     else:

@@ -169,6 +169,8 @@ def require_no_engine(given: Given) -> None:
 def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     values = {name: value for name, value in given.values.items() if name in SERVER_HELP}
     engine, server = engine_of(given), ServerSettings(**values)
+    if any(not key.strip() for key in server.api_keys):
+        raise SettingsError("api_keys has an empty key, which anyone could send: leave it out, or give a key.")
     if len(server.served_model_names) > 1 and "model" not in given.values:
         raise SettingsError(
             f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "

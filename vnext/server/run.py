@@ -25,6 +25,7 @@ from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
 from vnext.server.console import write_line
+from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
 from vnext.server.http.connections import room_for
@@ -36,7 +37,8 @@ from vnext.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 UNUSABLE = (
-    AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, EngineDead, InvalidRequest,
+    AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, KeysUnusable, EngineDead,
+    InvalidRequest,
 )  # fmt: skip
 _BACKLOG = 1024
 _NEW_OBJECTS_MAX = 5_000  # before the collector looks at them, for a millisecond
@@ -83,6 +85,7 @@ async def _serve(settings: ServerSettings) -> None:
     with bind(settings.host, settings.port) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
         template = template_of(tokenizer, settings)  # report its errors before loading a model
+        ApiKeys(settings)
         _leave_waiting()
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:

@@ -15,7 +15,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 lets the system choose. `api_key` "" requires no key. A request's `model` may be any of `served_model_names`,
+    """`port` 0 lets the system choose. Without `api_keys` and `api_key_file` no key is required; requests with a key may
+    be limited to `key_requests_per_minute`, `key_tokens_per_minute` and `key_answers_max` at once (0: no limit), which the file
+    can set for each key. A request's `model` may be any of `served_model_names`,
     and the first is the default; where they are empty, the name is the model folder's. `chat_template_path` replaces the
     checkpoint's template. `tool_call_parser` and `reasoning_parser` are vLLM's names; "" finds both in the template.
 
@@ -25,7 +27,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `body_bytes_max` bounds a request's body, and eight times that all bodies that are read at once. `characters_max` bounds
     the texts in tokenization or in its queue, `template_limit_s` the computing time of a chat template. `live_requests_max`
     bounds the answers that wait or run in this process, `request_answers_max` those of one request and `client_answers_max`
-    those of one client's address (0: a sixteenth and three quarters of all).
+    those of one client (0: a sixteenth and three quarters of all). `waiting_tokens_max` bounds the prompt tokens of answers that
+    have not begun (0: no bound). A request ends with an error `request_timeout_s` after its body came (0: never).
 
     At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
     not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client reads nothing of its
@@ -50,7 +53,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str = ""
+    api_keys: tuple[str, ...] = ()
+    api_key_file: str = ""
+    key_requests_per_minute: int = 0
+    key_tokens_per_minute: int = 0
+    key_answers_max: int = 0
     served_model_names: tuple[str, ...] = ()
     model_path: str = ""
     engine_address: str = ""
@@ -70,6 +77,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     live_requests_max: int = 4096
     request_answers_max: int = 0
     client_answers_max: int = 0
+    waiting_tokens_max: int = 0
+    request_timeout_s: float = 0.0
     connections_max: int = 8192
     head_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
@@ -89,3 +98,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "warning"
     disable_log_stats: bool = False
     log_stats_interval_s: float = 10.0
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_keys or self.api_key_file)

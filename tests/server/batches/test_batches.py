@@ -239,7 +239,7 @@ def test_without_a_folder_the_routes_say_so() -> None:
 
 
 def test_the_worker_passes_the_key(tmp_path: Path) -> None:
-    with EdgeServer(batch_dir=str(tmp_path), api_key="secret") as guarded:
+    with EdgeServer(batch_dir=str(tmp_path), api_keys=("secret",)) as guarded:
         client = guarded.openai(api_key="secret")
         file = client.files.create(file=("in.jsonl", line("a", "say:x").encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=TEXT, completion_window="24h")

@@ -67,7 +67,7 @@ def test_every_response_has_one(server: EdgeServer) -> None:
         server.post("/v1/completions", PROMPT | {"model": "x"}),
     ):
         assert len(answer[2]["X-Request-Id"]) == 32
-    with EdgeServer(api_key="secret") as guarded:
+    with EdgeServer(api_keys=("secret",)) as guarded:
         assert guarded.get("/v1/models", **{"X-Request-Id": "a"})[2]["X-Request-Id"] == "a"
 
 

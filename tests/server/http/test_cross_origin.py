@@ -19,7 +19,7 @@ def preflight(server: EdgeServer, path: str = "/v1/completions", **headers: str)
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/health", "/nowhere"])
 def test_a_preflight_needs_no_key(path: str) -> None:
-    with EdgeServer(api_key="secret", allowed_origins=(PAGE,)) as server:
+    with EdgeServer(api_keys=("secret",), allowed_origins=(PAGE,)) as server:
         status, answer, headers = preflight(server, path, Access_Control_Request_Headers="authorization,content-type")
         assert status == 204 and answer == "" and headers["Access-Control-Allow-Origin"] == PAGE
         assert headers["Access-Control-Allow-Headers"] == "authorization,content-type"
@@ -29,7 +29,7 @@ def test_a_preflight_needs_no_key(path: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_allowed_page_may_read_its_answer_and_any_error(stream: bool) -> None:
-    with EdgeServer(api_key="secret", allowed_origins=(PAGE, "http://other.example")) as server:
+    with EdgeServer(api_keys=("secret",), allowed_origins=(PAGE, "http://other.example")) as server:
         good = server.post("/v1/completions", PROMPT | {"stream": stream}, Origin=PAGE, Authorization="Bearer secret")
         bad = server.post("/v1/completions", {}, Origin=PAGE, Authorization="Bearer secret")
         refused = server.post("/v1/completions", PROMPT, Origin=PAGE)
@@ -41,7 +41,7 @@ def test_an_allowed_page_may_read_its_answer_and_any_error(stream: bool) -> None
 
 
 def test_another_page_is_told_nothing() -> None:
-    with EdgeServer(api_key="secret", allowed_origins=(PAGE,)) as server:
+    with EdgeServer(api_keys=("secret",), allowed_origins=(PAGE,)) as server:
         status, answer, headers = preflight(server, Origin=PAGE + ".evil.example")
         assert status == 403 and "--allowed-origins" in answer["error"]["message"]
         assert headers["Access-Control-Allow-Origin"] is None

@@ -62,5 +62,5 @@ def test_allowed_origins_pass_and_a_key_needs_no_check() -> None:
         assert ask(server, Origin="https://chat.example.evil.example") == 403
     with EdgeServer(allowed_origins=("*",)) as server:
         assert ask(server, Origin="https://any.example") == 200
-    with EdgeServer(api_key="secret") as server:
+    with EdgeServer(api_keys=("secret",)) as server:
         assert ask(server, Origin="https://any.example", Authorization="Bearer secret") == 200

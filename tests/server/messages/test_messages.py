@@ -257,7 +257,7 @@ def test_other_errors_have_their_types(server: EdgeServer) -> None:
     assert status == 400 and answer["type"] == "error"
     status, answer, _ = server.get("/v1/messages")
     assert status == 405 and answer["type"] == "error"
-    with EdgeServer(byte_level(TEMPLATE), api_key="secret") as closed:
+    with EdgeServer(byte_level(TEMPLATE), api_keys=("secret",)) as closed:
         assert ask_with(closed, api_key="secret") == ask_with(closed, auth_token="secret", api_key=None) == "a"
         with pytest.raises(anthropic.AuthenticationError, match="authentication_error"):
             ask_with(closed, api_key="wrong")

@@ -78,7 +78,7 @@ def test_only_those_who_may_see_the_log(tmp_path):
         for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example:80"):
             status, answer, _ = server.get("/log/0", Host=host)
             assert status == 403 and "--api-key" in answer["error"]["message"]
-    with EdgeServer(log_dir=str(tmp_path / "log"), api_key="secret") as server:
+    with EdgeServer(log_dir=str(tmp_path / "log"), api_keys=("secret",)) as server:
         with pytest.raises(UnusableLog, match="asks for its API key"):
             Mirror(server.url, "", tmp_path)
         assert server.get("/log/0")[0] == 401

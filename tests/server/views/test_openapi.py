@@ -69,7 +69,7 @@ def test_the_small_routes(server: EdgeServer) -> None:
 
 
 def test_what_the_server_is_made_of_needs_the_key() -> None:
-    with EdgeServer(api_key="secret") as guarded:
+    with EdgeServer(api_keys=("secret",)) as guarded:
         assert guarded.get("/server_info")[0] == 401
         assert guarded.get("/server_info", Authorization="Bearer secret")[0] == 200
         assert guarded.get("/openapi.json")[0] == guarded.get("/load")[0] == 200

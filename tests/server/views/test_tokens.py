@@ -75,7 +75,7 @@ def test_what_cannot_be_gets_one_sentence(server: EdgeServer, path: str, body: d
 
 
 def test_they_ask_for_the_key() -> None:
-    with EdgeServer(api_key="secret") as server:
+    with EdgeServer(api_keys=("secret",)) as server:
         for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
             assert server.post(path, body)[0] == 401
             assert server.post(path, body, Authorization="Bearer secret")[0] == 200

@@ -55,7 +55,7 @@ class BeamGeneration(Generation):
 
     async def answer(self, reader: Reader) -> None:
         """As Generation.answer; the reader gets each answer as one delta."""
-        try:
+        async with self._admitted():
             while requests := {each.name: (each, search) for search in self._searches for each in search.requests()}:
                 each = [msgspec.structs.replace(request, adapter=self._adapter) for request, _ in requests.values()]
                 async with self._context.client.submit_all(each) as stream:
@@ -65,10 +65,6 @@ class BeamGeneration(Generation):
             for choice, output in zip(self.choices, found, strict=True):
                 if not reader.delta(choice, self.push(choice, output)):
                     await reader.room()
-        finally:
-            for choice in self.choices:
-                if not choice.finished:
-                    choice.stopwatch.end("abort")
 
 
 def _check_heeded(body: GenerationBody) -> None:

@@ -83,6 +83,7 @@ class ChatRequest:
                 prompts=[prompt.tokens],
                 params=self._shrunk(len(prompt.tokens)) if shrinks else self.params,
                 started_s=started_s,
+                client=client,
                 constraint=constraint,
             )
         except InvalidRequest as error:

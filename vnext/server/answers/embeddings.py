@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vnext.runtime.messages import PromptResult
 from vnext.sampling_params import InvalidRequest
+from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
@@ -20,6 +21,7 @@ DEFAULT_POOLING = "last"
 async def embeddings_of(
     context: ServerContext,
     call_id: str,
+    client: str,
     prompts: list[list[int]],
     pooling: str | None = None,
     dimensions: int | None = None,
@@ -28,7 +30,7 @@ async def embeddings_of(
     model: str = "",
 ) -> list[np.ndarray]:
     """One float32 vector per prompt. Aborts the live requests when cancelled. Raises InvalidRequest, Refused, EngineDead,
-    Aborted."""
+    Aborted, Overloaded, RequestTimedOut."""
     context.check_engine()
     adapter, asked = context.adapters.files(model), pooling or DEFAULT_POOLING
     requests = [
@@ -39,7 +41,7 @@ async def embeddings_of(
     watches = {each.name: Stopwatch(context.metrics, started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
     try:
-        async with context.client.submit_all(requests) as stream:
+        async with admitted(context, client, prompts, started_s), context.client.submit_all(requests) as stream:
             async for output in stream:
                 if output.error:
                     raise InvalidRequest(output.error, code="adapter_failed")

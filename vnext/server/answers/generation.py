@@ -7,11 +7,13 @@ Owns the requests' names and seeds, stop strings (abort "stop"), the abort of ev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
+from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.openai_types import GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
@@ -88,6 +90,7 @@ class Generation:
         prompts: Sequence[list[int]],
         params: SamplingParams,
         started_s: float,
+        client: str,
         constraint: Constraint | None = None,
     ) -> None:
         context.check_engine()
@@ -99,6 +102,8 @@ class Generation:
         self._adapter = context.adapters.files(self.model)
         self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
+        self._client = client
+        self._started_s = started_s
         self._params = params
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
         self._priority = body.priority or 0
@@ -110,15 +115,26 @@ class Generation:
 
     async def answer(self, reader: Reader) -> None:
         """Pass each delta to `reader` as it comes, until all answers are complete. Aborts the live answers when cancelled.
-        Raises Refused, EngineDead, Aborted, and the errors of `reader`."""
+        Raises Refused, EngineDead, Aborted, Overloaded, RequestTimedOut, and the errors of `reader`."""
         self._context.adapters.take(self.model)
         try:
-            async with self._context.client.submit_all(self._requests) as stream:
+            async with self._admitted(), self._context.client.submit_all(self._requests) as stream:
                 taker = _Taker(self, reader)
                 while await stream.feed(taker):
                     await reader.room()
         finally:
             self._context.adapters.give(self.model)
+
+    @asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[None]:
+        """Within `admitted`; at the end the answers' tokens are counted, and those that have not finished are ended."""
+        try:
+            async with admitted(self._context, self._client, self.prompts, self._started_s) as waiting:
+                for choice in self.choices[:: self._params.n]:  # the answers to one prompt share its blocks
+                    choice.stopwatch.waiting = waiting
+                yield
+        finally:
+            self._context.limiter.spend(sum(choice.answer.token_count for choice in self.choices), self._client)
             for choice in self.choices:
                 if not choice.finished:
                     choice.stopwatch.end("abort")

@@ -38,7 +38,7 @@ class Batches:
     async def start(self, runner: web.AppRunner) -> None:
         path = str(Path(self._folder.name) / "self")
         await web.UnixSite(runner, path).start()
-        self._session = session(self._context.settings.api_key, UnixConnector(path, limit=0))
+        self._session = session(self._context.keys.own, UnixConnector(path, limit=0))
         width = max(1, min(WIDTH_MAX, self._context.client.ready.config.max_num_seqs // 2))
         self.worker = Worker(self.store, asker(self._session, "http://self"), width, self._is_free)
         self._task = asyncio.create_task(self.worker.run())

@@ -1,16 +1,21 @@
-"""Admission: bounds the answers that wait or run in this process, in all and per client, and closes it to new requests.
+"""Admission: bounds the answers that wait or run in this process, and the prompt tokens that wait, in all, per client and per
+API key; closes it to new requests.
 
-Owns the counts and the closing. A request over a bound is refused, and its client may retry; nothing queues here.
+Owns the counts and the closing. A request over a bound is refused, and its client may retry when the measured throughput has
+made room; nothing queues here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vnext.sampling_params import InvalidRequest
+from vnext.server.context.api_keys import KeyLimits
 from vnext.server.context.errors import Draining, Overloaded
+from vnext.server.context.throughput import Throughput, retry_after_s
 
 CLIENT_SHARE = 3 / 4
 REQUEST_SHARE = 1 / 16  # beginning 256 answers takes 20 ms of the event loop
@@ -24,41 +29,90 @@ def share_of(count_max: int, part: float) -> int:
 
 class Quota:
     """A bounded amount, of which one client may hold `share_max`. `words` begin the refusal: "{} bytes are being read".
-    Mutable."""
+    `first_is_free`: a client that holds nothing may pass its own bound, and anyone the bound of all while nothing is held, so
+    that no amount is refused for ever. Mutable."""
 
-    def __init__(self, amount_max: int, share_max: int, words: str) -> None:
+    def __init__(
+        self,
+        amount_max: int,
+        share_max: int,
+        words: str,
+        first_is_free: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.amount_max = amount_max
         self.amount = 0
         self._share_max = share_max
         self._words = words
+        self._first_is_free = first_is_free
+        self._clock = clock
         self._held: dict[str, int] = {}
+        self._throughput = Throughput()
 
     def take(self, amount: int, client: str) -> None:
         """Take an amount. On Overloaded, nothing is taken."""
         mine = self._held.get(client, 0)
         for held, bound, whose in ((mine, self._share_max, "your "), (self.amount, self.amount_max, "the ")):
-            if held + amount > bound:
+            if held + amount > bound and (held or not self._first_is_free):
                 words = self._words.format(held)
-                raise Overloaded(f"{words} and {amount} more would pass {whose}bound of {bound}: try again later.")
+                sentence = f"{words} and {amount} more would pass {whose}bound of {bound}: try again later."
+                raise Overloaded(sentence, self._retry_after_s(held + amount - bound, held))
+        if not self.amount:
+            self._throughput.begin(self._clock())
         self._held[client] = mine + amount
         self.amount += amount
 
     def give(self, amount: int, client: str) -> None:
         """Return an amount that was taken."""
         self.amount -= amount
+        self._throughput.ended(amount, self._clock())
         self._held[client] = self._held.get(client, 0) - amount
         if not self._held[client]:
             del self._held[client]
 
+    def _retry_after_s(self, surplus: int, held: int) -> int:
+        """When `surplus` of what is held has ended, at its part of the throughput."""
+        part = held / self.amount if self.amount else 1.0
+        return retry_after_s(surplus, part * self._throughput.per_second(self._clock()))
+
+
+class WaitingPrompts:
+    """The prompt tokens of one call, from its admission until each answer's first token. Mutable."""
+
+    def __init__(self, quota: Quota | None, client: str, amount: int) -> None:
+        self._quota, self._client, self._left = quota, client, amount
+
+    def begun(self, amount: int) -> None:
+        """An answer with a prompt of so many tokens has begun."""
+        amount = min(amount, self._left)
+        self._left -= amount
+        if self._quota is not None:
+            self._quota.give(amount, self._client)
+
+    def end(self) -> None:
+        self.begun(self._left)
+
 
 class RequestLimiter:
-    """Counts live answers, up to `count_max` in all and up to a share of it for one request or one client."""
+    """Counts live answers, up to `count_max` in all and up to a share of it for one request or one client, and the prompt tokens
+    of answers that have not begun, up to `waiting_tokens_max` (0: no bound). `limits_of` gives a client's limits by its key."""
 
-    def __init__(self, count_max: int, request_max: int = 0, client_max: int = 0) -> None:
+    def __init__(
+        self,
+        count_max: int,
+        request_max: int = 0,
+        client_max: int = 0,
+        waiting_tokens_max: int = 0,
+        limits_of: Callable[[str], KeyLimits | None] = lambda client: None,
+    ) -> None:
         """Shares of 0 follow `count_max`: a sixteenth for a request, three quarters for a client."""
         self.request_max = min(count_max, request_max or share_of(count_max, REQUEST_SHARE))
         client_max = min(count_max, client_max or share_of(count_max, CLIENT_SHARE))
         self._quota = Quota(count_max, client_max, "{} answers are in progress")
+        share = int(waiting_tokens_max * CLIENT_SHARE)
+        words = "{} tokens of prompts are waiting"
+        self._tokens = Quota(waiting_tokens_max, share, words, first_is_free=True) if waiting_tokens_max else None
+        self._limits_of = limits_of
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -72,9 +126,14 @@ class RequestLimiter:
         """Answers that wait or run."""
         return self._quota.amount
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of answers that have not begun; 0 where they have no bound."""
+        return self._tokens.amount if self._tokens else 0
+
     @contextmanager
     def enter(self, count: int, client: str = "") -> Iterator[None]:
-        """Reserve `count` answers. Raises Draining, Overloaded, InvalidRequest (over the bound of one request)."""
+        """Reserve `count` answers. Raises Draining, Overloaded, RateLimited, InvalidRequest (over the bound of one request)."""
         self.check_open()
         if count > self.request_max:
             raise InvalidRequest(
@@ -83,11 +142,41 @@ class RequestLimiter:
         self._quota.take(count, client)
         self._empty.clear()
         try:
-            yield
+            with self._limited(count, client):
+                yield
         finally:
             self._quota.give(count, client)
             if self._quota.amount == 0:
                 self._empty.set()
+
+    @contextmanager
+    def _limited(self, count: int, client: str) -> Iterator[None]:
+        limits = self._limits_of(client)
+        if limits is None:
+            yield
+            return
+        limits.enter(count)
+        try:
+            yield
+        finally:
+            limits.leave(count)
+
+    @contextmanager
+    def prompts(self, tokens: int, client: str) -> Iterator[WaitingPrompts]:
+        """Reserve the tokens of a call's prompts. Raises Overloaded."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, client)
+        self.spend(tokens, client)
+        waiting = WaitingPrompts(self._tokens, client, tokens)
+        try:
+            yield waiting
+        finally:
+            waiting.end()
+
+    def spend(self, tokens: int, client: str) -> None:
+        """Count tokens of a prompt or an answer towards the limits of the client's key."""
+        if (limits := self._limits_of(client)) is not None:
+            limits.spend(tokens)
 
     def check_open(self) -> None:
         """Raise Draining once the limiter is closed."""

@@ -15,7 +15,7 @@ from aiohttp import web
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled, Refused
 from vnext.sampling_params import InvalidRequest
 
-RETRY_AFTER_S = 1
+RETRY_AFTER_S = 1  # where nothing was measured
 MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1_000, 200
 MESSAGE_BATCHES = (
     "Batches in Anthropic's API are not supported: upload the requests to /v1/files and start them by /v1/batches, in OpenAI's "
@@ -34,7 +34,19 @@ class KeyRejected(Exception):
 
 
 class Overloaded(Exception):
-    """As many answers as the settings allow are waiting or running."""
+    """As much as the settings allow is waiting or running; `retry_after_s` is when there may be room again."""
+
+    def __init__(self, message: str, retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """The request's API key has used what its limits allow."""
+
+
+class RequestTimedOut(Exception):
+    """The request's answer was not complete in time."""
 
 
 class OriginRejected(Exception):
@@ -94,7 +106,8 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error as clients see it: the HTTP status and the members of the error object. `allowed`: the path's methods."""
+    """An error as clients see it: the HTTP status and the members of the error object. `allowed`: the path's methods.
+    `retry_after_s` is shown with the statuses 429 and 503."""
 
     status: int
     message: str
@@ -102,6 +115,7 @@ class Failure(msgspec.Struct, frozen=True):
     param: str | None = None
     code: str | None = None
     allowed: tuple[str, ...] = ()
+    retry_after_s: int = RETRY_AFTER_S
 
     def body(self) -> dict[str, Any]:
         """The error object. It shortens a client's own value, which may be long."""
@@ -116,7 +130,7 @@ class Failure(msgspec.Struct, frozen=True):
         return {"type": "error", "error": self.body()["error"] | {"type": kind} | details}
 
     def response(self, is_anthropic: bool = False) -> web.Response:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        headers = {"Retry-After": str(self.retry_after_s)} if self.status in (429, 503) else {}
         if self.allowed:
             headers["Allow"] = ", ".join(self.allowed)
         if self.status == 401:
@@ -133,7 +147,9 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     OriginRejected: lambda error: Failure(403, str(error), code="origin_rejected"),
     ContentRefused: lambda error: Failure(415, str(error), code="unsupported_media_type"),
     BodyTooSlow: lambda error: Failure(408, str(error), code="body_too_slow"),
-    Overloaded: lambda error: Failure(429, str(error), "rate_limit_error", code="overloaded"),
+    RateLimited: lambda error: _too_much(error, "rate_limit_exceeded"),
+    Overloaded: lambda error: _too_much(error, "overloaded"),
+    RequestTimedOut: lambda error: Failure(504, str(error), "server_error", code="request_timeout"),
     FileUnknown: lambda error: Failure(404, str(error), code="not_found"),
     StoreUnusable: lambda error: Failure(507, str(error), "server_error", code="storage_failed"),
     BatchesOff: lambda error: Failure(403, str(error), code="batches_off"),
@@ -178,6 +194,10 @@ def invalid_body(error: Exception) -> InvalidRequest:
         return InvalidRequest(f"{param} is missing: it is required.", param)
     where = f"{path} is wrong" if path else "The body is wrong"
     return InvalidRequest(f"{where}: {message[:1].lower()}{message[1:]}.", path or None)
+
+
+def _too_much(error: Overloaded, code: str) -> Failure:
+    return Failure(429, str(error), "rate_limit_error", code=code, retry_after_s=error.retry_after_s)
 
 
 def _of_http(error: web.HTTPException) -> Failure:

@@ -19,6 +19,7 @@ from vnext.runtime.client.output_stream import EngineDead, EngineStalled
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
+from vnext.server.context.api_keys import ApiKeys
 from vnext.server.context.conversation import prompt_text, text_size
 from vnext.server.context.errors import ModelUnknown
 from vnext.server.context.identity import system_fingerprint
@@ -56,7 +57,11 @@ class ServerContext:
         self.marks = None if template is None else template.marks
         self.mark_tokens = self.marks and tuple(tokenizer.encode(mark, False) for mark in (self.marks.open, self.marks.close))
         self.infill = infill_of(tokenizer.added_tokens.get)
-        self.limiter = RequestLimiter(settings.live_requests_max, settings.request_answers_max, settings.client_answers_max)
+        self.keys = ApiKeys(settings)
+        self.limiter = RequestLimiter(
+            settings.live_requests_max, settings.request_answers_max, settings.client_answers_max, settings.waiting_tokens_max,
+            self.keys.limits,
+        )  # fmt: skip
         size = settings.body_bytes_max
         self.body_bytes = Quota(8 * size, 4 * size, "{} bytes of bodies are being read")
         self.work = TextWork(settings.characters_max)
@@ -168,10 +173,14 @@ class ServerContext:
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)
+KEY_CLIENT = web.RequestKey("key_client", str)
 
 
 def client_of(request: web.Request) -> str:
-    """The client whose share a request takes: its address, or the network of an IPv6 address."""
+    """The client whose share a request takes: its API key, where there are several or it has limits, else its address, or the
+    network of an IPv6 address."""
+    if key := request.get(KEY_CLIENT, ""):
+        return key
     address = request.remote or ""
     return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 
+from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.metrics import ServerMetrics
 
 
 class Stopwatch:
     """Runs since its request's body arrived (`started_s`, monotonic); made right before the request goes to the engine core."""
 
-    __slots__ = ("_count", "_first_s", "_last_s", "_metrics", "_prompt_length", "_queue_s", "_started_s", "_submitted_s")
+    __slots__ = ("_count", "_first_s", "_last_s", "_metrics", "_prompt_length", "_queue_s", "_started_s", "_submitted_s", "waiting")
 
     def __init__(self, metrics: ServerMetrics, started_s: float, prompt_length: int) -> None:
         self._metrics = metrics
@@ -23,6 +24,7 @@ class Stopwatch:
         self._queue_s = 0.0
         self._first_s = self._last_s = 0.0
         self._count = 0
+        self.waiting: WaitingPrompts | None = None  # what the first token ends
 
     def waited(self, seconds: float) -> None:
         """Record the waiting time that the engine core reported. The stopwatch measures from the first step on, by one clock."""
@@ -40,6 +42,8 @@ class Stopwatch:
 
     def _begin(self, count: int, now_s: float) -> None:
         self._first_s = now_s
+        if self.waiting is not None:
+            self.waiting.begun(self._prompt_length)
         self._metrics.first_token.observe(now_s - self._started_s)
         if count > 1:
             self._metrics.token.observe(0.0, count - 1)

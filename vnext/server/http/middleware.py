@@ -9,16 +9,16 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from vnext.server.context.api_keys import ApiKeys, shown
 from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, absent, failure_of
 from vnext.server.context.identity import REQUEST_ID, identify
-from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.context.server_context import KEY_CLIENT, SERVER_CONTEXT
 from vnext.server.http.connections import Connections
 from vnext.server.http.cross_origin import is_preflight, preflight_answer
 from vnext.server.http.origins import check_origin
@@ -46,7 +46,9 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     request.app[SERVER_CONTEXT].metrics.http_request(request.method, route, response.status)
     if log.isEnabledFor(logging.INFO):
         elapsed_ms = (time.monotonic() - started_s) * 1e3
-        log.info("%s %s %d %.0f ms %s", request.method, request.path, response.status, elapsed_ms, request[REQUEST_ID])
+        key = shown(request.get(KEY_CLIENT, ""))
+        words = request.method, request.path, response.status, elapsed_ms, request[REQUEST_ID], f" key={key}" if key else ""
+        log.info("%s %s %d %.0f ms %s%s", *words)
     return response
 
 
@@ -57,7 +59,7 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         if is_preflight(request):
             return preflight_answer(request, settings)
-        authorise(request, settings)
+        authorise(request, settings, request.app[SERVER_CONTEXT].keys)
         return await handler(request)
     except DOMAIN_ERRORS as error:
         failure = absent(_path(request)) if isinstance(error, web.HTTPNotFound) else failure_of(error)
@@ -79,18 +81,17 @@ def _path(request: web.Request) -> str:
     return request.path.removeprefix(request.app[SERVER_CONTEXT].settings.root_path)
 
 
-def authorise(request: web.Request, settings: ServerSettings) -> None:
-    """Check the API key, in constant time so that it cannot be guessed byte by byte. Raises KeyRejected, OriginRejected."""
+def authorise(request: web.Request, settings: ServerSettings, keys: ApiKeys) -> None:
+    """Check the API key, in constant time so that it cannot be guessed byte by byte, and note the client that it stands for.
+    Raises KeyRejected, OriginRejected."""
     if not request.path.removeprefix(settings.root_path).startswith(GUARDED) and not request.path.startswith(GUARDED):
         return
-    if not (key := settings.api_key):
+    if not keys:
         check_origin(request, settings.allowed_origins)
         return
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     given = bearer.strip(" ") if scheme.lower() == "bearer" else ""  # a scheme's case does not matter (RFC 9110, 11.1)
-    if not _fits(given, key) and not _fits(request.headers.get("X-Api-Key", ""), key):
+    client = keys.client_of(given, request.headers.get("X-Api-Key", ""))
+    if client is None:
         raise KeyRejected("The API key is missing or wrong: send the header 'Authorization: Bearer <key>'.")
-
-
-def _fits(given: str, key: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+    request[KEY_CLIENT] = client

@@ -59,7 +59,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         else:
             tokens = await tokens_of(context, prompts, body.add_special_tokens is not False, client, count_max=count_max)
         generation = generation_of(
-            context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, constraint=constraint
+            context, call_id=call_id, body=body, prompts=tokens, params=sampled, started_s=started_s, client=client,
+            constraint=constraint,
         )
         echoed = prompts if body.truncate_prompt_tokens is None else generation.prompts
         texts = await _echoed(context, echoed, client) if body.echo else None

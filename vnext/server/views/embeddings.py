@@ -117,7 +117,7 @@ async def _vectors(
     call_id, special = answer_id(request, "embd"), body.add_special_tokens is not False
     with context.limiter.enter(sum(map(len, prompts.values())), client):
         tokens = [each for name, given in prompts.items() for each in await tokens_of(context, given, special, client, name)]
-        vectors = await embeddings_of(context, call_id, tokens, body.pooling, model=model, **wanted)
+        vectors = await embeddings_of(context, call_id, client, tokens, body.pooling, model=model, **wanted)
     return vectors, sum(map(len, tokens)), call_id
 
 

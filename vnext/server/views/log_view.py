@@ -89,7 +89,7 @@ def _folder(request: web.Request) -> Path:
     settings: ServerSettings = request.app[SERVER_CONTEXT].settings
     if not settings.log_dir:
         raise LogHidden("This server does not show its log: start it with --show-log.")
-    if not settings.api_key and not (request.remote in LOOPBACK and host_name(request.host) in LOOPBACK):
+    if not settings.needs_key and not (request.remote in LOOPBACK and host_name(request.host) in LOOPBACK):
         raise LogHidden(
             "The log is shown on the server's own machine only: start it with an --api-key to show it elsewhere."
         )

@@ -30,6 +30,7 @@ ERRORS = {
     "429": "too much at once: try again later",
     "500": "a fault of the server",
     "503": "the engine does not answer, or the server is about to end",
+    "504": "the answer was not complete within the server's --request-timeout",
     "507": "the folder of files and batches cannot be written",
 }
 """Status -> when it comes."""

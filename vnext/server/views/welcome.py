@@ -80,4 +80,4 @@ def _shown(request: web.Request) -> list[Route]:
 def _example(request: web.Request) -> str:
     context = request.app[SERVER_CONTEXT]
     host = request.host if request.host.isascii() else HOST_UNKNOWN  # a name on the wire is ASCII
-    return curl_line(f"http://{host}", chat=context.template is not None, has_key=bool(context.settings.api_key))
+    return curl_line(f"http://{host}", chat=context.template is not None, has_key=context.settings.needs_key)

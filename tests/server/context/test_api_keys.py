@@ -1,0 +1,149 @@
+"""Several API keys, from options and a file, each with its limits; and no key or whole name in a log."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from pathlib import Path
+
+import openai
+import pytest
+from edge_server import EdgeServer
+
+from vnext.server.context import api_keys
+from vnext.server.context.api_keys import ApiKeys, Budget, KeyLimits, KeysUnusable, shown
+from vnext.server.context.errors import RateLimited
+from vnext.server.settings import ServerSettings
+
+FILE = """
+- key: sk-alpha
+  name: team-alpha
+  requests_per_minute: 2
+- key: sk-beta
+  name: team-beta
+  max_answers: 0
+"""
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "keys.yaml").write_text(FILE)
+    return str(tmp_path / "keys.yaml")
+
+
+def test_a_budget_refills_steadily_and_may_be_overdrawn() -> None:
+    clock = Clock()
+    budget = Budget(60, clock)
+    assert budget.wait_s(60) == 0 and budget.wait_s(61) == 1
+    budget.spend(90)
+    assert budget.wait_s(1) == 31
+    clock.now_s += 30
+    assert budget.wait_s(1) == 1
+    clock.now_s += 1000
+    assert budget.wait_s(60) == 0 and budget.wait_s(61) == 1
+
+
+def test_a_refused_request_spends_nothing_and_says_when_to_come_back() -> None:
+    clock = Clock()
+    limits = KeyLimits(requests=2, tokens=600, answers_max=3, clock=clock)
+    limits.enter(3)
+    with pytest.raises(RateLimited, match="3 answers in progress and 1 more would pass its bound of 3"):
+        limits.enter(1)
+    limits.leave(3)
+    limits.spend(700)
+    with pytest.raises(RateLimited, match="its tokens of a minute") as error:
+        limits.enter(1)
+    assert error.value.retry_after_s == 11  # 101 tokens at 10 a second
+    clock.now_s += 11
+    limits.enter(1)
+    with pytest.raises(RateLimited, match="its requests of a minute"):
+        limits.enter(1)
+
+
+def test_a_key_stands_for_a_client_only_where_there_are_several_or_it_has_limits(file: str) -> None:
+    assert ApiKeys(ServerSettings(api_keys=("one",))).client_of("one") == ""
+    assert ApiKeys(ServerSettings(api_keys=("one",), key_answers_max=4)).client_of("one") == "key 1"
+    keys = ApiKeys(ServerSettings(api_keys=("one",), api_key_file=file, key_answers_max=4))
+    assert [keys.client_of(key) for key in ("one", "sk-alpha", "sk-beta")] == ["key 1", "key 2 team-alpha", "key 3 team-beta"]
+    assert [keys.client_of(key) for key in ("", "on", "one ", "sk-alph", keys.own[:-1])] == [None] * 5
+    assert keys.client_of("", "one") == "key 1" and keys.client_of(keys.own) == api_keys.OWN
+    assert keys.limits("key 3 team-beta") is None and keys.limits(api_keys.OWN) is None  # 0 of the file overrides the option
+    assert not ApiKeys(ServerSettings()) and ApiKeys(ServerSettings()).client_of("") is None
+
+
+def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    keys, count = ApiKeys(ServerSettings(api_keys=("a", "b", "c"), api_key_file=file)), []
+    monkeypatch.setattr(hmac, "compare_digest", lambda one, other: count.append(len(one) - len(other)) or one == other)
+    lengths = []
+    for given in ("a", "sk-beta", "none of them", "a" * 1000):
+        keys.client_of(given)
+        lengths.append(list(count))
+        count.clear()
+    assert lengths == [[0] * 6] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- key: a\n  requests: 3", "unknown field `requests` - at `keys[0]`"),
+        ("- key: [secret]", "Expected `str`, got `array` - at `keys[0].key`"),
+        ("keys: {", "no YAML"),
+        ("[]", "has 0 keys"),
+        ("- key: a\n- key: a", "has a key twice"),
+        ("- key: ' '", "key 1 is empty"),
+        ("- key: a\n- key: b\n  max_answers: -1", "key 2 .* negative limit"),
+    ],
+)
+def test_a_file_that_is_no_list_of_keys_is_refused_without_showing_one(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(KeysUnusable) as error:
+        ApiKeys(ServerSettings(api_key_file=str(tmp_path / "keys")))
+    assert "secret" not in str(error.value)
+    assert error.match(sentence.replace("[", r"\[").replace("]", r"\]"))
+    with pytest.raises(KeysUnusable, match="cannot be read .No such file"):
+        ApiKeys(ServerSettings(api_key_file=str(tmp_path / "absent")))
+
+
+def test_limits_of_one_key_leave_the_others_alone(file: str, caplog: pytest.LogCaptureFixture) -> None:
+    with EdgeServer(api_key_file=file) as server, caplog.at_level(logging.INFO):
+        def ask(key: str) -> str:
+            return server.openai(api_key=key).completions.create(model="toy", prompt="say:a").choices[0].text
+
+        assert ask("sk-alpha") == ask("sk-alpha") == "a"
+        with pytest.raises(openai.RateLimitError) as error:
+            ask("sk-alpha")
+        assert error.value.code == "rate_limit_exceeded" and 1 <= int(error.value.response.headers["Retry-After"]) <= 60
+        assert ask("sk-beta") == "a"
+        with pytest.raises(openai.AuthenticationError):
+            ask("sk-gamma")
+    assert "sk-" not in caplog.text and "team-" not in caplog.text and "key=1 team..." in caplog.text
+
+
+def test_tokens_of_prompts_and_answers_are_counted_when_known() -> None:
+    with EdgeServer(api_keys=("one",), key_tokens_per_minute=20) as server:
+        body = {"prompt": "say:" + "a" * 20}
+        assert server.post("/v1/completions", body, Authorization="Bearer one")[0] == 200
+        status, answer, headers = server.post("/v1/completions", body, Authorization="Bearer one")
+        assert status == 429 and "tokens of a minute" in answer["error"]["message"]
+        limits = server.context.keys.limits("key 1")
+        assert limits._tokens.wait_s(1) > 60 and int(headers["Retry-After"]) == 60  # 24 + 21 tokens of 20 a minute
+
+
+def test_answers_at_once_are_counted_until_their_end() -> None:
+    with EdgeServer(api_keys=("one",), key_answers_max=2) as server:
+        for count, expected in ((2, 200), (3, 429), (2, 200)):
+            answer = server.post("/v1/completions", {"prompt": "say:a", "n": count}, Authorization="Bearer one")
+            assert answer[0] == expected
+
+
+def test_a_name_is_shown_by_its_beginning() -> None:
+    assert [shown(client) for client in ("key 12 team-alpha", "key 3", "", "127.0.0.1", api_keys.OWN)] == [
+        "12 team...", "3", "", "", ""
+    ]  # fmt: skip

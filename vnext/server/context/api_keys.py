@@ -1,0 +1,167 @@
+"""API keys: who may ask, and how much: requests and tokens a minute, answers at once.
+
+Owns the keys of one API process, from the settings and from a file, and their budgets. A key is known by its digest only, and
+compared with all of them in the same time whichever fits. Logs show `shown`, never a key or a whole name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from vnext.server.context.errors import RateLimited
+from vnext.server.context.throughput import RETRY_MAX_S, RETRY_MIN_S
+from vnext.server.settings import ServerSettings
+
+KEYS_MAX = 1_000  # comparing takes a third of a microsecond each
+SHOWN_CHARACTERS = 4
+OWN = "vnext's own"  # the name of the key with which this process asks itself
+
+
+class KeysUnusable(Exception):
+    """The file of keys cannot be used: one sentence with the remedy."""
+
+
+class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of the file. A limit of 0 is none; one that is left out is the option's."""
+
+    key: str
+    name: str = ""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_answers: int | None = None
+
+
+class Budget:
+    """An amount a minute: refills steadily up to a minute's, and may be overdrawn by what is known only later. Mutable."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_minute, self._clock = per_minute, clock
+        self._left, self._seen_s = float(per_minute), clock()
+
+    def wait_s(self, amount: float) -> float:
+        """Seconds until `amount` is there, 0 if it is now."""
+        now_s = self._clock()
+        self._left = min(self._per_minute, self._left + (now_s - self._seen_s) * self._per_minute / 60)
+        self._seen_s = now_s
+        return max(0.0, amount - self._left) * 60 / self._per_minute
+
+    def spend(self, amount: float) -> None:
+        self._left -= amount
+
+
+class KeyLimits:
+    """The limits of one key. A request needs a request's budget and one token of it; its tokens are spent as they become known,
+    so a budget of tokens may be overdrawn by the answers in progress, and the next request waits longer. Mutable."""
+
+    def __init__(self, requests: int, tokens: int, answers_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = Budget(requests, clock) if requests else None
+        self._tokens = Budget(tokens, clock) if tokens else None
+        self._answers_max = answers_max
+        self._answers = 0
+
+    def enter(self, answers: int) -> None:
+        """Begin a request of so many answers. Raises RateLimited, and has spent nothing then."""
+        if self._answers_max and self._answers + answers > self._answers_max:
+            sentence = f"This key has {self._answers} answers in progress and {answers} more would pass its bound"
+            raise RateLimited(f"{sentence} of {self._answers_max}: try again later.")
+        for budget, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if budget is not None and (wait_s := budget.wait_s(1)):
+                seconds = min(RETRY_MAX_S, max(RETRY_MIN_S, int(wait_s + 1)))
+                raise RateLimited(f"This key has used its {what} of a minute: try again in {wait_s:.0f} s.", seconds)
+        if self._requests is not None:
+            self._requests.spend(1)
+        self._answers += answers
+
+    def leave(self, answers: int) -> None:
+        self._answers -= answers
+
+    def spend(self, tokens: int) -> None:
+        """Tokens of a prompt or of an answer."""
+        if self._tokens is not None:
+            self._tokens.spend(tokens)
+
+
+class ApiKeys:
+    """See the module. `own` is the key with which this process may ask itself, "" where no key is needed."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Raises KeysUnusable."""
+        found = [*(ApiKey(key) for key in settings.api_keys), *_of_file(settings.api_key_file)]
+        self.own = secrets.token_hex() if found else ""
+        self._clients: list[tuple[bytes, str]] = [(_digest(self.own), OWN)] if found else []
+        self._limits: dict[str, KeyLimits] = {}
+        for place, each in enumerate(found, start=1):
+            client = f"key {place} {each.name}".rstrip()
+            limits = _limits_of(each, settings)
+            is_counted = len(found) > 1 or any(limits)
+            self._clients.append((_digest(each.key), client if is_counted else ""))
+            if any(limits):
+                self._limits[client] = KeyLimits(*limits)
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def client_of(self, *given: str) -> str | None:
+        """The client that one of the given keys stands for, "" where its address does; None if no key fits. A single key
+        without limits stands for nobody."""
+        found = None
+        for digest in map(_digest, filter(None, given)):
+            for known, client in self._clients:
+                if hmac.compare_digest(digest, known):
+                    found = client
+        return found
+
+    def limits(self, client: str) -> KeyLimits | None:
+        """The limits of a client that a key stands for."""
+        return self._limits.get(client)
+
+
+def shown(client: str) -> str:
+    """A key's name for logs: its number, and the beginning of the name that the file gives it."""
+    place, _, name = client.removeprefix("key ").partition(" ")
+    return f"{place} {name[:SHOWN_CHARACTERS]}...".replace(" ...", "") if place.isdigit() else ""
+
+
+def _limits_of(key: ApiKey, settings: ServerSettings) -> tuple[int, int, int]:
+    usual = settings.key_requests_per_minute, settings.key_tokens_per_minute, settings.key_answers_max
+    own = key.requests_per_minute, key.tokens_per_minute, key.max_answers
+    return tuple(default if value is None else value for value, default in zip(own, usual))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(errors="surrogateescape")).digest()
+
+
+def _of_file(path: str) -> list[ApiKey]:
+    if not path:
+        return []
+    try:
+        found = msgspec.yaml.decode(Path(path).expanduser().read_bytes(), type=list[ApiKey])
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise KeysUnusable(f"--api-key-file {path} cannot be read ({reason}): give the path of a YAML file of keys.") from error
+    except msgspec.DecodeError as error:
+        raise KeysUnusable(f"--api-key-file {path} is no list of keys: {_where(error)}.") from error
+    if not 0 < len(found) <= KEYS_MAX:
+        raise KeysUnusable(f"--api-key-file {path} has {len(found)} keys: it must have between 1 and {KEYS_MAX}.")
+    for place, each in enumerate(found, start=1):
+        limits = each.requests_per_minute, each.tokens_per_minute, each.max_answers
+        if not each.key.strip() or each.key != each.key.strip() or any((value or 0) < 0 for value in limits):
+            raise KeysUnusable(f"--api-key-file {path}: key {place} is empty, has blanks around it, or has a negative limit.")
+    if len({each.key for each in found}) < len(found):
+        raise KeysUnusable(f"--api-key-file {path} has a key twice: leave one of the two out.")
+    return found
+
+
+def _where(error: msgspec.DecodeError) -> str:
+    """What is wrong and where, without a value, which might be a key."""
+    if isinstance(error, msgspec.ValidationError):
+        return str(error).replace("`$", "`keys")
+    return "it is no YAML; write `- key: ...` and its limits below"
