@@ -61,6 +61,7 @@ BOUNDS = {
     "request_timeout_s": (0, 10**6),
     "template_limit_s": (0.01, 3_600),
     "connections_max": (1, 2**20),
+    "write_timeout_s": (1, 86_400),
     "keepalive_timeout_s": (1, 86_400),
     "num_prompts": (1, COUNT_MAX),
     "input_len": (1, COUNT_MAX),

@@ -40,7 +40,7 @@ def make_app(
     app.on_response_prepare.append(_add_headers)
     app[SERVER_CONTEXT] = ServerContext(client, tokenizer, template, settings)
     app[RESPONSES] = ResponseStore(settings.responses_bytes_max)
-    app[CONNECTIONS] = Connections(settings)
+    app[CONNECTIONS] = Connections(settings, app[SERVER_CONTEXT].metrics.closed.add)
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)

@@ -31,7 +31,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     have not begun (0: no bound). A request ends with an error `request_timeout_s` after its body came (0: never).
 
     At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
-    not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client reads nothing of its
+    not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client hardly reads its
     answer for `write_timeout_s`.
 
     `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets

@@ -141,7 +141,9 @@ class ServerMetrics:
         self.answer_length = lengths("vnext_request_generation_tokens", "Tokens of an answer.")
         self.ended = LabelledCounter("vnext_request_success", "Answers that ended, by the reason.", ("finished_reason",))
         self._http = LabelledCounter("vnext_http_requests", "HTTP requests answered.", ("method", "route", "status"))
+        self.closed = LabelledCounter("vnext_connections_closed", "Connections closed by this server, by the reason.", ("reason",))
         self._registry.register(self.ended)
+        self._registry.register(self.closed)
         self._registry.register(self._http)
 
     def http_request(self, method: str, route: str, status: int) -> None:

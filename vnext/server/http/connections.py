@@ -1,8 +1,8 @@
 """Connections: bounds how long a connection may be idle, and how many may be open.
 
 Owns the watch over a runner's connections. It closes a connection that sends no request, does not finish a request's head,
-or reads nothing of its answer for a time. Over the bound, it closes the longest idle connections first, and those with a
-request last. Knows no request: a middleware reports which connections have one.
+or hardly reads its answer for a time: its stream has paused meanwhile. Over the bound, it closes the longest idle connections
+first, and those with a request last. A middleware reports which connections have a request, and its id.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vnext.server.settings import ServerSettings
 
 LOOK_INTERVAL_S = 0.25
 CLOSED_AT_ONCE_MAX = 100  # closing one takes a twentieth of a millisecond
+PROGRESS_BYTES = 4096  # that a slow reader must read, or all that waits for it, to get more time
 FILES_BESIDE = 256  # other files of this process: sockets to the engine, the log's parts, libraries
 
 log = logging.getLogger("vnext.server")
@@ -41,14 +42,15 @@ def room_for(connections_max: int) -> int:
 
 class _State:
     """One connection, busy within a `with` block. `since_s`: when it opened, ended its last request or last read a part of an
-    answer. Mutable."""
+    answer. `pending`: bytes that waited for the client then. Mutable."""
 
-    __slots__ = ("asked", "busy", "pending", "since_s")
+    __slots__ = ("asked", "busy", "pending", "request_id", "since_s")
 
     def __init__(self, now_s: float) -> None:
         self.since_s = now_s
         self.asked = self.busy = False
         self.pending = 0
+        self.request_id = ""
 
     def __enter__(self) -> None:
         self.asked = self.busy = True
@@ -58,16 +60,18 @@ class _State:
 
 
 class Connections:
-    """See the module."""
+    """See the module. `closed` is told why a connection was closed: slow_reader, slow_head, idle, or too_many."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServerSettings, closed: Callable[[str], None] = lambda reason: None) -> None:
+        self._settings, self._closed = settings, closed
         self._client_max = share_of(settings.connections_max, CLIENT_SHARE)
         self._states: dict[RequestHandler, _State] = {}
 
-    def busy(self, connection: RequestHandler) -> _State:
+    def busy(self, connection: RequestHandler, request_id: str = "") -> _State:
         """A context manager: the connection has a request."""
-        return self._states.setdefault(connection, _State(time.monotonic()))
+        state = self._states.setdefault(connection, _State(time.monotonic()))
+        state.request_id = request_id
+        return state
 
     async def watch(self, connections: Callable[[], Iterable[RequestHandler]]) -> None:
         """Watch the connections forever."""
@@ -78,27 +82,40 @@ class Connections:
     def look(self, connections: Iterable[RequestHandler], now_s: float) -> bool:
         """Close the connections that are due, or a part of them; returns whether none is left. `connections`: all open ones."""
         self._states = {each: self._states.get(each) or _State(now_s) for each in connections}
-        late = {each for each, state in self._states.items() if now_s - state.since_s > self._allowed_s(each, state, now_s)}
+        late = {}
+        for each, state in self._states.items():
+            limit_s, reason = self._limit(each, state, now_s)
+            if now_s - state.since_s > limit_s:
+                late[each] = reason
         left = [each for each in self._states if each not in late]
         surplus = self._surplus(left)
         if surplus:
             log.warning("%d connections too many: at most %d may be open", len(surplus), self._settings.connections_max)
-        gone = [*late, *surplus]
-        for connection in gone[:CLOSED_AT_ONCE_MAX]:
-            _end(connection)
+        gone = late | dict.fromkeys(surplus, "too_many")
+        for connection, reason in [*gone.items()][:CLOSED_AT_ONCE_MAX]:
+            self._end(connection, reason)
         return len(gone) <= CLOSED_AT_ONCE_MAX
 
-    def _allowed_s(self, connection: RequestHandler, state: _State, now_s: float) -> float:
-        """How long a connection may stay in its state."""
+    def _end(self, connection: RequestHandler, reason: str) -> None:
+        state = self._states[connection]
+        self._closed(reason)
+        if reason == "slow_reader":
+            words = "closed the connection of %s: its client read less than %d of the %d bytes that wait, for %g s"
+            log.warning(words, state.request_id, PROGRESS_BYTES, state.pending, self._settings.write_timeout_s)
+        _abort(connection)
+
+    def _limit(self, connection: RequestHandler, state: _State, now_s: float) -> tuple[float, str]:
+        """How long a connection may stay in its state, and why not longer. What waits grows only while the stream goes on: a
+        client that takes a few bytes now and then gets no more time."""
         transport = connection.transport
         pending = 0 if transport is None else transport.get_write_buffer_size()
-        if pending != state.pending:
+        if pending > state.pending or pending <= state.pending - PROGRESS_BYTES or (state.pending and not pending):
             state.pending, state.since_s = pending, now_s
         if pending:
-            return self._settings.write_timeout_s
+            return self._settings.write_timeout_s, "slow_reader"
         if state.busy:
-            return float("inf")
-        return self._settings.keepalive_timeout_s if state.asked else self._settings.head_timeout_s
+            return float("inf"), ""
+        return (self._settings.keepalive_timeout_s, "idle") if state.asked else (self._settings.head_timeout_s, "slow_head")
 
     def _surplus(self, connections: list[RequestHandler]) -> list[RequestHandler]:
         """The connections over the bounds: first those longest without a request, then the newest with one."""
@@ -137,7 +154,7 @@ class Runner(web.AppRunner):
         await super().cleanup()
 
 
-def _end(connection: RequestHandler) -> None:
+def _abort(connection: RequestHandler) -> None:
     """Close a connection at once: a normal close would wait for the unread rest of its answer."""
     transport = connection.transport
     connection.force_close()

@@ -39,7 +39,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """See `connections`; name the request, count its answer by the route's path and write the access line."""
     started_s = time.monotonic()
     identify(request)
-    with request.app[CONNECTIONS].busy(request.protocol):
+    with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):
         response = await handler(request)
     resource = request.match_info.route.resource
     route = "other" if resource is None else resource.canonical
