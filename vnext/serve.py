@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import ssl
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +25,13 @@ from vnext.lora_request import adapter_files, module_of
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
+from vnext.runtime.log_lines import begin
 from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
 from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.sampling_params import InvalidRequest
 from vnext.server.address import AddressUnusable, bind
-from vnext.server.console import write_line
+from vnext.server.console import write_error, write_line
 from vnext.server.example import curl_line
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import TlsUnusable, tls_context, unverified_context
@@ -48,6 +48,7 @@ EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # an addres
 
 def serve(command: ServeCommand) -> int:
     """Serve until a signal comes; returns the exit status (exits.py). For every status but 0, it prints one sentence on stderr."""
+    begin("launcher", command.engine.log_format, "warning", "%(levelname)s %(name)s: %(message)s")
     write_line(f"vnext {__version__}: starting {command.engine.model or 'the demo model'} ...")
     try:
         with _terminate_as_interrupt():
@@ -87,6 +88,7 @@ def start(command: ServeCommand) -> tuple[RunningEngine, Child, ServerSettings]:
             engine_address=starting.address,
             model_path=str(model_path),
             max_lora_rank=command.engine.max_lora_rank,
+            log_format=command.engine.log_format,
             log_dir=starting.log_dir if command.server.show_log else "",
             sampling_defaults=defaults,
             connect_timeout_s=None,
@@ -262,7 +264,7 @@ def fail(error: StartFailed | ChildDied, log_dir: str = "") -> int:
         return REFUSED
     sentence = str(error).partition("; its last lines")[0].rstrip(".")
     where = f" The log is in {log_dir}." if log_dir else ""
-    print(f"vnext serve: {sentence}.{where}", file=sys.stderr, flush=True)
+    write_error(f"vnext serve: {sentence}.{where}")
     return REFUSED if isinstance(error, StartRefused) else FAILED
 
 

@@ -18,6 +18,7 @@ from vnext.options.settings_check import checked
 from vnext.options.sources import SourcedValue, from_environment, from_file, takes_several, unknown_variables, without_service
 from vnext.options.spellings import SIZES, size_text
 from vnext.options.table import CONFIG, MODEL, Option, as_flags, every_option
+from vnext.runtime.log_lines import line
 from vnext.runtime.settings import SettingsError
 
 EPILOG = (
@@ -112,7 +113,7 @@ class Parser(argparse.ArgumentParser):
         except SettingsError as error:
             self.fail(str(error), labels)
         for sentence in (*ignored, *unknown_variables(environment, every_option())):
-            print(f"{self.prog}: {sentence}", file=sys.stderr)
+            print(line(f"{self.prog}: {sentence}", "WARNING", values.get("log_format")), file=sys.stderr)
         usual = {name: self._options[name].default for name in self._is_started}
         return Given(command, usual | values, labels, frozenset(raw))
 

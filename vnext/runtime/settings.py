@@ -20,6 +20,7 @@ Isa = Literal["auto", "portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"
 """Instruction sets of the CPU kernels, each with all before it; auto is the best one of the machine."""
 ExecutorName = Literal["mp", "inproc"]
 LogPrivacy = Literal["shape", "full", "off"]
+LogFormat = Literal["text", "json"]
 GenerationConfig = Literal["auto", "none"]
 AttentionName = Literal[tuple(ATTENTION_BACKENDS)]  # type: ignore[valid-type]  # derived from the table
 
@@ -31,7 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     takes precedence over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
     default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. With `log_durable` each step waits for the
     disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long segments. With
-    `log_required` an engine that cannot write its log ends.
+    `log_required` an engine that cannot write its log ends. `log_format` is that of the lines on stderr (log_lines.py).
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
@@ -93,6 +94,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_compress: bool = False
     log_index: bool = True
     log_required: bool = False
+    log_format: LogFormat = "text"
     digest_interval: int = 64
     check_laws: bool = False
     step_timeout_s: float = 300.0

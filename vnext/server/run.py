@@ -11,20 +11,20 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from types import FrameType
 
 import msgspec
 from aiohttp import web
 
 from vnext.exits import DONE, FAILED, REFUSED
+from vnext.runtime import log_lines
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
 from vnext.sampling_params import InvalidRequest
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
 from vnext.server.app import make_app, make_runner
-from vnext.server.console import write_line
+from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
@@ -62,14 +62,14 @@ def run_server(settings: ServerSettings, engine_address: str, model_path: str) -
     except EngineNotStarted:
         return FAILED  # the launcher prints the reason
     except UNUSABLE as error:
-        print(f"vnext serve: {str(error).rstrip('.')}.", file=sys.stderr, flush=True)
+        write_error(f"vnext serve: {str(error).rstrip('.')}.")
         return FAILED if isinstance(error, EngineDead) else REFUSED
     return DONE
 
 
 def set_log_levels(settings: ServerSettings) -> None:
     """Set the log level of the settings. The load line has a separate option."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.begin("API server", settings.log_format, settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     load_line.log.setLevel(logging.INFO if settings.log_level != "error" else logging.ERROR)
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from vnext.runtime.settings import LogFormat
 from vnext.sampling_params import SamplingDefaults
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -95,6 +96,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: str = ""
     ssl_ca_certs: str = ""
     ssl_cert_reqs: int = 0
+    log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
     disable_log_stats: bool = False
     log_stats_interval_s: float = 10.0

@@ -29,6 +29,7 @@ from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.sizing import require_policy, scheduler_config
+from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import threads_of
@@ -57,7 +58,7 @@ FAREWELL_MS = 1500
 
 def run(settings: CoreSettings, ranks: Sequence[Child]) -> int:
     """Start the engine with its ranks' processes and serve until a signal arrives; returns the exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    begin("engine core", settings.engine.log_format, "warning", "%(levelname)s %(name)s: %(message)s")
     with wake_on_signals() as wake:
         return run_until(wake, settings, ranks, partial(leave_on_sigterm, wake))
 

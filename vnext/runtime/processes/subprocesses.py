@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from vnext.runtime.log_lines import ChildLines
+
 CONFIG_BYTES_MAX = 64 * 2**20
 LAST_LINE_COUNT = 20
 PARENT_DIED_EXIT_CODE = 86
@@ -28,6 +30,7 @@ _LENGTH = struct.Struct("<Q")
 _TAIL_BYTES_MAX = 16 * 2**10
 _STDERR_END_TIMEOUT_S = 1.0
 _STDIN, _STDERR = 0, 2
+_PASSING_ON = threading.Lock()
 
 
 class ChildDied(Exception):
@@ -44,8 +47,9 @@ class ChildDied(Exception):
 class _StderrTee:
     """Passes a child's stderr on to ours as it arrives and keeps its last lines. Owns its thread and the pipe."""
 
-    def __init__(self, pipe: int, name: str) -> None:
+    def __init__(self, pipe: int, name: str, pid: int) -> None:
         self._pipe = pipe
+        self._lines = ChildLines(name, pid)
         self._tail = b""
         self._thread = threading.Thread(target=self._run, name=f"stderr of {name}", daemon=True)
         self._thread.start()
@@ -58,7 +62,8 @@ class _StderrTee:
     def _run(self) -> None:
         while chunk := os.read(self._pipe, 65536):
             self._tail = (self._tail + chunk)[-_TAIL_BYTES_MAX:]
-            _pass_on(chunk)
+            _pass_on(self._lines.push(chunk))
+        _pass_on(self._lines.push(b""))
         os.close(self._pipe)
 
 
@@ -73,7 +78,7 @@ class Child:
         self.name = name
         self.process = process
         self.exit_fd = _open_exit_fd(process.pid)
-        self._stderr = _StderrTee(os.dup(process.stderr.fileno()), name)
+        self._stderr = _StderrTee(os.dup(process.stderr.fileno()), name, process.pid)
         process.stderr.close()
 
     @property
@@ -254,10 +259,12 @@ def _poll_readable(fd: int, timeout_s: float | None) -> None:
 
 
 def _pass_on(chunk: bytes) -> None:
-    """Write to our stderr. If that is closed, reading goes on: the child's last lines are kept for the error."""
+    """Write to our stderr, one child at a time, so that whole lines stay whole. If that is closed, reading goes on: the child's
+    last lines are kept for the error."""
     rest = memoryview(chunk)
     try:
-        while rest:
-            rest = rest[os.write(_STDERR, rest) :]
+        with _PASSING_ON:
+            while rest:
+                rest = rest[os.write(_STDERR, rest) :]
     except OSError:
         return

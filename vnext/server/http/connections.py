@@ -101,7 +101,8 @@ class Connections:
         self._closed(reason)
         if reason == "slow_reader":
             words = "closed the connection of %s: its client read less than %d of the %d bytes that wait, for %g s"
-            log.warning(words, state.request_id, PROGRESS_BYTES, state.pending, self._settings.write_timeout_s)
+            figures = PROGRESS_BYTES, state.pending, self._settings.write_timeout_s
+            log.warning(words, state.request_id, *figures, extra={"request_id": state.request_id})
         _abort(connection)
 
     def _limit(self, connection: RequestHandler, state: _State, now_s: float) -> tuple[float, str]:

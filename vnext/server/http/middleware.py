@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -48,7 +49,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         elapsed_ms = (time.monotonic() - started_s) * 1e3
         key = shown(request.get(KEY_CLIENT, ""))
         words = request.method, request.path, response.status, elapsed_ms, request[REQUEST_ID], f" key={key}" if key else ""
-        log.info("%s %s %d %.0f ms %s%s", *words)
+        log.info("%s %s %d %.0f ms %s%s", *words, extra=_fields(request, response, elapsed_ms, key))
     return response
 
 
@@ -68,8 +69,22 @@ async def translate(request: web.Request, handler: Handler) -> web.StreamRespons
         log.debug("a client left within its %s %s: %s", request.method, request.path, error.__cause__ or error)
         return web.Response(status=STATUS_GONE)
     except Exception as error:  # the effect boundary: a server fault in one request must not end the process silently
-        log.exception("a fault in %s %s (%s)", request.method, request.path, request[REQUEST_ID])
+        request_id = request[REQUEST_ID]
+        log.exception("a fault in %s %s (%s)", request.method, request.path, request_id, extra={"request_id": request_id})
         return failure_of(error).response(_is_anthropic(request))
+
+
+def _fields(request: web.Request, response: web.StreamResponse, elapsed_ms: float, key: str) -> dict[str, Any]:
+    """What a JSON line says of a request, in uvicorn's words."""
+    return {
+        "request_id": request[REQUEST_ID],
+        "client_addr": request.remote,
+        "method": request.method,
+        "path": request.path,
+        "http_version": f"{request.version.major}.{request.version.minor}",
+        "status_code": response.status,
+        "duration_ms": round(elapsed_ms, 3),
+    } | ({"api_key": key} if key else {})
 
 
 def _is_anthropic(request: web.Request) -> bool:

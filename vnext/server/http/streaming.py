@@ -20,6 +20,7 @@ from aiohttp import ClientError, HttpVersion11, web
 from aiohttp.http import SERVER_SOFTWARE
 
 from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, Failure, failure_of
+from vnext.server.context.identity import REQUEST_ID
 
 _HEADERS = (
     "Content-Type: text/event-stream; charset=utf-8\r\n"
@@ -71,7 +72,7 @@ async def _failure(events: Events, answering: Answering) -> Failure | None:
             events.discard()
             raise
         if not isinstance(error, DOMAIN_ERRORS):
-            log.exception("a fault in the stream of %s", events.path)
+            log.exception("a fault in the stream of %s", events.path, extra={"request_id": events.request_id})
         return failure_of(error)
     return None
 
@@ -140,6 +141,7 @@ class Events:
             raise ClientGone
         self.response = _Response(request)
         self.path = request.path
+        self.request_id = request.get(REQUEST_ID, "")
         self._transport = request.transport
         self._writer = request.writer
         self._bytes_max = self._transport.get_write_buffer_limits()[1]
