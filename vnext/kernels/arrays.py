@@ -66,8 +66,16 @@ def is_dense(array: Array) -> bool:
     return found
 
 
-def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The tensor of the same memory."""
+def have_dense_blocks(*caches: Array) -> bool:
+    """Whether caches of one shape [page_count, kv_heads, block_size, D] have dense blocks at equal distances."""
+    (_, _, block_size, width), strides = caches[0].shape, strides_of(caches[0])
+    return strides[1:] == (block_size * width, width, 1) and all(strides_of(cache) == strides for cache in caches[1:])
+
+
+def as_tensor(array: Any) -> Any:
+    """The tensor of an array's memory; anything else stays what it is."""
+    if not isinstance(array, np.ndarray):
+        return array
     import torch
 
     if array.dtype == host_dtype("bfloat16"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vnext.kernels.arrays import have_dense_blocks
 from vnext.kernels.mxint8 import head_dim_of
 
 if TYPE_CHECKING:
@@ -263,13 +264,6 @@ def check_caches(key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
     if apart and not have_dense_blocks(key_cache, value_cache):
         found = f"{key_cache.stride()} and {value_cache.stride()}"
         raise ContractError(f"key_cache and value_cache must have dense blocks and equal strides but have {found}")
-
-
-def have_dense_blocks(key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
-    """Whether two caches of one shape [page_count, kv_heads, block_size, D] have dense blocks at equal distances."""
-    _, _, block_size, head_dim = key_cache.shape
-    strides = key_cache.stride()
-    return strides[1:] == (block_size * head_dim, head_dim, 1) and strides == value_cache.stride()
 
 
 def expect_scales(cache: torch.Tensor, key_scale: float, value_scale: float) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vnext.kernels import contracts, paged_attention as plain_attention, products, references, thin as plain_thin
+from vnext.kernels.arrays import have_dense_blocks
 from vnext.kernels.cpu import attention, linear as packing, native, rows, thin
 from vnext.kernels.cpu.linear import GATES
 from vnext.kernels.cpu.packed import HEAD_DIM_MAX, Packed, packed, packed_experts
@@ -173,7 +174,7 @@ def rotary_kv_write(
     fits = qkv.shape == (tokens, heads * head_dim) and not rest and heads >= 3 * kv_heads and heads % kv_heads == 0
     fits = fits and slots.dtype is torch.int64 and slots.dim() == 1 and qkv.stride(1) == 1
     caches = _suit_caches(qkv, key_cache, value_cache) and key_cache.shape == value_cache.shape
-    caches = caches and contracts.have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
+    caches = caches and have_dense_blocks(key_cache, value_cache) and key_scale == value_scale == 1.0
     if fits and caches and _turns(cosine, sine, tokens, head_dim) and _norms(q_norm, k_norm, qkv, head_dim, eps):
         return rows.rotary_kv_write(*arguments)
     contracts.check_rotary_kv_write(*arguments, key_scale, value_scale)
@@ -267,7 +268,7 @@ def paged_attention(
     fits = (*key_cache.shape[1:3], head_dim_of(key_cache)) == wanted
     fits = fits and value_cache.shape == key_cache.shape and query.is_contiguous()
     sized = query.shape[-1] <= HEAD_DIM_MAX and query.shape[-1] % 2 == 0 and query.shape[1] % wanted[0] == 0
-    sized = sized and key_scale == value_scale == 1.0 and contracts.have_dense_blocks(key_cache, value_cache)
+    sized = sized and key_scale == value_scale == 1.0 and have_dense_blocks(key_cache, value_cache)
     if fits and sized and _suit_caches(query, key_cache, value_cache) and window in metadata.windows and scale > 0 and softcap >= 0:
         plan = metadata.kernel(query.shape[1])
         return attention.paged_attention(query, key_cache, value_cache, plan, scale, window, softcap)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, host_dtype, is_int8, strides_of, torch_dtype
+from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, have_dense_blocks, host_dtype, is_int8, torch_dtype
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
@@ -35,9 +35,7 @@ class KvPairs(KvCache):
         """Addresses int64 [2 * layers] of keys and values, one layer after the other, where all have dense blocks at equal
         distances; else None."""
         caches = [cache for pair in self for cache in pair]
-        strides, (_, _, block_size, width) = strides_of(caches[0]), caches[0].shape
-        alike = strides[1:] == (block_size * width, width, 1) and all(strides_of(cache) == strides for cache in caches)
-        return np.array([address(cache) for cache in caches], dtype=np.int64) if alike else None
+        return np.array([address(cache) for cache in caches], dtype=np.int64) if have_dense_blocks(*caches) else None
 
 
 class KvGroups(NamedTuple):

@@ -35,7 +35,7 @@ class TensorPlace:
         return as_tensor(array).to(self._device)
 
     def pack(self, parts: tuple[Any, ...], gate: str, form: str) -> Any:
-        tensors = tuple(as_tensor(part) if isinstance(part, np.ndarray) else part for part in parts)
+        tensors = tuple(map(as_tensor, parts))
         weight = tensors if len(tensors) > 1 or isinstance(parts[0], np.ndarray) else tensors[0]
         if gate:
             return self._operations.pack_gated_weight(weight, gate, form)
@@ -45,5 +45,4 @@ class TensorPlace:
         return self._operations.pack_experts(weights, gate, form)
 
     def is_finite(self, part: Any) -> bool:
-        tensor = as_tensor(part) if isinstance(part, np.ndarray) else part
-        return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+        return bool(torch.stack(torch.aminmax(as_tensor(part))).isfinite().all())

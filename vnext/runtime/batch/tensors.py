@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from vnext.kernels.arrays import as_array, as_tensor
 from vnext.models.layers.batch import ForwardBatch
 from vnext.runtime.batch.step_inputs import StepInputs
@@ -24,12 +22,12 @@ def tensors_of_step(inputs: StepInputs) -> StepInputs:
 
 def tensors_of_batch(batch: ForwardBatch) -> ForwardBatch:
     """The batch as tensors. Its host copies and the tokens of adapters stay arrays."""
-    return _batch(batch, _as_tensor)
+    return _batch(batch, as_tensor)
 
 
 def tensors_of_sampling(inputs: SamplingInputs) -> SamplingInputs:
     """The parameters as tensors."""
-    return _sampling(inputs, _as_tensor)
+    return _sampling(inputs, as_tensor)
 
 
 def arrays_of_step(inputs: StepInputs) -> StepInputs:
@@ -50,10 +48,6 @@ def _sampling(inputs: SamplingInputs, change: Callable[[Any], Any]) -> SamplingI
 
 def _fields(part: Any, change: Callable[[Any], Any]) -> Any:
     return type(part)(*map(change, part))
-
-
-def _as_tensor(field: Any) -> Any:
-    return as_tensor(field) if isinstance(field, np.ndarray) else field
 
 
 def _as_array(field: Any) -> Any:
