@@ -1,10 +1,11 @@
 /* The host's description of an attention step, and the loads of keys and values into shared memory.
 
-   Owns the macros of paged_attention.cu (SCALAR: query and output, CACHE: SCALAR or fp8, HEAD_DIM: a multiple of 16, at most
-   256), a block's layout of shared memory, and the walk through the block table. */
+   Owns the macros of paged_attention.cu (SCALAR: query and output, CACHE: SCALAR, fp8 or codes, HEAD_DIM: a multiple of 16, at
+   most 256), a block's layout of shared memory, and the walk through the block table. */
 #pragma once
 
 #include "attention_tiles.cuh"
+#include "codes.cuh"
 
 #ifndef SCALAR
 #define SCALAR __nv_bfloat16
@@ -20,8 +21,13 @@ constexpr int SPLIT = 256;
 constexpr int STAGES = 2;
 constexpr int TILES = HEAD_DIM / COLUMNS;
 constexpr int PRIVATE = TILES * 4 + 4;  // what a thread keeps of joined splits: its sums, two peaks, two totals
-constexpr bool IS_NARROW = sizeof(CACHE) != sizeof(SCALAR);
-constexpr int STAGE_PITCH = pitch_of<CACHE>(HEAD_DIM);
+constexpr bool IS_NARROW = sizeof(CACHE) != sizeof(SCALAR), IS_CODED = IS_CODE<CACHE>;
+constexpr int ROW_WIDTH = row_width<CACHE>(HEAD_DIM);
+
+/* Rows of codes begin at any byte, and copies at multiples of 16: so many bytes may have to stand before a row. */
+constexpr int OFFSET_MAX = !IS_CODED || ROW_WIDTH % 16 == 0 ? 0 : 16 - (ROW_WIDTH & -ROW_WIDTH);
+constexpr int STAGE_CHUNKS = (ROW_WIDTH + OFFSET_MAX + Chunk<CACHE>::SIZE - 1) / Chunk<CACHE>::SIZE;
+constexpr int STAGE_PITCH = pitch_of<CACHE>(STAGE_CHUNKS * Chunk<CACHE>::SIZE);
 constexpr int WIDE_PITCH = pitch_of<SCALAR>(HEAD_DIM);
 using Multiply = Products<SCALAR, HEAD_DIM>;
 
@@ -70,9 +76,12 @@ __device__ __forceinline__ int row_of_key(const Unit &unit, const Step &step, co
     return (block * heads.kv_heads + int(blockIdx.y)) * heads.block_size + position % heads.block_size;
 }
 
+/* How many bytes of a stage stand before a row. */
+__device__ __forceinline__ int offset_of(int row) { return IS_CODED ? unsigned(row) * ROW_WIDTH % 16 : 0; }
+
 /* A step's keys and values; each lane brings the row of one key. */
 __device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, const CACHE *value_cache, int row_here) {
-    constexpr int CHUNK = Chunk<CACHE>::SIZE, CHUNKS = HEAD_DIM / CHUNK;
+    constexpr int CHUNK = Chunk<CACHE>::SIZE, CHUNKS = STAGE_CHUNKS;
     static_assert(KEYS == 32, "a lane a key");
 #pragma unroll 1
     for (int first = threadIdx.x; first < KEYS * CHUNKS; first += AT_ONCE * blockDim.x) {
@@ -84,8 +93,10 @@ __device__ __forceinline__ void load_keys(CACHE *stage, const CACHE *key_cache, 
         for (int i = 0; i < AT_ONCE; ++i) {
             const int at = first + i * int(blockDim.x), key = at / CHUNKS, place = at % CHUNKS * CHUNK;
             if (at >= KEYS * CHUNKS) break;
-            const long long source = (long long)max(rows[i], 0) * HEAD_DIM + place;
-            const unsigned valid = rows[i] == NO_ROW ? 0 : 16;
+            const int row = max(rows[i], 0), offset = offset_of(row);
+            const long long source = (long long)row * ROW_WIDTH - offset + place;
+            const int left = IS_CODED ? min(max(ROW_WIDTH + offset - place, 0), 16) : 16;  // behind it other rows begin, or nothing
+            const unsigned valid = rows[i] == NO_ROW ? 0 : left;
             copy_async_16(stage + key * STAGE_PITCH + place, key_cache + source, valid);
             copy_async_16(stage + (KEYS + key) * STAGE_PITCH + place, value_cache + source, valid);
         }
@@ -97,17 +108,37 @@ struct alignas(4 * sizeof(T)) Four {
     T at[4];
 };
 
-/* fp8 keys and values as the products take them. */
-__device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage) {
+/* Four numbers of a stage's row from `place` on. */
+__device__ __forceinline__ void take_four(float (&to)[4], const CACHE *row, int offset, int place) {
+    if constexpr (IS_CODED) {
+        const unsigned *words = reinterpret_cast<const unsigned *>(row) + (offset + place) / 4;
+        const unsigned long long both = (unsigned long long)words[1] << 32 | words[0];
+        const unsigned codes = unsigned(both >> offset % 4 * 8);
+        const float scale = scale_of(reinterpret_cast<const unsigned char *>(row)[offset + HEAD_DIM + place / CODES_A_SCALE]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            to[i] = float(int(codes << (24 - 8 * i)) >> 24) * scale;
+    } else {
+        const Four<CACHE> from = *reinterpret_cast<const Four<CACHE> *>(row + place);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            to[i] = to_float(from.at[i]);
+    }
+}
+
+/* fp8 or coded keys and values as the products take them; each lane brings the row of one key. */
+__device__ __forceinline__ void widen(SCALAR *to, const CACHE *stage, int row_here) {
     constexpr int FOURS = HEAD_DIM / 4;
 #pragma unroll 1
     for (int at = forgotten(threadIdx.x); at < 2 * KEYS * FOURS; at += blockDim.x) {
         const int key = at / FOURS, place = at % FOURS * 4;
-        const Four<CACHE> from = *reinterpret_cast<const Four<CACHE> *>(stage + key * STAGE_PITCH + place);
+        const int offset = IS_CODED ? offset_of(__shfl_sync(ALL_LANES, max(row_here, 0), key % KEYS)) : 0;
+        float from[4];
+        take_four(from, stage + key * STAGE_PITCH, offset, place);
         Four<SCALAR> wide;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            wide.at[i] = narrow(to_float(from.at[i]), SCALAR{});
+            wide.at[i] = narrow(from[i], SCALAR{});
         *reinterpret_cast<Four<SCALAR> *>(to + key * WIDE_PITCH + place) = wide;
     }
 }

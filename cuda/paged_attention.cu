@@ -192,7 +192,7 @@ __device__ __forceinline__ void store_joined(SCALAR *output, const float *own, c
 /* ---- the kernels ---- */
 
 /* Grid (units, kv_heads, parts of a group of more than 16 heads), a warp for each tile of the largest unit.
-   query, output [tokens, heads, HEAD_DIM]; caches [blocks, kv_heads, block_size, HEAD_DIM]. */
+   query, output [tokens, heads, HEAD_DIM]; caches [blocks, kv_heads, block_size, ROW_WIDTH], aligned to 16. */
 extern "C" __global__ void __launch_bounds__(128, BLOCKS_MIN)
 paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, const SCALAR *query, const CACHE *key_cache,
                 const CACHE *value_cache, const Unit *units, const int2 *tiles, const int *tokens, const int *limits,
@@ -212,7 +212,8 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     if (unit.tile_count == 0) return;  // room in a graph that this step does not need
     const int begin = unit.key_first / KEYS, stop = (unit.key_stop + KEYS - 1) / KEYS;
     const auto stage_of = [&](int at) { return stages + at % STAGES * 2 * KEYS * STAGE_PITCH; };
-    load_keys(stage_of(begin), key_cache, value_cache, row_of_key(unit, step, heads, begin * KEYS));
+    int row = row_of_key(unit, step, heads, begin * KEYS);  // of this lane's key
+    load_keys(stage_of(begin), key_cache, value_cache, row);
     int next_row = row_of_key(unit, step, heads, (begin + 1) * KEYS);
 
     const int group = heads_of_all / kv_heads, part = int(blockIdx.z) * ROWS, warp = threadIdx.x / 32;
@@ -234,15 +235,17 @@ paged_attention(SCALAR *output, float *partial_values, float2 *partial_marks, co
     clear(sums);
     for (int step_at = begin; step_at < stop; ++step_at) {
         const CACHE *stage = stage_of(step_at);
+        const int row_here = row;
         if (step_at + 1 < stop) {
             load_keys(stage_of(step_at + 1), key_cache, value_cache, next_row);
+            row = next_row;
             next_row = row_of_key(unit, step, heads, (step_at + 2) * KEYS);
         }
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
         if (IS_NARROW) {
-            widen(wide, stage);
+            widen(wide, stage, row_here);
             __syncthreads();
         }
         if (step_at == begin) {

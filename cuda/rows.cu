@@ -4,8 +4,8 @@
    number of rows nor the alignment changes the order of a sum. One block per row (256 threads), except for the gates
    (256 elements per block) and rotary embedding (128 threads per token, one warp per head).
 
-   Macros: SCALAR (activations), WEIGHT (of norms), CACHE (keys and values). */
-#include "platform.cuh"
+   Macros: SCALAR (activations), WEIGHT (of norms), CACHE (keys and values; signed char: codes.cuh). */
+#include "codes.cuh"
 
 #ifndef SCALAR
 #define SCALAR __nv_bfloat16
@@ -111,8 +111,19 @@ __device__ __forceinline__ float turned(const float *head, const float *cosine, 
     return rounded<SCALAR>(__fadd_rn(__fmul_rn(head[i], cosine[is_first ? i : i - half]), other));
 }
 
+/* A warp's 32 numbers of a cache's row from `first` on, divided by the scale: x is that of place first + lane. */
+template <typename T>
+__device__ __forceinline__ void store_numbers(T *row, int first, int head_dim, float x, float scale) {
+    if constexpr (IS_CODE<T>) {
+        store_codes(row, first, head_dim, x);
+    } else {
+        const int i = first + threadIdx.x % 32;
+        if (i < head_dim) row[i] = narrow(x / scale, T{});
+    }
+}
+
 /* qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> query [tokens, heads, head_dim]; keys and values to slots of caches
-   [blocks, kv_heads, block_size, head_dim], there divided by a scale (1 unless the cache is fp8).
+   [blocks, kv_heads, block_size, head_dim], there divided by a scale (1 unless the cache is fp8), or as rows of codes.
    shared: head_dim floats for each warp. */
 extern "C" __global__ void __launch_bounds__(128)
 rotary_kv_write(SCALAR *query, CACHE *key_cache, CACHE *value_cache, const SCALAR *qkv, const void *q_norm,
@@ -135,14 +146,14 @@ rotary_kv_write(SCALAR *query, CACHE *key_cache, CACHE *value_cache, const SCALA
         __syncwarp();
         const int kv_head = is_value ? at - heads - kv_heads : at - heads;
         const long long row = (slot / block_size * kv_heads + kv_head) * block_size + slot % block_size;
-        for (int i = lane; i < head_dim; i += 32) {
-            const float x = is_value ? head[i] : turned(head, cosine, sine, half, i);
-            if (is_query)
+        CACHE *cache = (is_value ? value_cache : key_cache) + row * row_width<CACHE>(head_dim);
+        for (int first = 0; first < head_dim; first += 32) {
+            const int i = first + lane;
+            const float x = i >= head_dim ? 0.0f : is_value ? head[i] : turned(head, cosine, sine, half, i);
+            if (!is_query)
+                store_numbers(cache, first, head_dim, x, is_value ? value_scale : key_scale);
+            else if (i < head_dim)
                 query[(token * heads + at) * head_dim + i] = narrow(x, SCALAR{});
-            else if (is_value)
-                value_cache[row * head_dim + i] = narrow(x / value_scale, CACHE{});
-            else
-                key_cache[row * head_dim + i] = narrow(x / key_scale, CACHE{});
         }
         __syncwarp();
     }

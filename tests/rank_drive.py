@@ -56,8 +56,10 @@ def started_with(runner: ModelRunner, **changes: Any) -> EngineStarted:
     return EngineStarted(config=config, model="", model_digest="", world_size=1, environment={}, started_ns=0)
 
 
-def runner_of(path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu", max_lora_rank: int = 0) -> ModelRunner:
-    return ModelRunner(path, dtype, device, alone(), max_lora_rank=max_lora_rank)
+def runner_of(
+    path: Path = DEMO_MODEL, dtype: str = "float32", device: str = "cpu", max_lora_rank: int = 0, kv_cache_dtype: str = "auto"
+) -> ModelRunner:
+    return ModelRunner(path, dtype, device, alone(), max_lora_rank=max_lora_rank, kv_cache_dtype=kv_cache_dtype)
 
 
 def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:

@@ -85,7 +85,10 @@ ARROWS = {
         "server/*", "server/batches", "server/messages", "server/responses", "server/answers", "server/http", "server/context",
         "text", "log", "sampling_params", "version",
     },
-    "options": {"runtime/settings", "runtime/speculation", "runtime/log_lines", "server/*", "sched/policies", "version"},
+    "options": {
+        "kernels/attention_backends", "runtime/settings", "runtime/speculation", "runtime/log_lines", "server/*", "sched/policies",
+        "version",
+    },
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "version"},
     "replay/console": {"replay/reading", "log", "version"},

@@ -17,6 +17,7 @@ from torch.nn import functional
 from perf.gpu.peers import Asked, compared
 from perf.gpu.place import Place
 from perf.gpu.report import Figure, figure
+from vnext.kernels import mxint8
 
 ERROR_MAX = 2.0**-7
 """For bfloat16 operands: the norm of the difference over the norm of the expected result."""
@@ -25,7 +26,7 @@ BF16 = torch.bfloat16
 
 
 class Shape(NamedTuple):
-    """Sizes of a layer and of a step in which every row has the same context."""
+    """Sizes of a layer and of a step in which every row has the same context. `is_coded`: the cache is of int8."""
 
     rows: int
     context: int
@@ -33,6 +34,7 @@ class Shape(NamedTuple):
     kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 16
+    is_coded: bool = False
 
 
 class Layer(NamedTuple):
@@ -47,6 +49,7 @@ TOY = {"heads": 4, "kv_heads": 2, "head_dim": 16}
 DECODES = {
     "decode 32 x 8k": (Shape(32, 8192), Shape(2, 260, **TOY), 0.85),
     "decode 32 x 1k": (Shape(32, 1024), Shape(3, 33, **TOY), 0.70),
+    "decode 32 x 8k, int8": (Shape(32, 8192, is_coded=True), Shape(2, 260, **TOY, is_coded=True), 0.60),
 }
 """The shape, the shape of a dry run, and the target share of copy bandwidth."""
 PREFILL = (Shape(1, 4096), Shape(1, 70, **TOY), 0.60)
@@ -69,6 +72,13 @@ def make_layer(place: Place, shape: Shape) -> Layer:
     return Layer(keys, values, order.view(shape.rows, width).int().to(place.device))
 
 
+def in_codes(layer: Layer) -> tuple[Layer, tuple[torch.Tensor, ...]]:
+    """The layer with the numbers that codes stand for, and the caches of codes."""
+    coded = tuple(mxint8.pack(cache) for cache in layer[:2])
+    exact = [mxint8.unpack(cache, layer.key_cache.shape[-1]).to(BF16) for cache in coded]
+    return Layer(*exact, layer.table), coded
+
+
 def gathered(cache: torch.Tensor, table: torch.Tensor, context: int) -> torch.Tensor:
     """Gather a cache into [rows, kv_heads, context, D], the layout of SDPA."""
     pages = cache[table.long()].transpose(1, 2)
@@ -87,13 +97,14 @@ def decode(
 ) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """One query per row."""
     layer = make_layer(place, shape)
+    layer, caches = in_codes(layer) if shape.is_coded else (layer, layer[:2])
     query = torch.randn(shape.rows, shape.heads, shape.head_dim, dtype=BF16, device=place.device)
     starts, contexts = np.arange(shape.rows + 1), np.full(shape.rows, shape.context)
     metadata = place.operations.attention_metadata(starts, contexts, layer.table, shape.block_size, shape.kv_heads)
     scale = shape.head_dim**-0.5
 
     def ours() -> torch.Tensor:
-        return place.operations.paged_attention(query, layer.key_cache, layer.value_cache, metadata, scale)
+        return place.operations.paged_attention(query, *caches, metadata, scale)
 
     def gather_and_sdpa(rows: int = shape.rows, dtype: torch.dtype = BF16) -> torch.Tensor:
         keys, values = (gathered(cache, layer.table[:rows], shape.context) for cache in layer[:2])
@@ -103,7 +114,8 @@ def decode(
     error = error_of(ours()[:CHECKED_ROWS], gather_and_sdpa(CHECKED_ROWS, torch.float32))
     assert torch.equal(ours(), ours()), "two runs give different bits"
     mine, theirs = place.clock.times(ours), place.clock.times(gather_and_sdpa)
-    moved = 2 * shape.rows * shape.context * shape.kv_heads * shape.head_dim * 2 + 2 * query.nbytes
+    row_bytes = caches[0].shape[-1] * caches[0].element_size()
+    moved = 2 * shape.rows * shape.context * shape.kv_heads * row_bytes + 2 * query.nbytes
     share = moved / (mine.best_us * 1e-6) / copy_rate if mine.best_us and copy_rate else None
     ratio = theirs.best_us / mine.best_us if mine.best_us and theirs.best_us else None
     figures = (

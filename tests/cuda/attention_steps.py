@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from vnext.kernels import mxint8
 from vnext.kernels.cuda import attention
 from vnext.kernels.cuda.plan import make_plan
 from vnext.kernels.references import kv_write
@@ -37,8 +38,20 @@ class Sequences(NamedTuple):
     key: list[torch.Tensor]
     value: list[torch.Tensor]
     blocks: list[list[int]]
-    caches: torch.Tensor
+    caches: Any
     shape: Shape
+
+
+def in_codes(sequences: Sequences) -> tuple[Sequences, Sequences]:
+    """The sequences with caches of codes, in which rows that nobody wrote stand for infinities; and with what the codes stand
+    for in the caches' type, NaN where nobody wrote."""
+    untouched = sequences.caches.isnan().any(-1, keepdim=True)
+    head_dim = sequences.shape.head_dim
+    kept = mxint8.pack(sequences.caches.nan_to_num(0.0))
+    exact = mxint8.unpack(kept, head_dim).to(sequences.caches.dtype).masked_fill(untouched, float("nan"))
+    poison = torch.tensor([127] * head_dim + [-1] * (kept.shape[-1] - head_dim), dtype=torch.int8)
+    coded = [torch.where(part, poison, cache) for part, cache in zip(untouched, kept, strict=True)]  # each aligned
+    return sequences._replace(caches=coded), sequences._replace(caches=exact)
 
 
 class Range(NamedTuple):

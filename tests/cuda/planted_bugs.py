@@ -73,6 +73,17 @@ ATTENTION_BUGS = [
         "mma_m16n8k16<T>(sums[n], a, {b[2], b[3]});",
     ),
 ]
+CODES = "codes.cuh"
+CODE_BUGS = [
+    Bug("the largest of half a block", CODES, "for (int bits = 16; bits > 0", "for (int bits = 8; bits > 0"),
+    Bug("codes cut and not rounded", CODES, "Code(rintf(scaled))", "Code(scaled)"),
+    Bug("numbers out of range", CODES, "fminf(fmaxf(x * exact_power(CODE_BITS - exponent), -127.0f), 127.0f)", "x * exact_power(CODE_BITS - exponent)"),
+    Bug("a copy that begins with its row", KEYS, "return IS_CODED ? unsigned(row) * ROW_WIDTH % 16 : 0;", "return 0;"),
+    Bug("a row copied without its end", KEYS, "max(ROW_WIDTH + offset - place, 0)", "max(ROW_WIDTH - place, 0)"),
+    Bug("codes of one word alone", KEYS, "unsigned(both >> offset % 4 * 8)", "words[0] >> offset % 4 * 8"),
+    Bug("the first exponent for all blocks", KEYS, "[offset + HEAD_DIM + place / CODES_A_SCALE]", "[offset + HEAD_DIM]"),
+    Bug("the next step's rows", ATTENTION, "widen(wide, stage, row_here);", "widen(wide, stage, row);"),
+]
 ROW_BUGS = [
     Bug("no barrier in the sum of a block", "platform.cuh", "x;\n    __syncthreads();", "x;"),
     Bug(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from attention_steps import Options, Range, Shape, attend, check, make_sequences
+from attention_steps import Options, Range, Shape, attend, check, in_codes, make_sequences
 from device_ranks import RankBackend, run_threads, wrong_joins, wrong_sums
 from host_shim import ORDERS, HostBackend
 from rows_cases import adapters, draw, tiles_of
@@ -22,7 +22,7 @@ FLAGS = ("-O0", "-g1", "-fsanitize=address")
 
 
 def attention() -> None:
-    """Odd lengths, all kinds of units, fp8, a shared prefix."""
+    """Odd lengths, all kinds of units, fp8, codes, a shared prefix."""
     shape = Shape(4, 2, 16, 16)
     sequences = make_sequences([274, 263], shape, torch.bfloat16, shared=256)
     given = [Range(0, 273, 274), Range(1, 260, 263), Range(0, 260, 274)]
@@ -31,6 +31,8 @@ def attention() -> None:
     attend(sequences, given[:2], shared=256)
     attend(make_sequences([33], shape, torch.bfloat16), [Range(0, 0, 33)], Options(7, 2.0))
     attend(sequences._replace(caches=sequences.caches.to(torch.float8_e4m3fn)), given)
+    for shape in (Shape(4, 2, 16, 16), Shape(2, 1, 64, 3)):  # rows of 17 and of 66 bytes, up to the end of a cache
+        attend(in_codes(make_sequences([34, 39], shape, torch.bfloat16))[0], [Range(0, 33, 34), Range(1, 30, 39)])
 
 
 def row_wise() -> None:
@@ -42,6 +44,8 @@ def row_wise() -> None:
     caches = torch.zeros(2, 2, 2, 5, 6)
     angles = draw(9, 3)
     rows.rotary_kv_write(draw(9, 10 * 6), draw(6), draw(6), 1e-6, angles, angles, *caches, torch.arange(9))
+    caches = torch.zeros(2, 2, 2, 5, 7, dtype=torch.int8)
+    rows.rotary_kv_write(draw(9, 10 * 6), None, None, 1e-6, angles, angles, *caches, torch.arange(9))
 
 
 def sample() -> None:

@@ -15,6 +15,7 @@ from rows_cases import ROUNDING, adapters, draw, tiles_of
 
 from vnext.kernels import contracts
 from vnext.kernels.contracts import FP8
+from vnext.kernels.mxint8 import pack, packed_width
 
 Functions = Mapping[str, Callable[..., Any]]
 BF16 = torch.bfloat16
@@ -59,7 +60,7 @@ def places(sequences: Sequences) -> torch.Tensor:
 def rotary_step(device: torch.device, cache: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """qkv, norms, angles, caches and slots of five tokens."""
     angles = draw(5, 8)
-    caches = torch.zeros(2, 4, 2, 4, 16).to(cache)
+    caches = torch.zeros(2, 4, 2, 4, packed_width(16) if cache is torch.int8 else 16).to(cache)
     parts = (draw(5, 8 * 16), draw(16), draw(16, seed=1), angles.cos(), angles.sin(), caches[0], caches[1], torch.arange(5))
     return tuple(part.to(device) for part in parts)
 
@@ -88,8 +89,8 @@ def rows_agree(faster: Functions, plain: Functions, device: torch.device) -> Non
 
 
 def rotary_agrees(faster: Functions, plain: Functions, device: torch.device) -> None:
-    """Queries and caches, bit for bit: plain ones, and fp8 ones with their scales."""
-    for cache, scales in ((torch.float32, ()), (FP8, (0.5, 2.0))):
+    """Queries and caches, bit for bit: plain ones, fp8 ones with their scales, and codes."""
+    for cache, scales in ((torch.float32, ()), (FP8, (0.5, 2.0)), (torch.int8, ())):
         results = []
         for rotary in (faster["rotary_kv_write"], plain["rotary_kv_write"]):
             qkv, _, _, *others = rotary_step(device, cache)
@@ -99,14 +100,14 @@ def rotary_agrees(faster: Functions, plain: Functions, device: torch.device) -> 
 
 
 def attention_agrees(faster: Functions, plain: Functions, device: torch.device, slack: float) -> None:
-    """Whole and windowed, with a cap; fp8 caches with scales; a prefix that all rows share."""
+    """Whole and windowed, with a cap; fp8 caches with scales; codes; a prefix that all rows share."""
     step = mixed_step(device)
     for window in (0, 30):
         given = (step, step.caches.nan_to_num(0.0), 0.25, window, 3.0)
         assert torch.allclose(attended(faster, *given), attended(plain, *given), rtol=slack, atol=slack)
     mixed, shared = mixed_step(device, BF16), shared_step(device)
-    narrow = mixed.caches.nan_to_num(0.0).to(FP8)
-    for given in ((mixed, narrow, 0.25, 0, 0.0, 0.5, 2.0), (shared, shared.caches.nan_to_num(0.0), 0.25, 0, 0.0)):
+    narrow, coded = mixed.caches.nan_to_num(0.0).to(FP8), [pack(cache.nan_to_num(0.0)) for cache in mixed.caches]
+    for given in ((mixed, narrow, 0.25, 0, 0.0, 0.5, 2.0), (mixed, coded, 0.25, 0, 0.0), (shared, shared.caches.nan_to_num(0.0), 0.25, 0, 0.0)):
         found, expected = attended(faster, *given).float(), attended(plain, *given).float()
         assert bool(((found - expected).abs() <= 3 * ROUNDING[BF16] * expected.abs().amax()).all())
 

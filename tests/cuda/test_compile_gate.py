@@ -15,7 +15,7 @@ from vnext.kernels.cuda import compiling
 from vnext.kernels.cuda.interface import Defines, sources
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-BF16, HALF, FLOAT = "__nv_bfloat16", "__half", "float"
+BF16, HALF, FLOAT, CODE = "__nv_bfloat16", "__half", "float", "signed char"
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
@@ -50,9 +50,9 @@ def attention(scalar: str, head_dim: int, registers: int, cache: str = "") -> Fo
 
 
 ATTENTION = [
-    attention(BF16, 64, 128), attention(HALF, 80, 168), attention(BF16, 96, 168), attention(BF16, 128, 216),
+    attention(BF16, 64, 128), attention(BF16, 64, 128, CODE), attention(HALF, 80, 168), attention(BF16, 96, 168), attention(BF16, 128, 216),
     attention(BF16, 128, 216, "__nv_fp8_e4m3"), attention(BF16, 256, 255), attention(BF16, 256, 255, "__nv_fp8_e4m3"),
-    attention(FLOAT, 128, 255),
+    attention(FLOAT, 128, 255), attention(BF16, 128, 224, CODE), attention(BF16, 256, 255, CODE),
 ]  # fmt: skip
 EXCHANGE = {"sum_one_shot": 64, "sum_two_shot": 64, "join_ranks": 48}
 
@@ -79,11 +79,12 @@ FORMS = [
     rows(FLOAT),
     rows(BF16, WEIGHT=FLOAT),
     rows(BF16, CACHE="__nv_fp8_e4m3"),
+    rows(BF16, CACHE=CODE),
     *map(thin, (BF16, HALF, FLOAT)),
 ]
 TEST_FORMS = [attention(BF16, 16, 128), attention(FLOAT, 16, 128), attention(BF16, 64, 128, "__nv_fp8_e4m3")]
 """What only tests ask for: compiled by the check on a GPU before it runs them."""
-TYPICAL = [*ATTENTION[3:], exchange(BF16, 8), SAMPLING, rows(BF16), thin(BF16)]
+TYPICAL = [*ATTENTION[4:], exchange(BF16, 8), SAMPLING, rows(BF16), rows(BF16, CACHE=CODE), thin(BF16)]
 CASES = [*((form, "sm_90") for form in FORMS), *((form, arch) for form in TYPICAL for arch in ("sm_80", "sm_100"))]
 
 

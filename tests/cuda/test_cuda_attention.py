@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_steps import Options, Range, Sequences, Shape, attend, check, make_sequences
+from attention_steps import Options, Range, Sequences, Shape, attend, check, in_codes, make_sequences
 from host_shim import ORDERS, HostBackend
 
 from vnext.kernels.cuda import attention
@@ -107,6 +107,20 @@ def test_fp8_caches_and_their_scales(shim: HostBackend) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*FORMS, (Shape(2, 1, 16, 5), FLOAT), (Shape(4, 2, 32, 16), HALF), (Shape(4, 2, 64, 7), BF16)], ids=ids
+)
+def test_codes_and_what_they_stand_for(shim: HostBackend, shape: Shape, dtype: torch.dtype) -> None:
+    """The same bits as from a cache of the query's type with those numbers, for decodes, prompts and chunks. Rows of codes begin
+    at any byte; those that nobody wrote stand for infinities."""
+    sequences = make_sequences([300, 20, 33], shape, dtype)
+    coded, exact = in_codes(sequences)
+    given = [Range(0, 299, 300), Range(1, 0, 20), Range(2, 27, 33), Range(0, 250, 290)]
+    for shim.order in ORDERS:
+        for found, expected in zip(attend(coded, given), attend(exact, given), strict=True):
+            assert torch.equal(found, expected)
+
+
 def test_tokens_of_no_row_and_idle_rows(shim: HostBackend) -> None:
     sequences = make_sequences([40, 20], Shape(4, 2, 64, 16), BF16)
     found = attend(sequences, [Range(0, 39, 40), Range(1, 20, 20), Range(1, 0, 20)])
@@ -125,6 +139,7 @@ def test_it_serves_what_it_was_written_for() -> None:
 
     assert ask(BF16, BF16, 128) and ask(HALF, torch.float8_e4m3fn, 80) and ask(FLOAT, FLOAT, 256)
     assert not ask(BF16, HALF, 64) and not ask(FLOAT, torch.float8_e4m3fn, 64)
+    assert all(ask(dtype, torch.int8, 96) for dtype in (BF16, HALF, FLOAT)) and not ask(torch.int8, torch.int8, 64)
     assert not ask(BF16, BF16, 72) and not ask(BF16, BF16, 512)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_steps import Options, Range, Shape, attend, make_sequences
+from attention_steps import Options, Range, Shape, attend, in_codes, make_sequences
 from host_shim import HostBackend, HostLauncher
 from rows_cases import draw
 from table_cases import mixed_step
@@ -149,15 +149,16 @@ def test_rows_are_launched_as_by_the_plain_form(recorded: Recorded, dtype: torch
 
 @pytest.mark.parametrize("dtype", [FLOAT, BF16])
 def test_rotary_is_launched_as_by_the_plain_form(recorded: Recorded, dtype: torch.dtype) -> None:
-    """With norms of both widths and without, a part of a head, no angles, angles apart, fp8 caches and scales, no tokens."""
+    """With norms of both widths and without, a part of a head, no angles, angles apart, fp8 caches and scales, codes, no tokens."""
     wide, angles, slots = draw(7, 5 * 16 + 3, dtype=dtype), draw(7, 12), torch.randperm(20)[:7]
     turn = angles[:, :8].contiguous()
     for qkv, norms, turns, cache, scales in (
         (wide[:, :80], (None, None), (turn, turn), dtype, ()),
         (wide[:, 3:], (draw(16, dtype=dtype), draw(16, seed=1)), (angles[:, :4], angles[:, 4:8]), dtype, ()),
         (wide[:, :80], (None, draw(16, dtype=dtype)), (None, None), FP8, (0.5, 2.0)),
+        (wide[:, :80], (None, draw(16, dtype=dtype)), (turn, turn), torch.int8, ()),
     ):
-        caches = torch.zeros(2, 5, 1, 4, 16).to(cache)
+        caches = torch.zeros(2, 5, 1, 4, 17 if cache is torch.int8 else 16).to(cache)
         given = (qkv, *norms, 1e-6, *turns, *caches, slots, *scales)
         assert same_launches(recorded, "rotary_kv_write", rows.rotary_kv_write, *given) == 1
     given = (wide[:0, :80], None, None, 1e-6, turn[:0], turn[:0], *caches, slots[:0])
@@ -187,7 +188,7 @@ def both_attend(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> list[int
     ("shape", "dtype"), [(Shape(4, 2, 64, 16), BF16), (Shape(2, 2, 256, 32), HALF), (Shape(40, 2, 16, 16), FLOAT)], ids=str
 )
 def test_attention_is_launched_as_by_the_plain_form(both_attend: list[int], shape: Shape, dtype: torch.dtype) -> None:
-    """Prompts, decodes of one split and of several, a window, a cap, a shared prefix, no query at all, fp8 and scales."""
+    """Prompts, decodes of one split and of several, a window, a cap, a shared prefix, no query at all, fp8 and scales, codes."""
     sequences = make_sequences([300, 290, 257], shape, dtype, shared=256)
     decodes = [Range(0, 299, 300), Range(1, 289, 290)]
     attend(sequences, [*decodes, Range(2, 0, 257)])
@@ -196,7 +197,8 @@ def test_attention_is_launched_as_by_the_plain_form(both_attend: list[int], shap
     attend(sequences, [Range(1, 20, 20)])
     if dtype is not FLOAT:
         attend(sequences._replace(caches=sequences.caches.to(FP8)), decodes, scales=(0.5, 2.0))
-    assert both_attend == [3, 3, 1, 0, 2][: len(both_attend)]
+    attend(in_codes(sequences)[0], decodes)
+    assert both_attend == [3, 3, 1, 0, *[2] * (1 if dtype is FLOAT else 2)]
 
 
 def test_tokens_of_no_row_and_queries_apart_in_memory(recorded: Recorded, both_attend: list[int]) -> None:
@@ -334,4 +336,4 @@ def test_a_machine_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sizes_of_a_plan_are_as_the_plan_has_them() -> None:
     """operations.cpp numbers the tensors of a plan by hand."""
     assert StepPlan._fields[:7] == ("narrow", "wide", "tiles", "tokens", "limits", "partials", "merges")
-    assert compiled.SCALAR_TYPES == (FLOAT, BF16, HALF, FP8)
+    assert compiled.SCALAR_TYPES == (FLOAT, BF16, HALF, FP8, torch.int8)

@@ -7,7 +7,7 @@ import torch
 from host_shim import ORDERS, HostBackend
 from rows_cases import ROUNDING, draw, half_step, within
 
-from vnext.kernels import references
+from vnext.kernels import mxint8, references
 from vnext.kernels.cuda import rows
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -120,6 +120,25 @@ def test_an_fp8_cache_holds_what_is_left_after_its_scales(shim: HostBackend) -> 
     for cache, head, scale in ((caches[0], 2, 0.5), (caches[1], 3, 2.0)):
         expected = (joined.view(7, 4, 32)[:, head].float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
         assert torch.equal(cache.view(torch.uint8).view(10, 32)[slots], expected.view(torch.uint8))
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [2, 32, 80, 128])
+def test_a_coded_cache_holds_the_plain_rows(shim: HostBackend, head_dim: int, dtype: torch.dtype) -> None:
+    """Byte for byte: turned and as they are; zeros, numbers far too small, infinities, NaN, and numbers that round up."""
+    joined, angles = draw(9, 4 * head_dim, dtype=dtype), draw(9, head_dim // 2) * 5
+    joined *= torch.exp2(torch.arange(36).remainder(29) - 14.0).repeat_interleave(head_dim).view(9, -1).to(dtype)
+    joined[0], joined[1] = 0, joined[1] * 2.0**-110
+    joined[2, ::7], joined[3, ::5], joined[4, ::3] = float("inf"), float("-inf"), float("nan")
+    joined[5] = torch.tensor([1.9999, -1.0]).repeat(2 * head_dim)
+    slots, width = torch.randperm(15, generator=torch.Generator().manual_seed(1))[:9], mxint8.packed_width(head_dim)
+    for turn in ((angles.cos(), angles.sin()), (None, None)):
+        expected_caches = torch.full((2, 3, 1, 5, width), 7, dtype=torch.int8)
+        expected = references.rotary_kv_write(joined.clone(), None, None, 1e-6, *turn, *expected_caches, slots)
+        for shim.order in ORDERS:
+            caches = torch.full_like(expected_caches, 7)
+            query = rows.rotary_kv_write(joined, None, None, 1e-6, *turn, *caches, slots)
+            assert torch.equal(query.nan_to_num(1.5), expected.nan_to_num(1.5)) and torch.equal(caches, expected_caches)
 
 
 @dtypes

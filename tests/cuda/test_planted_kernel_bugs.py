@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from attention_steps import Options, Range, Shape, attend, check, make_sequences
+from attention_steps import Options, Range, Shape, attend, check, in_codes, make_sequences
 from device_ranks import LIMITS, RankBackend, run_threads, wrong_sums
 from host_shim import ORDERS, STRAGGLING, HostBackend, KernelError
-from planted_bugs import ATTENTION_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
+from planted_bugs import ATTENTION_BUGS, CODE_BUGS, EXCHANGE_BUGS, ROW_BUGS, SAMPLING_BUGS, THIN_BUGS, Bug, plant
 from rows_cases import adapters, draw, tiles_of
 from sampling_cases import Draws, asked, masked, sampled
 
-from vnext.kernels import references, thin_tiles
+from vnext.kernels import mxint8, references, thin_tiles
 from vnext.kernels.cuda import backends, rows, sampling, thin
 from vnext.runtime.collectives.device_group import DeviceGroup
 from vnext.runtime.collectives.errors import RankLost
@@ -66,6 +66,27 @@ def rows_are_right(backend: HostBackend) -> bool:
         if not torch.equal(rows.rotary_kv_write(qkv, None, None, 1e-6, *turn, *caches, slots), turned):
             return False
     return torch.equal(caches, expected_caches)
+
+
+def codes_are_right(backend: HostBackend) -> bool:
+    """Rows of a cache byte for byte, then a prompt of four warps and a decode from them, in every order."""
+    numbers, slots = draw(5, 3 * 64), torch.arange(5)
+    numbers[0], numbers[1, ::3] = 1.9999, 0
+    caches, expected_caches = torch.zeros(2, 2, 1, 1, 5, mxint8.packed_width(64), dtype=torch.int8)
+    references.rotary_kv_write(numbers.clone(), None, None, 1e-6, None, None, *expected_caches, slots)
+    coded, exact = in_codes(SEQUENCES)
+    for backend.order in ORDERS:
+        rows.rotary_kv_write(numbers, None, None, 1e-6, None, None, *caches, slots)
+        if not torch.equal(caches, expected_caches):
+            return False
+        try:
+            for given in ([Range(0, 270, 330), Range(1, 69, 70)], [Range(0, 329, 330)]):
+                found = zip(attend(coded, given), attend(exact, given), strict=True)
+                if not all(torch.equal(*pair) for pair in found):
+                    return False
+        except KernelError:
+            return False
+    return True
 
 
 def tokens_are_right(backend: HostBackend) -> bool:
@@ -143,6 +164,11 @@ def name_of(bug: Bug | None) -> str:
 @pytest.mark.parametrize("backend", [None, *ATTENTION_BUGS], ids=name_of, indirect=True)
 def test_attention(backend: HostBackend, request: pytest.FixtureRequest) -> None:
     assert attention_is_right(backend) == (request.node.callspec.params["backend"] is None)
+
+
+@pytest.mark.parametrize("backend", [None, *CODE_BUGS], ids=name_of, indirect=True)
+def test_codes(backend: HostBackend, request: pytest.FixtureRequest) -> None:
+    assert codes_are_right(backend) == (request.node.callspec.params["backend"] is None)
 
 
 @pytest.mark.parametrize("backend", [None, *ROW_BUGS], ids=name_of, indirect=True)

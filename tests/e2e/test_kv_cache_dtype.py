@@ -67,7 +67,7 @@ def test_a_log_runs_again_with_its_cache(tmp_path: Path, capsys: pytest.CaptureF
     ("settings", "sentence"),
     [
         ({"kv_cache_dtype": "fp8"}, "must be one of 'auto', 'int8'"),
-        ({"kv_cache_dtype": "int8", "device": "cuda"}, "which is for the CPU, and device is cuda"),
+        ({"kv_cache_dtype": "int8", "attention": "flashinfer"}, "does not read keys and values in 8 bits, and kv_cache_dtype is int8"),
     ],
 )
 def test_what_there_is_not_gets_a_sentence(settings: dict[str, str], sentence: str) -> None:

@@ -12,20 +12,24 @@ from typing import NamedTuple
 
 class AttentionBackend(NamedTuple):
     """`module`: "" for the operations of table.py. `can_capture`: graphs can hold a whole decode step. `shares_prefix`: it reads
-    the first blocks that all rows share once for all rows. `invariant`: a row's bits do not depend on its batch."""
+    the first blocks that all rows share once for all rows. `invariant`: a row's bits do not depend on its batch. `reads_int8`: it
+    reads caches of int8 (kernels/mxint8.py)."""
 
     name: str
     module: str
     can_capture: bool
     shares_prefix: bool
     invariant: bool
+    reads_int8: bool
 
 
 ATTENTION_BACKENDS = {
     each.name: each
     for each in (
-        AttentionBackend("auto", "", can_capture=True, shares_prefix=True, invariant=True),
-        AttentionBackend("flashinfer", "vnext.kernels.cuda.flashinfer", can_capture=False, shares_prefix=False, invariant=False),
+        AttentionBackend("auto", "", can_capture=True, shares_prefix=True, invariant=True, reads_int8=True),
+        AttentionBackend(
+            "flashinfer", "vnext.kernels.cuda.flashinfer", can_capture=False, shares_prefix=False, invariant=False, reads_int8=False
+        ),
     )
 }
 """By name; the first is the default."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
-"""What a cache may also be: its keys and values are kept divided by a scale each. On the CPU it may be int8 (kernels/mxint8.py)."""
+"""What a cache may also be: its keys and values are kept divided by a scale each. Or it is int8 (kernels/mxint8.py)."""
 INDICES = (torch.int64,)
 ACTIVATIONS = ("silu", "gelu_tanh")
 FORMS = ("plain", "int8", "wide", "fixed")

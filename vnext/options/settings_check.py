@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from vnext.kernels.attention_backends import ATTENTION_BACKENDS
 from vnext.options.foreign import FOREIGN, ON
 from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
@@ -182,8 +183,11 @@ def _check_together(settings: EngineSettings) -> None:
         raise SettingsError(
             f"quantization is int8, which computes in bfloat16, and dtype is {settings.dtype}: leave one of the two out."
         )
-    if settings.kv_cache_dtype == "int8" and settings.device == "cuda":
-        raise SettingsError("kv_cache_dtype is int8, which is for the CPU, and device is cuda: leave one of the two out.")
+    if settings.kv_cache_dtype == "int8" and not ATTENTION_BACKENDS[settings.attention].reads_int8:
+        raise SettingsError(
+            f"attention is {settings.attention}, which does not read keys and values in 8 bits, and kv_cache_dtype is int8: "
+            "leave one of the two out."
+        )
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     if (speculation := speculation_of(settings.speculative_config)) and settings.device == "cuda":

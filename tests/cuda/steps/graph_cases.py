@@ -19,12 +19,13 @@ from vnext.state.events import RequestArrived
 
 def answers(
     kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone(),
-    arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, drafts_itself: bool = False, **bounds: object,
+    arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, drafts_itself: bool = False,
+    kv_cache_dtype: str = "auto", **bounds: object,
 ) -> tuple[dict, dict]:  # fmt: skip
     """Tokens of each request, and how often each form was run. `bounds` of the engine. `drafts_itself`: the model is its own
     draft model."""
     forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes)
-    runner = ModelRunner(folder, dtype, "cpu", parallel)
+    runner = ModelRunner(folder, dtype, "cpu", parallel, kv_cache_dtype=kv_cache_dtype)
     runner.draft = ModelRunner(folder, dtype, "cpu", parallel) if drafts_itself else None
     rank = device_rank(runner, TwinDevice(), forms)
     found = drive(rank, started_with(runner, **bounds), arrive(count, 8))

@@ -114,6 +114,25 @@ def test_graphs_of_padded_decodes_give_the_tokens_of_steps_as_they_are(
     assert watches is None or len(watches) > 25 and all(watch.looks > 20 for watch in watches)
 
 
+@pytest.mark.parametrize("launches", ["from Python", "from C++"])
+def test_caches_of_codes_give_the_same_tokens_in_graphs_chunks_and_after_preemption(
+    kernels: Operations, shim: HostBackend, tmp_path: Path, launches: str
+) -> None:
+    """And with hits, or without; not those of a cache of floats, of which the same rows are not rounded."""
+    if launches == "from C++" and not compiled.is_built():
+        pytest.skip("the extension was not built")
+    folder = tiny_checkpoint(tmp_path / "tiny", **WINDOWS)
+    given = {"arrive": some_arrivals, "kv_cache_dtype": "int8", "count": 9}
+    expected, ran = answers(kernels, folder, Shapes((), ()), prefix_caching=False, **given)
+    assert ran["eager"] > 10
+    launcher = HostLauncher(shim)
+    with compiled.serving("cpu", launcher.launcher()) if launches == "from C++" else nullcontext():
+        for shapes, bounds in ((Shapes((2, 8), (24,)), {}), (Shapes((2, 8), ()), {"page_count": 26}), (Shapes((), ()), {"max_num_batched_tokens": 9})):
+            assert answers(kernels, folder, shapes, **given, **bounds)[0] == expected
+    assert (launcher.launches > 100) == (launches == "from C++")
+    assert answers(kernels, folder, Shapes((), ()), prefix_caching=False, **given | {"kv_cache_dtype": "auto"})[0] != expected
+
+
 def with_a_long_list_last(count: int, seed: int) -> list[RequestArrived]:
     """Three requests with a bias each, and one that comes when they decode, whose bias has more entries than there is room."""
     arrivals = some_arrivals(count, seed, plain=True)

@@ -11,6 +11,8 @@ from device_twin import TwinDevice
 from msgspec.structs import replace
 from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
+from vnext.kernels.arrays import is_int8
+from vnext.kernels.mxint8 import packed_width
 from vnext.kernels.table import operations
 from vnext.kernels.thin_tiles import header_bytes
 from vnext.models.config.model_config import Experts
@@ -95,16 +97,22 @@ def test_methods_that_do_not_draft_on_a_gpu_are_refused_by_name(method: str) -> 
         loading.load_rank(settings_of(speculates=True, draft_method=method), Path())
 
 
-def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(roomy: None) -> None:
-    settings = settings_of()
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+def test_a_rank_of_a_device_is_loaded_sized_and_answers_as_the_plain_one(roomy: None, kind: str) -> None:
+    """Pages of int8 are smaller: more of them fit, and the trial's too."""
+    settings = settings_of(kv_cache_dtype=kind)
     rank, runner = loading.load_rank(settings, Path())
     ready = loading.ready_message(settings, runner)
     page = runner.block_bytes(4)
     trial_pages = 8 * 2 + 1
     left = int(2**32 * 0.9) - 2**30 - (2**28 - trial_pages * page) - GRAPH_BYTES - (9 + 8) * runner.config.vocab_size * 4
     assert isinstance(rank.steps, LaterSteps) and ready.page_count_max == left // page
+    config = runner.config
+    row_bytes = packed_width(config.head_dim) if kind == "int8" else 4 * config.head_dim
+    assert page == 2 * config.layer_count * config.kv_head_count * 4 * row_bytes
     started, arrivals = started_with(runner), some_arrivals(6, seed=2)
-    assert drive(rank, started, arrivals) == drive(host_rank(runner_of()), started, arrivals)
+    assert drive(rank, started, arrivals) == drive(host_rank(runner_of(kv_cache_dtype=kind)), started, arrivals)
+    assert is_int8(rank.steps.made._model.kv[0][0].dtype) == (kind == "int8")
 
 
 def test_a_rank_of_a_device_with_adapters_reserves_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:

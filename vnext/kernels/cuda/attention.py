@@ -11,6 +11,7 @@ import math
 import numpy as np
 import torch
 
+from vnext.kernels.contracts import FLOATS
 from vnext.kernels.cuda.backends import kernel_for
 from vnext.kernels.cuda.interface import SCALARS, Defines
 from vnext.kernels.cuda.plan import TILE_ROWS, WARPS, StepPlan
@@ -20,6 +21,7 @@ WARP = 32
 KEYS, STAGES = 32, 2
 TILE_COLUMNS = 8
 PAD_BYTES = 16
+CHUNK_BYTES = 16
 LOG2_E = math.log2(math.e)
 HEAD_DIM_MULTIPLE, HEAD_DIM_MAX = 16, 256
 LARGE_HEAD = 128
@@ -36,7 +38,7 @@ def serves(query: torch.Tensor, key_cache: torch.Tensor) -> bool:
     head_dim = query.shape[-1]
     sized = head_dim % HEAD_DIM_MULTIPLE == 0 and head_dim <= HEAD_DIM_MAX
     narrow = key_cache.dtype is torch.float8_e4m3fn and query.dtype is not torch.float32
-    return sized and query.dtype in SCALARS and (query.dtype is key_cache.dtype or narrow)
+    return sized and query.dtype in FLOATS and (key_cache.dtype in (query.dtype, torch.int8) or narrow)
 
 
 def paged_attention(
@@ -53,7 +55,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """As paged_attention.paged_attention, of what `serves` allows; `plan` was made for the window and the heads.
 
-    Caches of float8_e4m3fn hold keys and values divided by the scales. block_table int32 [R, W], rows dense.
+    Caches of float8_e4m3fn hold keys and values divided by the scales, those of int8 rows as mxint8.py has them. block_table int32
+    [R, W], rows dense.
     """
     query = query.contiguous()
     tokens, heads, head_dim = query.shape
@@ -104,10 +107,17 @@ def shared_bytes(query: torch.Tensor, key_cache: torch.Tensor, warps: int, is_pa
     """What a block of `warps` tiles needs, as the kernel lays it out; with partial sums only, it keeps none itself."""
     head_dim, scalar, cache = query.shape[2], query.element_size(), key_cache.element_size()
     row = head_dim * scalar + PAD_BYTES
-    stages = STAGES * 2 * KEYS * (head_dim * cache + PAD_BYTES)
+    stages = STAGES * 2 * KEYS * (stage_bytes(key_cache) + PAD_BYTES)
     widened = 2 * KEYS * row if cache < scalar else 0
     spare = TILE_ROWS * KEYS * 4 if query.dtype is torch.float32 else 0
     kept = 0 if is_partial else (head_dim // TILE_COLUMNS * 4 + 4) * WARP * 4
     if query.dtype is torch.float32 or head_dim > LARGE_HEAD:
         return stages + widened + warps * (TILE_ROWS * row + spare + kept)
     return stages + widened + warps * max(TILE_ROWS * row, kept)  # queries go to registers before there is anything to keep
+
+
+def stage_bytes(cache: torch.Tensor) -> int:
+    """What is copied of a cache's row: rows of codes begin at any byte, copies at multiples of 16."""
+    width = cache.shape[-1]
+    before = CHUNK_BYTES - (width & -width) if cache.dtype is torch.int8 and width % CHUNK_BYTES else 0
+    return -(-(width * cache.element_size() + before) // CHUNK_BYTES) * CHUNK_BYTES

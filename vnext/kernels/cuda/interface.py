@@ -18,8 +18,9 @@ SCALARS = {
     torch.bfloat16: "__nv_bfloat16",
     torch.float16: "__half",
     torch.float8_e4m3fn: "__nv_fp8_e4m3",
+    torch.int8: "signed char",
 }
-"""Element types as the sources name them."""
+"""Element types as the sources name them; the last two are caches' alone."""
 
 
 class Kernel(Protocol):

@@ -177,7 +177,7 @@ PyMethodDef methods[] = {
 const Constant constants[] = {
     NUMBERED(Kernel, RMS_NORM), NUMBERED(Kernel, GATE_AND_MUL), NUMBERED(Kernel, ROTARY_KV_WRITE), NUMBERED(Kernel, PAGED_ATTENTION),
     NUMBERED(Kernel, MERGE_SPLITS), NUMBERED(Scalar, FLOAT32), NUMBERED(Scalar, BFLOAT16), NUMBERED(Scalar, FLOAT16),
-    NUMBERED(Scalar, FLOAT8_E4M3FN), NUMBERED(DeviceType, CPU), NUMBERED(DeviceType, CUDA), NO_CONSTANT,
+    NUMBERED(Scalar, FLOAT8_E4M3FN), NUMBERED(Scalar, INT8), NUMBERED(DeviceType, CPU), NUMBERED(DeviceType, CUDA), NO_CONSTANT,
 };
 
 PyModuleDef definition = MODULE("_native", "Launches of CUDA kernels from C++: see compiled.py.", methods);

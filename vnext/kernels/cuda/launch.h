@@ -9,7 +9,7 @@
 namespace vnext_cuda {
 
 enum class Kernel : int { RMS_NORM, GATE_AND_MUL, ROTARY_KV_WRITE, PAGED_ATTENTION, MERGE_SPLITS };  // as compiled.KERNELS
-enum class Scalar : int { FLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3FN };                               // as compiled.SCALAR_TYPES
+enum class Scalar : int { FLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3FN, INT8 };                         // as compiled.SCALAR_TYPES
 enum class DeviceType : int { CPU, CUDA };                                                           // as compiled.DEVICE_TYPES
 constexpr int DEVICE_TYPES = 2;
 

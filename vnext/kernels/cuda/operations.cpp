@@ -91,7 +91,7 @@ bool is_wide(const Maybe &norm) { return norm && scalar_of(*norm) == Scalar::FLO
 /* qkv [T, (heads + 2 * kv_heads) * D], slots int64 [T], angles float32 [T, R / 2] with R <= D: both or none. */
 void expect_turn(const Tensor &qkv, const Maybe &cosine, const Maybe &sine, const Tensor &key_cache, const Tensor &slots) {
     require(fits(qkv, {ANY, ANY}) && is_float(scalar_of(qkv)) && together(key_cache, {&qkv, &slots}));
-    const int64_t tokens = qkv.size(0), width = qkv.size(1), kv_heads = key_cache.size(1), head_dim = key_cache.size(3);
+    const int64_t tokens = qkv.size(0), width = qkv.size(1), kv_heads = key_cache.size(1), head_dim = head_dim_of(key_cache);
     require(width % head_dim == 0 && width / head_dim % kv_heads == 0 && width / head_dim >= 3 * kv_heads);
     require(fits(slots, {tokens}) && type_of(slots) == aoti_torch_dtype_int64());
     require(cosine.has_value() == sine.has_value());
@@ -105,7 +105,7 @@ Tensor rotary_kv_write(const Tensor &qkv, const Maybe &q_norm, const Maybe &k_no
                        double key_scale, double value_scale) {
     expect_caches(key_cache, value_cache, key_scale, value_scale);
     expect_turn(qkv, cosine, sine, key_cache, slots);
-    const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2), head_dim = key_cache.size(3);
+    const int64_t kv_heads = key_cache.size(1), block_size = key_cache.size(2), head_dim = head_dim_of(key_cache);
     for (const Maybe *norm : {&q_norm, &k_norm})
         if (*norm) expect_norm(**norm, head_dim, scalar_of(qkv), eps), require(together(qkv, {&**norm}));
     const int64_t tokens = qkv.size(0), heads = qkv.size(1) / head_dim - 2 * kv_heads;
@@ -129,12 +129,19 @@ constexpr double LOG2_E = 1.4426950408889634;
 
 enum Planned { NARROW, WIDE, TILES, TOKENS, LIMITS, PARTIALS, MERGES, PLANNED_COUNT };  // as plan.StepPlan
 
+/* What is copied of a cache's row: see attention.stage_bytes. */
+int stage_bytes(const Tensor &cache) {
+    const int width = int(cache.size(3)), is_coded = scalar_of(cache) == Scalar::INT8;
+    const int before = is_coded && width % CHUNK_BYTES ? CHUNK_BYTES - (width & -width) : 0;
+    return (width * int(cache.element_size()) + before + CHUNK_BYTES - 1) / CHUNK_BYTES * CHUNK_BYTES;
+}
+
 /* What a block of `warps` tiles needs: see attention.shared_bytes. */
 unsigned shared_bytes(const Tensor &query, const Tensor &key_cache, int warps, bool is_partial) {
     const int head_dim = int(query.size(2)), scalar = int(query.element_size()), cache = int(key_cache.element_size());
     const bool is_float = scalar == 4;
     const int row = head_dim * scalar + PAD_BYTES;
-    const int stages = STAGES * 2 * KEYS * (head_dim * cache + PAD_BYTES), widened = cache < scalar ? 2 * KEYS * row : 0;
+    const int stages = STAGES * 2 * KEYS * (stage_bytes(key_cache) + PAD_BYTES), widened = cache < scalar ? 2 * KEYS * row : 0;
     const int spare = is_float ? TILE_ROWS * KEYS * 4 : 0;
     const int kept = is_partial ? 0 : (head_dim / TILE_COLUMNS * 4 + 4) * int(WARP) * 4;
     const int own = is_float || head_dim > LARGE_HEAD ? TILE_ROWS * row + spare + kept : std::max(TILE_ROWS * row, kept);
@@ -145,7 +152,7 @@ Tensor paged_attention(const Tensor &given, const Tensor &key_cache, const Tenso
                        const std::vector<Tensor> &plan, int64_t slot_count, bool narrow_is_partial, double scale,
                        int64_t window, double softcap, double key_scale, double value_scale) {
     expect_caches(key_cache, value_cache, key_scale, value_scale);
-    require(fits(given, {ANY, ANY, key_cache.size(3)}) && is_float(scalar_of(given)) && together(key_cache, {&given}));
+    require(fits(given, {ANY, ANY, head_dim_of(key_cache)}) && is_float(scalar_of(given)) && together(key_cache, {&given}));
     require(given.size(1) % key_cache.size(1) == 0 && scale > 0 && !(softcap < 0) && plan.size() == PLANNED_COUNT);
     const Tensor query = dense(given);
     const int64_t tokens = query.size(0), heads = query.size(1), head_dim = query.size(2);

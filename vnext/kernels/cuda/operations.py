@@ -18,6 +18,7 @@ from vnext.kernels.cuda import attention, compiled, exchange, experts as grouped
 from vnext.kernels.cuda.interface import SCALARS
 from vnext.kernels.cuda.plan import StepPlan, make_plan
 from vnext.kernels.forms import FixedWeight
+from vnext.kernels.mxint8 import head_dim_of
 from vnext.kernels.thin_tiles import ThinLines
 
 SUMMARY = "cuda/*.cu by NVRTC"
@@ -54,7 +55,7 @@ def _fake_gate(x: torch.Tensor, gate: str) -> torch.Tensor:
 
 
 def _fake_rotary(qkv: torch.Tensor, *others: Any) -> torch.Tensor:
-    _, kv_heads, _, head_dim = others[5].shape
+    kv_heads, head_dim = others[5].shape[1], head_dim_of(others[5])
     return qkv.new_empty((qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim))
 
 

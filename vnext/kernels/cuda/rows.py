@@ -11,6 +11,7 @@ import torch
 
 from vnext.kernels.cuda.backends import kernel_for
 from vnext.kernels.cuda.interface import SCALARS, Defines
+from vnext.kernels.mxint8 import head_dim_of
 
 SOURCE = "rows.cu"
 ROW_THREADS = 256
@@ -79,9 +80,9 @@ def rotary_kv_write(
     key_scale: float = 1.0,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As references.rotary_kv_write; caches may also be float8_e4m3fn, holding keys and values divided by the scales."""
-    _, kv_heads, block_size, head_dim = key_cache.shape
-    tokens = qkv.shape[0]
+    """As references.rotary_kv_write; caches may also be float8_e4m3fn, holding keys and values divided by the scales, or int8."""
+    _, kv_heads, block_size, _ = key_cache.shape
+    tokens, head_dim = qkv.shape[0], head_dim_of(key_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     query = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not tokens:

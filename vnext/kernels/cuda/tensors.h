@@ -43,6 +43,7 @@ inline Scalar scalar_of(const Tensor &tensor) {
     if (type == aoti_torch_dtype_float16()) return Scalar::FLOAT16;
     if (type == aoti_torch_dtype_float32()) return Scalar::FLOAT32;
     if (type == aoti_torch_dtype_float8_e4m3fn()) return Scalar::FLOAT8_E4M3FN;
+    if (type == aoti_torch_dtype_int8()) return Scalar::INT8;
     throw Refused();
 }
 
@@ -90,7 +91,13 @@ inline bool fits(const Tensor &tensor, std::initializer_list<int64_t> wanted) {
     return strides[last] == 1 || sizes[last] <= 1;
 }
 
-inline bool is_float(Scalar scalar) { return scalar != Scalar::FLOAT8_E4M3FN; }
+inline bool is_float(Scalar scalar) { return scalar != Scalar::FLOAT8_E4M3FN && scalar != Scalar::INT8; }
+
+/* How many numbers a row of a cache holds: see mxint8.head_dim_of. */
+inline int64_t head_dim_of(const Tensor &cache) {
+    const int64_t width = cache.size(3);
+    return scalar_of(cache) == Scalar::INT8 ? width - (width + 32) / 33 : width;
+}
 
 /* Whether all are on the first one's device. */
 inline bool together(const Tensor &first, std::initializer_list<const Tensor *> others) {
@@ -109,7 +116,7 @@ inline void expect_norm(const Tensor &weight, int64_t width, Scalar scalar, doub
     require(found == scalar || found == Scalar::FLOAT32);
 }
 
-/* [blocks, kv_heads, block_size, D] both, dense; on a CPU blocks may lie apart. 1 is the scale of all but fp8. */
+/* [blocks, kv_heads, block_size, D or what a row of int8 takes] both, dense; on a CPU blocks may lie apart. 1 is the scale of all but fp8. */
 inline void expect_caches(const Tensor &keys, const Tensor &values, double key_scale, double value_scale) {
     require(fits(keys, {ANY, ANY, ANY, ANY}));
     require(fits(values, {keys.size(0), keys.size(1), keys.size(2), keys.size(3)}));

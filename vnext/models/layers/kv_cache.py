@@ -18,7 +18,6 @@ from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, have_den
 from vnext.kernels.cpu.memory import huge
 from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
-from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Parallel, local_kv_heads
 
 if TYPE_CHECKING:
@@ -108,13 +107,10 @@ def make_kv_cache(
     return KvPairs(layers) if is_host else layers  # compilers want a plain tuple
 
 
-def cache_dtype(name: str, dtype: Any, device: str) -> Any:
-    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`, of the same library. Raises ModelError on
-    a GPU."""
+def cache_dtype(name: str, dtype: Any) -> Any:
+    """The dtype of an option's value, "auto" or "int8", beside activations of `dtype`, of the same library."""
     if name == "auto":
         return dtype
-    if device != "cpu":
-        raise ModelError(f"--kv-cache-dtype is {name}, which is for the CPU, and the device is {device}: leave it out")
     return host_dtype("int8") if isinstance(dtype, np.dtype) else torch_dtype("int8")
 
 

@@ -39,7 +39,7 @@ class Shard:
         self.parallel = parallel
         self.family = family(self.config.architecture)
         self.dtype = torch_dtype(choose_dtype(numerics.dtype, self.config, numerics.quantization))
-        self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype, "cpu")
+        self.kv_dtype = cache_dtype(numerics.kv_cache_dtype, self.dtype)
         if numerics.quantization not in ("none", "int8"):
             raise CannotRun(f"there are no weights in the form {numerics.quantization!r}: give --quantization none or int8")
         if numerics.quantization == "int8" and self.dtype is not torch.bfloat16:

@@ -88,7 +88,7 @@ class ModelRunner:
         self.parallel = parallel
         self._is_host = self.device_type == "cpu" and serves(self.dtype)
         self._dtype = host_dtype(self.dtype) if self._is_host else torch_dtype(self.dtype)
-        self._kv_dtype = cache_dtype(kv_cache_dtype, self._dtype, self.device_type)
+        self._kv_dtype = cache_dtype(kv_cache_dtype, self._dtype)
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
         targets: list[Target] = []
@@ -155,7 +155,7 @@ class ModelRunner:
         """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
         from vnext.runtime.gpu.model import DeviceModel  # a device needs torch
 
-        dtype, whole = torch_dtype(self.dtype), replace(self.parallel, begin_all_reduce=None)
+        dtype, whole = torch_dtype(self._kv_dtype), replace(self.parallel, begin_all_reduce=None)
         kv = make_kv_cache(self.config, page_count + 1, block_size, dtype, self.device, self.parallel)
         return DeviceModel(self._family, tensors_of(self._params), kv, self.config, self.parallel, self.regions, whole)
 
