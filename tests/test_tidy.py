@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("vnext", "tests", "scripts", "docs", "perf", "cuda", ".ci", ".github")
+FOLDERS = ("vnext", "tests", "scripts", "examples", "docs", "perf", "cuda", ".ci", ".github")
 TEXT_SUFFIXES = {".py", ".md", ".sh", ".txt", ".in", ".toml", ".cfg", ".ini", ".yml", ".yaml", ".cu", ".cuh", ".cpp", ".h", ""}
 FILE_LINES_MAX = 450
 FUNCTION_LINES_MAX = 40

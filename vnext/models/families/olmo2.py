@@ -118,7 +118,7 @@ def run_layer(layer: LayerParams, cache: LayerCache, hidden: torch.Tensor, step:
 def norm_heads(qkv: torch.Tensor, layer: LayerParams, step: Step) -> None:
     """In place: queries and keys of qkv [T, local width] normed over the whole width of all ranks."""
     query_width, key_width = layer.q_norm.shape[0], layer.k_norm.shape[0]
-    query, key, _ = qkv.split((query_width, key_width, qkv.shape[1] - query_width - key_width), dim=1)
+    query, key = qkv.narrow(1, 0, query_width), qkv.narrow(1, query_width, key_width)  # views that autograd lets change
     if step.parallel.world_size == 1:
         query.copy_(step.operations.rms_norm(query, layer.q_norm, step.config.rms_norm_eps))
         key.copy_(step.operations.rms_norm(key, layer.k_norm, step.config.rms_norm_eps))
