@@ -29,6 +29,8 @@ FORMAT_VERSION = 1
 SEGMENT_SIZE_BYTES = 64 * 2**20
 SEGMENT_SUFFIX = ".vnextlog"
 INDEX_SUFFIX = ".vnextcache"
+GAP_NAME = "frames-lost"
+"""An empty file in a log's folder while frames are lost that no later frame counts: a full disk has room for its name."""
 FIRST_FRAME_EVENT = 1
 """EngineStarted is event 0 and is stored in the header; frames count from here."""
 

@@ -36,6 +36,8 @@ BOUNDS = {
     "kv_cache_memory": (1, 2**50),
     "log_max_bytes": (0, 2**50),
     "ipc_bytes_max": (0, 2**40),
+    "log_keep": (0, 2**20),
+    "log_keep_bytes": (0, 2**60),
     "log_max_age_s": (0, 10**9),
     "step_timeout_s": (0, 10**9),
     "max_restarts": (0, COUNT_MAX),
@@ -176,7 +178,7 @@ def _check_together(settings: EngineSettings) -> None:
             f"log_max_bytes is {settings.log_max_bytes}: a log of less than {size_text(LOG_BYTES_MIN)} forgets too "
             "much at once; give it more, or 0 for no such bound."
         )
-    for name in ("log_durable", "log_compress", "log_required"):
+    for name in ("log_durable", "log_compress", "log_required", "log_keep", "log_keep_bytes"):
         if getattr(settings, name) and settings.log == "off":
             raise SettingsError(f"{name} is on and the log is off: leave one of the two out.")
     if settings.quantization == "int8" and settings.dtype not in ("auto", "bfloat16"):

@@ -21,7 +21,7 @@ SIZE_UNITS = {
 }  # fmt: skip
 COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 """As in vLLM: 4k is 4,000 and 4K is 4,096."""
-SIZES = ("kv_cache_memory", "log_max_bytes", "ipc_bytes_max", "body_bytes_max", "responses_bytes_max")
+SIZES = ("kv_cache_memory", "log_max_bytes", "log_keep_bytes", "ipc_bytes_max", "body_bytes_max", "responses_bytes_max")
 """Fields in bytes, which accept a unit."""
 OBJECTS = ("hf_overrides", "override_generation_config", "speculative_config")
 """Fields that hold a JSON object as text."""

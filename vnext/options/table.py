@@ -56,6 +56,8 @@ ENGINE_HELP = {
     "log": "what the log keeps: decisions without texts, everything, or nothing",
     "log_max_bytes": "maximum size of a log; its oldest parts are deleted; 512M is binary, 0 for no limit",
     "log_max_age_s": "seconds after which old parts of the log are deleted; 0 for never",
+    "log_keep": "number of starts, this one included, whose logs stay in --log-dir; older ones are deleted; 0 for all",
+    "log_keep_bytes": "maximum size of the logs of all starts in --log-dir; the oldest are deleted; 0 for no limit",
     "log_durable": "wait in each step until its record is on disk: a power cut then costs no more of the log than a kill",
     "log_compress": "compress completed parts of the log in the background",
     "log_index": "index the log in the background, so that a long log opens at once; counts toward --log-max-bytes",

@@ -30,9 +30,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `model` is a folder or a hub id, "" for the bundled demo model. `kv_cache_memory` is in bytes; `num_blocks_override`
     takes precedence over it. `digest_interval` is in steps. `log_dir` is the parent of this start's own folder, "" for the
-    default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. With `log_durable` each step waits for the
-    disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long segments. With
-    `log_required` an engine that cannot write its log ends. `log_format` is that of the lines on stderr (log_lines.py).
+    default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. `log_keep` and `log_keep_bytes`
+    bound the logs of all starts in their parent: the number of starts, this one included, and their bytes. With `log_durable`
+    each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
+    segments. With `log_required` an engine that cannot write its log ends. `log_format` is that of the lines on stderr
+    (log_lines.py).
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
@@ -90,6 +92,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log: LogPrivacy = "shape"
     log_max_bytes: int = 4 * 2**30
     log_max_age_s: float = 0.0
+    log_keep: int = 0
+    log_keep_bytes: int = 0
     log_durable: bool = False
     log_compress: bool = False
     log_index: bool = True

@@ -167,6 +167,9 @@ def test_frames_that_are_lost_at_the_end_are_counted_there(tmp_path, monkeypatch
     assert main(["info", str(log_dir)]) == 1 and "frames lost: 4 at its end" in capsys.readouterr().out
     monkeypatch.undo()
     log_dir = record(tmp_path / "full", change=fail(set(range(frames - 4, 10**6)), monkeypatch))
+    assert ended(open_log(log_dir)).line.startswith("incomplete: the disk was full") and ended(open_log(log_dir)).kind == "lost"
+    assert main(["info", str(log_dir)]) == 1 and "incomplete" in capsys.readouterr().out
+    (log_dir / codec.GAP_NAME).unlink()
     assert ended(open_log(log_dir)).line.startswith("killed, or still running")
 
 

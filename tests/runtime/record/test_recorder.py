@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from vnext.log import codec
 from vnext.log.codec import Frame, LogEnd, SegmentStart
 from vnext.log.reading import read
+from vnext.replay.cli.main import main as replay
 from vnext.replay.console.ended import ended
 from vnext.replay.reading.source import open_log
 from vnext.replay.reading.verify import verify
@@ -186,28 +187,46 @@ def test_a_disk_that_stays_full_is_told_in_the_last_frame(tmp_path, monkeypatch)
 
 
 FILL = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 from test_recorder import CONFIG, record, started
 from vnext.runtime.record.recorder import Recorder
 recorder = Recorder.open(sys.argv[1], started(CONFIG), "shape")
-resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2**20))
 record(recorder, arrivals=40)
 why = recorder.failure
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+if sys.argv[2] == "room again":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 recorder.close()
 print(recorder.frames_lost, why)
 """
 
 
-def test_a_file_that_the_system_lets_grow_no_further_is_a_log_that_says_so(tmp_path):
+def fill(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
     folders = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-c", FILL, tmp_path], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": folders}
-    )
+    command, environment = [sys.executable, "-c", FILL, folder, end], {**os.environ, "PYTHONPATH": folders}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_a_file_that_the_system_lets_grow_no_further_is_a_log_that_says_so(tmp_path):
+    done = fill(tmp_path, "closed")
     lost, _, why = done.stdout.partition(" ")
     assert int(lost) > 10 and ("File too large" in why or "bytes were written" in why), done.stderr
     assert sum(frame.lost for frame in items(tmp_path) if isinstance(frame, Frame)) == int(lost)
     assert ended(open_log(tmp_path)).line.startswith("frames lost: ")
+    assert not (tmp_path / codec.GAP_NAME).exists()
+
+
+def test_a_full_disk_and_then_a_kill_leave_a_log_that_is_incomplete(tmp_path, capsys):
+    assert fill(tmp_path / "killed", "killed").returncode == -9
+    found = ended(open_log(tmp_path / "killed"))
+    assert found.line.startswith("incomplete: the disk was full or failed at the end") and not found.is_sound
+    assert replay(["info", str(tmp_path / "killed")]) == 1 and "incomplete: " in capsys.readouterr().out
+    assert fill(tmp_path / "again", "room again").returncode == 0
+    assert ended(open_log(tmp_path / "again")).line.startswith("frames lost: ")
+    assert not (tmp_path / "again" / codec.GAP_NAME).exists()
 
 
 def test_a_log_that_is_required_ends_the_engine_with_its_first_lost_frame(tmp_path, monkeypatch):

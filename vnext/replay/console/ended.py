@@ -23,7 +23,7 @@ WORST_LAST: tuple[Kind, ...] = ("complete", "killed", "lost", "damaged")
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """`line` begins with "complete", "killed", "frames lost" or "damaged", and says where and what is missing."""
+    """`line` begins with "complete", "killed", "frames lost", "incomplete" or "damaged", and says where and what is missing."""
 
     kind: Kind
     line: str
@@ -35,6 +35,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COMPLETE = Ended(kind="complete", line="complete")
+INCOMPLETE = "incomplete: the disk was full or failed at the end, and the engine has not counted the frames that it lost there"
 UNCLOSED = "killed, or still running: the engine has not closed this log; what it wrote is whole"
 
 
@@ -42,8 +43,11 @@ def ended(log: Log) -> Ended:
     """How a log ends: by its indexes if they cover it all, otherwise by reading it through (no frame is folded)."""
     last = _last_indexed(log)
     if last is None:
-        return _read_through(log)
-    return COMPLETE if _is_closed(log, last) else Ended(kind="killed", line=UNCLOSED)
+        found = _read_through(log)
+    else:
+        found = COMPLETE if _is_closed(log, last) else Ended(kind="killed", line=UNCLOSED)
+    has_gap = found.kind in ("killed", "lost") and log.paths[-1].with_name(codec.GAP_NAME).exists()
+    return Ended(kind="lost", line=f"{INCOMPLETE}; {found.line}") if has_gap else found
 
 
 def ended_all(found: Sequence[Ended], names: Sequence[str]) -> Ended:

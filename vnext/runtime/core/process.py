@@ -208,6 +208,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
     bounds = Bounds(
         max_bytes=engine.log_max_bytes, max_age_s=engine.log_max_age_s, timestamped=True, durable=engine.log_durable,
         compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
+        starts_max=engine.log_keep, starts_bytes_max=engine.log_keep_bytes,
     )  # fmt: skip
     recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
     ready = EngineReady(

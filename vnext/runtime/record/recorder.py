@@ -25,6 +25,7 @@ from vnext.log.codec import RankDetail, RankDigest, SegmentHeader
 from vnext.log.redaction import Redactor
 from vnext.log.snapshot import Snapshot, snapshot
 from vnext.runtime.record.name_keys import new_name_key
+from vnext.runtime.record.retention import forget
 from vnext.runtime.record.segments import UNBOUNDED, Bounds, Segments, open_segments
 from vnext.state.events import AnyEvent, EngineStarted
 from vnext.state.fold_commit import MatchedSamples
@@ -70,6 +71,7 @@ class Recorder:
             return cls(None, None, None)
         header = replace(codec.first_header(started, privacy, __version__), closes=True)
         files, redactor = open_segments(Path(log_dir), header, bounds), None
+        forget(Path(log_dir), bounds.starts_max, bounds.starts_bytes_max)
         if privacy == "shape":
             redactor = Redactor(started, secrets.token_bytes(pseudonyms.KEY_SIZE_BYTES), new_name_key(Path(log_dir)))
         return cls(files, header, redactor, bounds.required)
@@ -125,9 +127,12 @@ class Recorder:
             self.frames_lost += 1
             if self._required:
                 raise self._ended() from error
+            if self._lost_now == 1:
+                files.mark_gap(is_open=True)
             self._complain()
         else:
             if self._lost_now:
+                files.mark_gap(is_open=False)
                 files.renew()
                 self._gap, self._lost_now = (self._next_event, self._lost_now), 0
 
@@ -200,3 +205,5 @@ class Recorder:
     def _write_end_frame(self, files: Segments) -> None:
         codec.put_frame(self._frame, codec.encode_body(self._next_event, (), (), self._lost_now, self._width))
         files.write(self._frame, self._digest, self._next_event, patient=True)
+        if self._lost_now:
+            files.mark_gap(is_open=False)

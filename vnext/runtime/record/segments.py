@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from vnext.log import codec
 from vnext.log.codec import SegmentHeader
 from vnext.runtime.record.compressor import Compressor
 from vnext.runtime.record.indexing import Indexer, next_due
+from vnext.runtime.record.retention import lock_folder
 from vnext.runtime.record.timestamp_file import TimestampFile, timestamps_path
 
 FILE_MODE = 0o600
@@ -50,7 +52,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     `durable`: a frame counts as written when the device has it. `compressed`: closed segments are compressed in the background
     (compressor.py) and then count with their smaller size. `required`: every frame is written, however long that takes.
     `indexed`: the log tool's index is built beside long segments in the background (indexing.py); it counts too and is deleted
-    with its segment.
+    with its segment. `starts_max` and `starts_bytes_max` bound the logs of all starts in one folder (retention.py).
     """
 
     segment_bytes: int = codec.SEGMENT_SIZE_BYTES
@@ -61,6 +63,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     compressed: bool = False
     required: bool = False
     indexed: bool = False
+    starts_max: int = 0
+    starts_bytes_max: int = 0
 
     @property
     def segment_bytes_max(self) -> int:
@@ -148,6 +152,7 @@ class Segments:
         self._bounds, self._durable = bounds, bounds.durable
         self._closed: deque[_Closed] = deque()
         self._fd = -1
+        self._lock = lock_folder(log_dir)
         self._torn = False
         self.timestamps: TimestampFile | None = None
         self._compressor = Compressor(bounds.durable) if bounds.compressed else None
@@ -159,7 +164,11 @@ class Segments:
         self._bytes_before = self._size = 0
         self.bytes_deleted = 0
         self.failure = ""
-        self._start(header, FIRST_FLAGS)
+        try:
+            self._start(header, FIRST_FLAGS)
+        except OSError:
+            self._unlock()
+            raise
 
     @property
     def bytes_written(self) -> int:
@@ -232,6 +241,11 @@ class Segments:
         self._before_last, self._torn = None, True
         return True
 
+    def mark_gap(self, is_open: bool) -> None:
+        """Note in the folder, as far as the disk allows it, whether frames are lost that no frame counts yet."""
+        with suppress(OSError):
+            (self._dir / codec.GAP_NAME).touch(FILE_MODE) if is_open else (self._dir / codec.GAP_NAME).unlink(missing_ok=True)
+
     def renew(self) -> None:
         """After a gap, folding can go on only from the next snapshot: let the next segment begin soon, but not after every
         gap."""
@@ -245,6 +259,12 @@ class Segments:
         if self._indexer is not None:
             self._indexer.close()
         self._let_go()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def _let_go(self) -> None:
         if self.timestamps is not None:
