@@ -1,5 +1,7 @@
-"""Kill a server under load and check the log it left: `python scripts/kill_under_load.py --kills 100 --jobs 2 --json RECORD`.
+"""Kill a server under load and check what it left: `python scripts/kill_under_load.py --kills 100 --json RECORD`.
 
+With `--survive` the kills hit parts of one server, whose streams must go on as if nothing had happened (kills_survived.py).
+Without it they hit all of a server, again and again, and its log is checked; that part is here.
 Owns the load (streams over the bundled model; some clients hang up), the instant and order of the kills, and the checks.
 All processes of a real `vnext serve` get SIGKILL at an instant drawn from the seed. Afterwards the log must verify under all
 laws and contain every token that a client received. The server's settings rotate: without and with texts, durable or not,
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,9 @@ import msgspec
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from kills_survived import KINDS, OPTIONS, logs_verified, percentile, survive  # noqa: E402
 
 from vnext.machine import machine  # noqa: E402
 from vnext.replay.reading.folding import Folded, fold  # noqa: E402
@@ -88,6 +92,8 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     options = parsed()
+    if options.survive:
+        return survive_kills(options)
     seeds = range(options.seed, options.seed + options.kills)
     forms = [name for name in FORMS if options.form in name]
     before, began_s = machine(), time.monotonic()
@@ -110,19 +116,61 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first kill")
     parser.add_argument("--jobs", type=int, default=1, help="servers at once")
+    parser.add_argument("--survive", action="store_true", help="kill parts of one server, whose streams must go on")
+    parser.add_argument("--streams", type=int, default=64, help="with --survive")
+    parser.add_argument("--kind", default="", help=f"with --survive, only kinds with this in their name: {'; '.join(KINDS)}")
     parser.add_argument("--form", default="", help=f"only forms with this in their name: {'; '.join(FORMS)}")
     parser.add_argument("--json", type=Path, help="record to begin or to add to")
     return parser.parse_args()
+
+
+def survive_kills(options: argparse.Namespace) -> int:
+    """Run --survive; returns the exit status."""
+    kinds = tuple(kind for kind in KINDS if options.kind in kind)
+    before, began_s = machine(), time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
+    process = started(folder, (*OPTIONS, "--tensor-parallel-size", "2", "--served-model-name", "demo"))
+    try:
+        url = re.search(r"http://[\d.:]+", said_until_ready(process))[0]
+        load, kills = asyncio.run(survive(url, process.pid, options.kills, options.streams, options.seed, kinds))
+        process.terminate()
+        status = process.wait(START_TIMEOUT_S)
+    finally:
+        process.kill()
+        process.stdout.close()
+    logs, wrong = logs_verified(folder)
+    wrong = [*load.wrong, *wrong, *([f"the server ended with status {status}"] if status else [])]
+    gaps = [gap for each in kills for gap in each.gaps_s]
+    summary = {
+        "kills": len(kills), "moments": Counter(each.moment for each in kills), "kinds": Counter(each.kind for each in kills),
+        "streams": options.streams, "answers_compared": load.compared, "tokens": load.tokens, "logs": logs, "wrong": wrong,
+        "gap_p50_s": percentile(gaps, 0.5), "gap_p95_s": percentile(gaps, 0.95), "gap_max_s": max(gaps, default=0.0),
+    }  # fmt: skip
+    print(json.dumps(summary, indent=1))
+    if options.json:
+        record = {
+            "command": " ".join(["python", *sys.argv]), "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "vnext": __version__, "machine": msgspec.to_builtins(before), "seconds": round(time.monotonic() - began_s, 1),
+            "summary": summary, "survived": msgspec.to_builtins(kills),
+        }  # fmt: skip
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=not wrong)
+    return int(bool(wrong))
+
+
+def started(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
+    """A server that logs into `folder`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(folder), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
 
 
 def kill(seed: int, form: str) -> Killed:
     """Start a server, load it, kill it and check its log. Raises RuntimeError if it does not start."""
     rng = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="vnext-kill-"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vnext.cli", "serve", "--port", "0", "--log-dir", str(folder), *COMMON, *FORMS[form]],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    process = started(folder, (*COMMON, *FORMS[form]))
     try:
         said = said_until_ready(process)
         url, log_dir = re.search(r"http://[\d.:]+", said)[0], Path(re.search(r"^vnext: log +(\S+)$", said, re.MULTILINE)[1])

@@ -48,7 +48,7 @@ ARROWS = {
     "text/dialects": {"text/parts"},
     "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},
     "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
-    "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled"},
+    "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled", "exits"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
     "runtime/collectives": {"runtime/processes", "models/layers", "kernels/cuda", "compiled"},
     "runtime/record": {"log", "state/*", "version"},  # the log's header names the version
@@ -134,6 +134,7 @@ LATE_IMPORTS = {
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),
+    "vnext/runtime/processes/supervisor.py": (2, "ZMQ, where no engine core follows"),
     "vnext/runtime/processes/launch.py": (2, "`import vnext` starts an engine before it imports ZMQ"),
     "vnext/replay/reading/keep_index.py": (5, "its priority is lowered before anything is imported"),
     # a light profile: who does not compute needs neither torch nor numpy
@@ -510,7 +511,7 @@ def test_test_files_have_names_of_their_own() -> None:
 
 def test_test_folders_mirror_the_rooms() -> None:
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm"}
+    assert folders <= set(ARROWS) | {".", "sim", "sim/planted", "golden", "e2e", "recovery", "rollouts", "cuda", "cuda/shim", "cuda/steps", "gpu", "arm"}
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from vnext.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.options.reader import BatchCommand, ServeCommand
-from vnext.runtime.processes.launch import StartFailed
+from vnext.runtime.processes.launch import RunningEngine, StartFailed
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.serve import EDGE_GRACE_S, fail, is_healthy, start
 from vnext.server.batches.lines import Answer, Request, answered, faults_of, requests_of, result_line
@@ -47,7 +47,7 @@ def batch(command: BatchCommand) -> int:
             edge.check_alive()
             time.sleep(POLL_S)
         width = max(1, min(settings.live_requests_max // 2, 2 * engine.ready.config.max_num_seqs))
-        bad = asyncio.run(_answer(source, target, settings, edge, width))
+        bad = asyncio.run(_answer(source, target, settings, (engine, edge), width))
     except ChildDied as error:
         return fail(error, engine.log_dir)
     except ClientError:
@@ -82,8 +82,10 @@ def _unusable(source: Path, target: Path) -> str | None:
     return None if count else f"{source} holds no request."
 
 
-async def _answer(source: Path, target: Path, settings: ServerSettings, edge: Child, width: int) -> int:
-    """Answer what `target` does not answer yet; returns the number of errors among the new answers."""
+async def _answer(
+    source: Path, target: Path, settings: ServerSettings, watched: tuple[RunningEngine, Child], width: int
+) -> int:
+    """Answer what `target` does not answer yet; returns the number of errors among the new answers. Raises ChildDied."""
     done, bad = answered(target), 0
     left = [each for each in requests_of(source) if isinstance(each, Request) and each.custom_id not in done]
     client = session(settings.api_keys[0])
@@ -97,7 +99,8 @@ async def _answer(source: Path, target: Path, settings: ServerSettings, edge: Ch
             bar.update()
 
         def is_free() -> bool:
-            edge.check_alive()
+            for each in watched:
+                each.check_alive()
             return True
 
         async with client:

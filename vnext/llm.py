@@ -74,7 +74,11 @@ class LLM:
         self._adapters = KnownAdapters(self._settings, client.ready.linear_layers)
         self.vocab_size = client.ready.config.vocab_size or self.tokenizer.vocab_size
         self.max_model_len = request_length_max(client.ready.config)
-        self.log_dir = self._engine.log_dir
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of the engine's log: the latest one, where an engine core has followed another."""
+        return self._engine.log_dir
 
     def generate(
         self,

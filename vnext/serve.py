@@ -1,6 +1,7 @@
 """`vnext serve`: starts an engine and its API server, waits, and ends them in the right order.
 
-Owns the lifetime of the two processes and the signals of this one. On the first SIGINT or SIGTERM the API server refuses new
+Owns the lifetime of the two processes and the signals of this one. An API server that has answered once and then ends is started
+again, as the engine's supervisor starts an engine core. On the first SIGINT or SIGTERM the API server refuses new
 requests and finishes the live ones within its drain time; on the second it stops at once. Then the engine ends with a
 complete log.
 """
@@ -14,7 +15,7 @@ import signal
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from vnext.options.table import flags_of
 from vnext.runtime.log_lines import begin
 from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
+from vnext.runtime.processes.supervisor import WELL_S, Restarts
 from vnext.runtime.settings import EngineSettings, reads_generation_config
 from vnext.sampling_params import InvalidRequest
 from vnext.server.address import AddressUnusable, bind
@@ -60,7 +62,7 @@ def serve(command: ServeCommand) -> int:
         return DONE
     try:
         say_unused(command.engine, engine.ready.environment)
-        return _serve_engine(engine, edge, settings)
+        return _serve_engine(engine, ApiServer(edge, settings, command.engine.max_restarts))
     finally:
         engine.stop()
         write_line("vnext: stopped")
@@ -112,40 +114,83 @@ def usual_names(model: str, folder: Path) -> tuple[str, ...]:
     return (model,)  # its folder in the hub's cache has an internal name
 
 
-def _serve_engine(engine: RunningEngine, edge: Child, settings: ServerSettings) -> int:
+class ApiServer:
+    """The API server's process. Mutable: another one follows the one that ends."""
+
+    def __init__(self, child: Child, settings: ServerSettings, max_restarts: int) -> None:
+        self.child = child
+        self.settings = settings
+        self._restarts = Restarts(max_restarts)
+        self._began_s = time.monotonic()
+
+    def wait_s(self) -> float | None:
+        """None while it runs. When it has ended: how long to wait for `start_again`. Raises ChildDied if that has no point."""
+        try:
+            self.child.check_alive()
+        except ChildDied as error:
+            wait_s = self._restarts.wait_s(time.monotonic() - self._began_s > WELL_S)
+            if wait_s is None or error.returncode == REFUSED:
+                raise
+            return wait_s
+        return None
+
+    def start_again(self) -> None:
+        write_line(f"vnext: the {self.child.end_in_words} and is started again; its requests are lost")
+        self.child.terminate(0.0)
+        self.child, self._began_s = start_edge(self.settings), time.monotonic()
+
+
+def start_edge(settings: ServerSettings) -> Child:
+    """Start an API server."""
+    child = start_child("API server", "vnext.server")
+    with suppress(ChildDied):  # whoever watches it finds out
+        child.send_config(msgspec.json.encode(settings))
+    return child
+
+
+def _serve_engine(engine: RunningEngine, edge: ApiServer) -> int:
     with _wake_on_signals() as wake:
         try:
-            if _wait_until_healthy(engine, edge, settings, wake):
-                _print_ready(engine, settings)
-                _wait(engine, edge, wake, None)
+            if _wait_until_healthy(engine, edge, wake):
+                _print_ready(engine, edge.settings)
+                while not _wait(engine, edge, wake, None):
+                    if _is_woken(wake, edge.wait_s() or 0.0):
+                        break
+                    edge.start_again()
             return DONE
         except ChildDied as error:
             return fail(error, engine.log_dir)
         finally:
-            _end_edge(edge, wake, settings.drain_s + EDGE_GRACE_S)
+            _end_edge(edge.child, wake, edge.settings.drain_s + EDGE_GRACE_S)
 
 
-def _wait_until_healthy(engine: RunningEngine, edge: Child, settings: ServerSettings, wake: int) -> bool:
+def _wait_until_healthy(engine: RunningEngine, edge: ApiServer, wake: int) -> bool:
     """Wait until the API server answers (True) or a signal comes first (False). Raises ChildDied."""
-    while not is_healthy(settings):
+    while not is_healthy(edge.settings):
         if _wait(engine, edge, wake, STARTING_POLL_S):
             return False
+        edge.child.check_alive()
     return True
 
 
-def _wait(engine: RunningEngine, edge: Child, wake: int, timeout_s: float | None) -> bool:
-    """Wait for a signal (True) or the timeout (False; None: no limit). Raises ChildDied."""
+def _wait(engine: RunningEngine, edge: ApiServer, wake: int, timeout_s: float | None) -> bool:
+    """Wait for a signal (True), or for the timeout (None: no limit) or the API server's end (False). Raises ChildDied when the
+    engine has ended."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    watched = [fd for fd in (wake, edge.exit_fd, engine.child.exit_fd) if fd is not None]
+    watched = [fd for fd in (wake, edge.child.exit_fd, engine.end_fd) if fd is not None]
     while True:
         left_s = POLL_S if deadline_s is None else min(POLL_S, max(0.0, deadline_s - time.monotonic()))
         if wake in select.select(watched, (), (), left_s)[0]:
             os.read(wake, 1)
             return True
         engine.check_alive()
-        edge.check_alive()
-        if deadline_s is not None and time.monotonic() >= deadline_s:
+        if edge.child.process.poll() is not None or (deadline_s is not None and time.monotonic() >= deadline_s):
             return False
+
+
+def _is_woken(wake: int, wait_s: float) -> bool:
+    """Whether a signal comes within this time."""
+    return bool(select.select((wake,), (), (), wait_s)[0])
 
 
 def _end_edge(edge: Child, wake: int, grace_s: float) -> None:

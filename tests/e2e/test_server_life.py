@@ -67,8 +67,10 @@ def test_a_server_killed_under_load_leaves_a_log_that_verifies_and_holds_what_wa
 
 
 @pytest.mark.parametrize("module", ["vnext.runtime.rank.main", "vnext.runtime.core.main", "vnext.server"])
-def test_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(tmp_path: Path, module: str) -> None:
-    with serving(tmp_path, *COMMON) as server:
+def test_without_restarts_any_dead_process_ends_the_server_with_a_sentence_and_nothing_left_running(
+    tmp_path: Path, module: str
+) -> None:
+    with serving(tmp_path, *COMMON, "--max-restarts", "0") as server:
         family = server.processes
         os.kill(server.process_of(module).pid, signal.SIGKILL)
         server.process.stdout.read()

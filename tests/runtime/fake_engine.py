@@ -48,7 +48,8 @@ class FakeEngine:
     """Answers each request with the tokens that `answer` gives for it, one a step while `running` is set.
 
     `refuse` gives a sentence for requests to be refused. Everything a client sent stands in `received`. While `frozen` is set it
-    neither reads nor writes, as a process that is stopped.
+    neither reads nor writes, as a process that is stopped. `address`: that of an engine before it, which this one follows; `ready`:
+    members of its EngineReady.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class FakeEngine:
         refuse: Callable[[SubmitRequest], str | None] = lambda request: None,
         config: SchedulerConfig = CONFIG,
         silent: bool = False,
+        address: str = "",
+        **ready: object,
     ) -> None:
         self.received: list[ClientMessage] = []
         self.running = threading.Event()
@@ -69,9 +72,12 @@ class FakeEngine:
         self._numbers: dict[str, int] = {}
         self._last_words: list[Message] = []
         self._peers: set[bytes] = set()
+        self._ready = EngineReady(**{"config": config, "model": "folder/toy", "world_size": 1, "log_dir": ""} | ready)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self.address = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = address or f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        if address:
+            self._socket.bind(address)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -129,14 +135,17 @@ class FakeEngine:
     def _receive(self, peer: bytes, data: bytes) -> None:
         message = client_decoder.decode(data)
         match message:
-            case Hello() if not self._silent:
+            case Hello():
                 self._peers.add(peer)
-                self._send(peer, EngineReady(config=self._config, model="folder/toy", world_size=1, log_dir=""))
+                if not self._silent:
+                    self._send(peer, self._ready)
+            case _ if peer not in self._peers:
+                return
             case SubmitRequest():
                 if (sentence := self._refuse(message)) is not None:
                     self._send(peer, RequestRefused(name=message.name, message=sentence))
                 else:
-                    self._live[message.name] = (peer, message, self._answer(message))
+                    self._live[message.name] = (peer, message, self._answer(message)[len(message.generated) // 4 :])
             case AbortRequests(names=names):
                 for name in names:
                     self._live.pop(name, None)
@@ -186,7 +195,7 @@ class FakeEngine:
 
     def _stats(self) -> EngineStats:
         others = ("stalled", "recovering", "adapters", "step_seconds_sum", "plan_seconds_sum")
-        numbers = {field: 7 for field in EngineStats.__struct_fields__ if field not in others}
+        numbers = {field: 7 for field in EngineStats.__struct_fields__ if field not in others} | {"recoveries": 0}
         return EngineStats(**numbers, step_seconds_sum=1.5, plan_seconds_sum=0.25)
 
     def _send(self, peer: bytes, message: Message) -> None:

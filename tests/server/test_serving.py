@@ -295,7 +295,7 @@ def test_a_constraint_that_fails_is_the_requests_own_error() -> None:
         server.engine.running.clear()
         live = ask(server)
         client = server.context.client
-        [name] = client._streams
+        [name] = client._live
         server.in_loop(_deliver(client, RequestOutput(name=name, tokens=b"", finish="abort", error=sentence)))
         error = live()
         assert (error.status_code, error.code, error.body["message"]) == (400, "constraint_failed", sentence)

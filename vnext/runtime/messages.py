@@ -6,6 +6,8 @@ types. Token ids are little-endian int32 bytes, as in `vnext.state.events`.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from vnext.state.config import SchedulerConfig
@@ -34,8 +36,12 @@ class AdapterFiles(Message):
 
 
 class SubmitRequest(Message, tag=1):
-    """`name` is unique among the client's live requests. There is no `has_seed`: the engine core draws the seed. `adapter`:
-    what the request is computed with beside the model."""
+    """`name` is unique among the client's live requests. Without `has_seed` the engine core draws the seed. `adapter`: what the
+    request is computed with beside the model.
+
+    `deaths` is 0 for a new request. Else it counts the engine cores in a row that ended with this request and gave it no token
+    since the one before, and `generated` are the tokens that its client has (int32 bytes).
+    """
 
     name: str
     prompt: bytes
@@ -44,6 +50,8 @@ class SubmitRequest(Message, tag=1):
     cache_salt: str = ""
     has_seed: bool = True
     adapter: AdapterFiles | None = None
+    generated: bytes = b""
+    deaths: int = 0
 
 
 class AbortRequests(Message, tag=2):
@@ -77,6 +85,9 @@ class TokenLogprobs(Message):
 
 
 class EngineReady(Message, tag=10):
+    """With `max_restarts` > 0 another engine core follows one that ends. `root_seed` keys requests without a seed
+    (derived_seed). `blamed` names the request in which the engine core before this one ended, if that is known."""
+
     config: SchedulerConfig
     model: str
     world_size: int
@@ -84,6 +95,9 @@ class EngineReady(Message, tag=10):
     environment: dict[str, str] = {}
     model_digest: str = ""
     linear_layers: dict[str, tuple[int, int]] = {}
+    max_restarts: int = 0
+    root_seed: int = 0
+    blamed: str = ""
 
 
 class RequestRefused(Message, tag=11):
@@ -197,10 +211,12 @@ class EngineStats(Message, tag=13):
 
 
 class EngineDied(Message, tag=14):
-    """`refused`: the engine did not start because of its input (a setting, a model, a folder)."""
+    """`refused`: the engine did not start because of its input (a setting, a model, a folder). `is_followed`: another engine core
+    follows this one."""
 
     message: str
     refused: bool = False
+    is_followed: bool = False
 
 
 class Pong(Message, tag=15):
@@ -289,3 +305,9 @@ encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)
 engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
 rank_decoder = msgspec.msgpack.Decoder(RankMessage)
+
+
+def derived_seed(root_seed: int, request_id: int) -> int:
+    """The uint64 key of an unseeded request: unrelated between requests, the same in every run with one root."""
+    data = root_seed.to_bytes(8, "little") + request_id.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -115,9 +115,19 @@ def reads_generation_config(settings: EngineSettings) -> bool:
     return settings.generation_config == "auto" or bool(settings.override_generation_config)
 
 
+class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine core that ended before the one that starts: how it ended, the folder of its log ("" without one), the request that
+    it was about to begin ("" where that is unknown), and its number among those of this run directory."""
+
+    cause: str
+    log: str
+    blamed: str = ""
+    number: int = 0
+
+
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model or head ("" for none); `log_dir`
-    belongs to this start, `run_dir` holds the sockets."""
+    belongs to this start, `run_dir` holds the socket of the clients. `predecessor`: None for the first engine core."""
 
     engine: EngineSettings
     model_path: str
@@ -125,6 +135,12 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     log_dir: str
     draft_path: str = ""
+    predecessor: Predecessor | None = None
+
+    @property
+    def ranks_dir(self) -> str:
+        """The folder of the ranks' sockets: ranks of an engine core that has ended must not find its successor."""
+        return self.run_dir if self.predecessor is None else f"{self.run_dir}/{self.predecessor.number + 1}"
 
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from vnext.server.views.messages import count_tokens, create_message
 from vnext.server.views.openapi import get_openapi
 from vnext.server.views.operations import (
     get_health,
+    get_live,
     get_load,
     get_metrics,
     get_model,
@@ -70,6 +71,7 @@ ROUTES = (
     Route("GET", "/health", get_health, "200 while requests are served, else 503; also /ping"),
     Route("GET", "/ping", get_health),
     Route("POST", "/ping", get_health),
+    Route("GET", "/live", get_live, "200 while this process runs"),
     Route("GET", "/metrics", get_metrics, "figures in Prometheus' form", answers=(TEXT,)),
     Route("GET", "/load", get_load, "how many answers wait or run"),
     Route("GET", "/version", get_version, "the version"),

@@ -11,8 +11,9 @@ import pytest
 import zmq
 from fake_engine import FakeEngine, wait_until
 
-from vnext.runtime.client.client import MESSAGES_A_TURN, EngineClient, EngineDead, Refused
+from vnext.runtime.client.client import EngineClient, EngineDead, Refused
 from vnext.runtime.client.client_sync import SyncEngineClient
+from vnext.runtime.client.connection import MESSAGES_A_TURN
 from vnext.runtime.merged_output import MergedOutput
 from vnext.runtime.messages import Goodbye, Ping, RequestOutput, ResetPrefixCache, SubmitRequest
 from vnext.state.events import pack_tokens, unpack_tokens
@@ -46,7 +47,7 @@ def with_client(engine: FakeEngine, use: Callable[[EngineClient], Coroutine[Any,
 def test_stream_gives_every_token_once_and_ends() -> None:
     async def use(client: EngineClient) -> None:
         assert client.ready.model == "folder/toy" and client.stats is None
-        assert client._socket.get(zmq.HEARTBEAT_IVL) == 0, "ZMQ takes a process that is stopped for one that is gone"
+        assert client._connection._socket.get(zmq.HEARTBEAT_IVL) == 0, "ZMQ takes a process that is stopped for one that is gone"
         stream = client.submit(name="a", prompt=PROMPT, sampling=SAMPLING)
         tokens, finishes = [], []
         async for output in stream:

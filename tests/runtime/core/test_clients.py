@@ -6,7 +6,9 @@ import logging
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,10 +19,12 @@ from vnext.runtime.core import process as core_process
 from vnext.runtime.core.clients import Clients, constraint_refusal
 from vnext.runtime.core.owners import News
 from vnext.runtime.messages import (
+    AbortRequests,
     EngineDied,
     EngineMessage,
     EngineReady,
     EngineStats,
+    Goodbye,
     Hello,
     Outputs,
     Ping,
@@ -31,8 +35,17 @@ from vnext.runtime.messages import (
     encoder,
     engine_decoder,
 )
+from vnext.runtime.processes.run_dir import PROGRESS, SUSPECT, CoreNotes
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    pack_tokens,
+    unpack_tokens,
+)
 from vnext.state.outputs import Going
 from vnext.state.params import Constraint, Sampling
 from vnext.state.reduce import reduce, start
@@ -48,11 +61,11 @@ STEPS, AHEAD = 500, 4
 class Bench:
     """A core's clients without a core, over a transport that holds no more than it is told to."""
 
-    def __init__(self, context: zmq.Context) -> None:
+    def __init__(self, context: zmq.Context, **others: Any) -> None:
         self._context = context
         self._front = self._socket(zmq.ROUTER)
         self._front.bind("inproc://front")
-        self.clients = Clients(self._front, READY, root_seed=7)
+        self.clients = Clients(self._front, READY, root_seed=7, **others)
         self.state = start(STARTED)
 
     def _socket(self, kind: int) -> zmq.Socket:
@@ -251,3 +264,77 @@ def test_a_constraint_that_no_answer_can_keep_is_refused(changes: dict, constrai
 def test_a_grammar_needs_a_model_with_an_end_token() -> None:
     config = msgspec.structs.replace(CONFIG, eos_token_ids=(), vocab_size=100)
     assert "has no end token" in (constraint_refusal(config, Sampling(seed=0, max_tokens=4), Constraint(grammar="g")) or "")
+
+
+# ---- an engine core that follows another -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def successor(tmp_path: Path) -> Iterator[Bench]:
+    context = zmq.Context()
+    yield Bench(context, notes=CoreNotes(tmp_path), follows=True)
+    context.destroy(linger=0)
+
+
+def resumed(name: str, deaths: int = 1, generated: Sequence[int] = ()) -> bytes:
+    wished = SubmitRequest(name=name, prompt=pack_tokens([1, 2]), sampling=Sampling(seed=1, max_tokens=STEPS))
+    return encoder.encode(msgspec.structs.replace(wished, deaths=deaths, generated=pack_tokens(list(generated))))
+
+
+def greeted(bench: Bench) -> zmq.Socket:
+    socket = bench.client()
+    socket.send(encoder.encode(Hello()))
+    return socket
+
+
+def test_a_resumption_is_an_event_of_its_own_and_what_was_meant_for_another_engine_core_is_dropped(successor: Bench) -> None:
+    stale, socket = successor.client(), greeted(successor)
+    stale.send(wish("stale"))
+    socket.send(resumed("a", generated=[7, 8]))
+    socket.send(resumed("b"))
+    socket.send(wish("c"))
+    first, second, third = successor.arrived()
+    assert isinstance(first, RequestResumed) and unpack_tokens(first.generated).tolist() == [7, 8]
+    assert isinstance(second, RequestResumed) and (second.name, second.generated) == ("b", b"")
+    assert type(third) is RequestArrived and third.name == "c"
+
+
+@pytest.mark.parametrize(("generated", "words"), [([50], "outside the model's vocabulary"), ([3] * STEPS, "it has ended")])
+def test_a_resumption_that_cannot_be_is_refused(successor: Bench, generated: list[int], words: str) -> None:
+    socket = greeted(successor)
+    socket.send(resumed("a", generated=generated))
+    assert successor.arrived() == []
+    assert words in successor.heard(socket)[-1].message
+
+
+def test_suspects_are_tried_one_at_a_time_and_named_before_they_begin(successor: Bench, tmp_path: Path) -> None:
+    clients, socket, notes = successor.clients, greeted(successor), CoreNotes(tmp_path)
+    for name in "abcd":
+        socket.send(resumed(name, deaths=1 if name == "a" else 2))
+    assert [event.name for event in successor.arrived()] == ["a", "b"] and notes.text(SUSPECT) is None
+    assert not clients.is_behind
+    clients.begun((0,))
+    assert notes.text(SUSPECT) is None
+    clients.begun((1,))
+    assert notes.text(SUSPECT) == "b"
+    clients.tell([news_of([0], {0: "a"}, 0, False)])
+    assert successor.arrived() == [] and notes.text(SUSPECT) == "b" and notes.text(PROGRESS) == ""
+    clients.tell([news_of([0, 1], {0: "a", 1: "b"}, 1, False)])
+    assert notes.text(SUSPECT) is None and clients.is_behind, "the next one may be tried"
+    socket.send(encoder.encode(AbortRequests(names=("c",), reason="client")))
+    assert [event.name for event in successor.arrived()] == ["d"]
+    socket.send(encoder.encode(AbortRequests(names=("d",), reason="client")))
+    [event] = successor.arrived()
+    clients.tell([(None, [RequestOutput(name="d", tokens=b"", finish="abort", number=2)])])
+    assert isinstance(event, RequestAborted) and not clients.is_behind
+
+
+def test_a_client_that_leaves_takes_its_suspects_along(successor: Bench) -> None:
+    socket = greeted(successor)
+    for name in "ab":
+        socket.send(resumed(name, deaths=2))
+    assert [event.name for event in successor.arrived()] == ["a"]
+    socket.send(encoder.encode(Goodbye()))
+    successor.arrived()
+    successor.clients.tell([(None, [RequestOutput(name="a", tokens=b"", finish="abort", number=0)])])
+    assert not successor.clients.is_behind and successor.arrived() == []

@@ -18,7 +18,7 @@ from vnext.log.codec import Frame
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.source import open_log
 from vnext.runtime.core import engine_core, owners
-from vnext.runtime.core.clients import Clients, derived_seed
+from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import MpExecutor
 from vnext.runtime.messages import (
@@ -34,6 +34,7 @@ from vnext.runtime.messages import (
     RequestRefused,
     ResetPrefixCache,
     SubmitRequest,
+    derived_seed,
     encoder,
     engine_decoder,
 )

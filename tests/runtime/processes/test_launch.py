@@ -145,7 +145,7 @@ def test_an_engine_whose_log_is_required_ends_when_its_disk_is_full(tmp_path: Pa
 
 
 def test_a_killed_engine_core_takes_its_ranks_along_and_leaves_a_log_that_verifies(tmp_path: Path) -> None:
-    with running(tmp_path) as (engine, client):
+    with running(tmp_path, max_restarts=0) as (engine, client):
         ranks = psutil.Process(engine.child.pid).children()
         outputs = client.run(requests(2, 900))
         for _ in range(20):

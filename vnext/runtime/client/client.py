@@ -1,20 +1,23 @@
-"""Client: the engine core as an API process or the library sees it, over one ZMQ DEALER socket.
+"""Client: the engine core as an API process or the library sees it.
 
-Owns the socket and the set of live requests. Knows nothing of HTTP, texts or processes. The event loop reports what arrives, and
-each message is sorted into output streams at once, without a task; a task pings a silent core. When the engine dies, every live
-stream ends with EngineDead and the client never recovers. An engine that is only silent ends nothing (silence.py). `client_sync`
-serves programs without an event loop.
+Owns the set of live requests. Knows nothing of HTTP, texts or processes. The event loop reports what arrives, and each message is
+sorted into output streams at once, without a task; a task pings a silent core. When the engine core dies and another one follows
+it, the client connects to that one and has it go on with every live request: streams only wait. Otherwise every live stream ends
+with EngineDead. An engine that is only silent ends nothing (silence.py). `client_sync` serves programs without an event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
 import zmq
 
+from vnext.runtime.client.connection import Connection
+from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.runtime.client.silence import INTERVAL_S, Silence
 from vnext.runtime.messages import (
@@ -33,38 +36,39 @@ from vnext.runtime.messages import (
     RequestRefused,
     ResetPrefixCache,
     SubmitRequest,
-    encoder,
     engine_decoder,
 )
 from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
 GOODBYE_LINGER_MS = 500
-MESSAGES_A_TURN = 16  # as many tokens of a stream as go out in one write, and a millisecond of the event loop
-_READABLE = int(zmq.POLLIN)
+BLAMED = "The engine core ended several times in a row with this request, at last as it began this one alone: it is not tried again"
+Numbered = tuple[Callable[[int], None], Callable[[str, int], None], str]
+"""Of a request that the engine core names by number: where its tokens are kept, where they go, and its name."""
 
 
 class EngineClient:
-    """One connection to an engine core; every message is one frame, and those of a turn go together. It belongs to the event loop
-    that connected it."""
+    """One client of an engine, whichever engine core runs it. It belongs to the event loop that connected it.
+
+    `recoveries` counts the engine cores and ranks that have followed others, `recovery_seconds` is the sum of the times between.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
-        self._socket = _dealer(self._context)
-        self._unsent: list[bytes] = []
-        self._reads_on = False
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._streams: dict[str, OutputStream] = {}
-        self._numbers: dict[str, int] = {}  # of requests that the engine core names by number
-        self._numbered: dict[int, tuple[OutputStream, str]] = {}
+        self._live: dict[str, LiveRequest] = {}
+        self._numbered: dict[int, Numbered] = {}
         self._asking: asyncio.Task[None] | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._ready: EngineReady | None = None
         self._stats: EngineStats | None = None
         self._death: str | None = None
+        self._loss = ""
+        self._lost_s = 0.0
+        self._recoveries, self._recovery_seconds = 0, 0.0  # without those of the present engine core's ranks
         self._silence = Silence()
+        self._connection = self._connected()
 
     @classmethod
     async def connect(cls, address: str, timeout_s: float | None = 60.0) -> EngineClient:
@@ -72,18 +76,13 @@ class EngineClient:
         never), EngineNotStarted when the core reports that it cannot start."""
         client = cls(address)
         try:
-            client._socket.connect(address)
-            client._loop.add_reader(client._socket.fd, client._read)
-            client._send(Hello())
             await asyncio.wait_for(client._started, timeout_s)
         except TimeoutError as error:
             sentence = f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?"
             raise EngineDead(sentence) from error
         finally:
             if client._ready is None:
-                await client._close_sockets(linger_ms=0)
-        client._loop.add_reader(client._monitor.fd, client._look_for_end)
-        client._look_for_end()
+                await client._disconnect(linger_ms=0)
         client._asking = asyncio.create_task(client._ask_when_silent())
         return client
 
@@ -105,14 +104,27 @@ class EngineClient:
 
     @property
     def trouble(self) -> str | None:
-        """Why there are no answers at present: the engine is dead, its core is silent, or a step of its ranks does not end.
-        None while all is well."""
+        """Why there are no answers at present: the engine is dead or recovers, its core is silent, or a step of its ranks does not
+        end. None while all is well."""
         stalled = self._stats.stalled if self._stats is not None else ""
-        return self._death or self._silence.sentence or stalled or None
+        return self._death or self.recovering or self._silence.sentence or stalled or None
+
+    @property
+    def recovering(self) -> str:
+        """What has ended and is started again, in a sentence; "" while nothing is. Requests wait."""
+        return self._loss or (self._stats.recovering if self._stats is not None else "")
+
+    @property
+    def recoveries(self) -> int:
+        return self._recoveries + (self._stats.recoveries if self._stats is not None else 0)
+
+    @property
+    def recovery_seconds(self) -> float:
+        return self._recovery_seconds + (self._stats.recovery_seconds if self._stats is not None else 0.0)
 
     @property
     def live_count(self) -> int:
-        return len(self._streams)
+        return len(self._live)
 
     def submit(
         self,
@@ -144,74 +156,59 @@ class EngineClient:
         if self._death is not None:
             raise EngineDead(self._death)
         names = {request.name for request in requests}
-        if len(names) != len(requests) or not names.isdisjoint(self._streams):
+        if len(names) != len(requests) or not names.isdisjoint(self._live):
             raise ValueError("a request's name must be unique among the live requests")
         stream = OutputStream(names, self._drop)
         for request in requests:
-            self._streams[request.name] = stream
+            self._live[request.name] = LiveRequest(request, stream)
             self._send(request)
         return stream
 
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
         """End live requests; their streams get the finish "abort" at once. Names that have ended are ignored."""
-        live = {name: self._streams[name] for name in names if name in self._streams}
+        live = {name: self._live[name] for name in names if name in self._live}
         self._drop(live, reason)
-        for name, stream in live.items():
-            stream.put(RequestOutput(name=name, tokens=b"", finish="abort"))
+        for name, each in live.items():
+            each.stream.put(RequestOutput(name=name, tokens=b"", finish="abort"))
 
     def abort_all(self, reason: AbortReason) -> None:
         """`abort` for every live request."""
-        self.abort(tuple(self._streams), reason)
+        self.abort(tuple(self._live), reason)
 
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())
 
     async def close(self) -> None:
         """Say goodbye and leave; live streams end with EngineDead."""
-        if self._death is None:
-            self._send(Goodbye())
+        self._send(Goodbye())
         self._die("The connection to the engine core was closed by this process.")
         if self._asking is not None:
             self._asking.cancel()
-        await self._close_sockets(GOODBYE_LINGER_MS)
+        await self._disconnect(GOODBYE_LINGER_MS)
+
+    def _connected(self) -> Connection:
+        """A new connection; its first message goes to whichever engine core answers at the address."""
+        connection = Connection(self._context, self._address, self._read, self._lose)
+        connection.send(Hello())
+        return connection
 
     def _send(self, message: ClientMessage) -> None:
-        """Send at the end of this turn, without waiting: ZMQ keeps the order and sends as soon as it can. The API server bounds
-        what may queue."""
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent.append(encoder.encode(message))
+        """Send to the engine core. One that is not there yet learns of what is live when it comes."""
+        if self._death is None and not self._loss:
+            self._connection.send(message)
 
-    def _flush(self) -> None:
-        """Send what a turn has left, as the frames of one message: each time ZMQ's thread wakes costs as much as a request."""
-        messages, self._unsent = self._unsent, []
-        if messages:
-            self._socket.send_multipart(messages)
-            self._read()
-
-    def _read(self) -> None:
-        """Take in what has arrived, the rest in the next turn: an engine that is ahead must not keep the loop. ZMQ's file reports
-        a change once, and a change that sending has seen not at all."""
-        for _ in range(MESSAGES_A_TURN):
-            if not self._socket.get(zmq.EVENTS) & _READABLE or self._death is not None:
-                return
-            self._silence.heard()
-            try:
-                self._receive(engine_decoder.decode(self._socket.recv()))
-            except msgspec.MsgspecError as error:
-                self._die(f"The engine core sent a message that this version cannot read: {error}.")
-        if not self._reads_on:
-            self._reads_on = True
-            self._loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        self._reads_on = False
-        if not self._socket.closed:
-            self._read()
+    def _read(self, data: bytes) -> bool:
+        """Take in a message; returns whether to go on reading."""
+        self._silence.heard()
+        try:
+            self._receive(engine_decoder.decode(data))
+        except msgspec.MsgspecError as error:
+            self._die(f"The engine core sent a message that this version cannot read: {error}.")
+        return self._death is None
 
     def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
         gone = tuple(sorted(name for name in names if self._forget(name) is not None))
-        if gone and self._death is None:
+        if gone:
             self._send(AbortRequests(names=gone, reason=reason))
 
     def _receive(self, message: EngineMessage) -> None:
@@ -223,81 +220,102 @@ class EngineClient:
             case EngineStats():
                 self._stats = message
             case RequestRefused(name=name, message=sentence):
-                if (stream := self._forget(name)) is not None:
-                    stream.fail(Refused(name, sentence))
-            case EngineDied(message=sentence):
-                if not self._started.done():
-                    self._started.set_exception(EngineNotStarted(sentence))
-                self._die(sentence)
+                if (live := self._forget(name)) is not None:
+                    live.stream.fail(Refused(name, sentence))
+            case EngineDied(message=sentence, is_followed=is_followed):
+                self._end(sentence, is_followed)
             case EngineReady():
-                self._ready = message
-                if not self._started.done():
-                    self._started.set_result(None)
+                self._begin(message)
             case Pong():
                 pass  # the message itself shows that the core runs
             case _:
                 assert_never(message)
 
     def _deliver(self, output: RequestOutput) -> None:
-        stream = self._streams.get(output.name)
-        if stream is None:
+        live = self._live.get(output.name)
+        if live is None:
             return  # aborted here while this output was in transit
         if output.finish:
             self._forget(output.name)
         elif output.number >= 0:
-            self._numbers[output.name] = output.number
-            self._numbered[output.number] = stream, output.name
-        stream.put(output)
+            live.number = output.number
+            self._numbered[output.number] = live.tokens.append, live.stream.put_token, output.name
+        live.stream.put(live.take(output))
 
     def _deliver_columns(self, numbers: bytes, tokens: bytes) -> None:
         """One token each for requests that go on; requests aborted here are unknown by now and are skipped."""
         find = self._numbered.get
         for number, token in zip(memoryview(numbers).cast("q"), memoryview(tokens).cast("i")):
             if (found := find(number)) is not None:
-                found[0].put_token(found[1], token)
+                keep, put_token, name = found
+                keep(token)
+                put_token(name, token)
 
-    def _forget(self, name: str) -> OutputStream | None:
-        """Remove a request from the live ones and return its stream, None if it was not live."""
-        if (number := self._numbers.pop(name, None)) is not None:
-            del self._numbered[number]
-        return self._streams.pop(name, None)
+    def _forget(self, name: str) -> LiveRequest | None:
+        """Remove a request from the live ones and return it, None if it was not live."""
+        if (live := self._live.pop(name, None)) is not None:
+            self._numbered.pop(live.number, None)
+        return live
 
     async def _ask_when_silent(self) -> None:
         while self._death is None:
             await asyncio.sleep(INTERVAL_S)
+            if self._loss:
+                self._silence.heard()  # its successor has nothing to answer yet
             if self._silence.look():
                 self._send(Ping())
 
-    def _look_for_end(self) -> None:
-        """Watch the connection: on one machine it breaks only when the other process ends."""
-        if self._monitor.get(zmq.EVENTS) & _READABLE:
-            self._loop.remove_reader(self._monitor.fd)
-            self._die(f"The connection to the engine core at {self._address} is lost: the engine core has ended.")
+    # ---- the engine core's beginning and end -----------------------------------------------------------------------
+
+    def _begin(self, ready: EngineReady) -> None:
+        """An engine core is ready. One that follows another gets every live request."""
+        before, self._ready = self._ready, ready
+        if not self._started.done():
+            self._started.set_result(None)
+        if not self._loss:
+            return
+        if before is not None and before.model_digest != ready.model_digest:
+            return self._die("The model's files have changed since the engine core that has ended was started.")
+        self._loss = ""
+        self._recoveries += 1
+        self._recovery_seconds += time.monotonic() - self._lost_s
+        if (blamed := self._live.get(ready.blamed)) is not None:
+            blamed.stream.put(RequestOutput(name=ready.blamed, tokens=b"", finish="abort", error=BLAMED))
+            self._forget(ready.blamed)
+        for live in self._live.values():
+            self._send(live.request)
+
+    def _lose(self) -> None:
+        """The connection has broken: the engine core's process has ended."""
+        sentence = f"The connection to the engine core at {self._address} is lost: the engine core has ended"
+        self._end(f"{sentence}.", is_followed=self._ready is None or self._ready.max_restarts > 0)
+
+    def _end(self, sentence: str, is_followed: bool) -> None:
+        """The engine core has ended, or will at once. If another one follows it, wait for that one at the same address."""
+        if not is_followed:
+            if not self._started.done():
+                self._started.set_exception(EngineNotStarted(sentence))
+            return self._die(sentence)
+        self._connection.close()
+        if self._ready is not None and not self._loss:
+            self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
+            self._numbered = {}
+            for live in self._live.values():
+                live.lose(self._ready.root_seed)
+            self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None
+        self._connection = self._connected()
 
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
         if not self._started.done():
             self._started.set_exception(EngineDead(sentence))
-        streams, self._streams, self._numbers, self._numbered = self._streams, {}, {}, {}
-        for stream in dict.fromkeys(streams.values()):
+        live, self._live, self._numbered = self._live, {}, {}
+        for stream in dict.fromkeys(each.stream for each in live.values()):
             stream.fail(EngineDead(self._death))
 
-    async def _close_sockets(self, linger_ms: int) -> None:
-        self._flush()
-        for socket in (self._socket, self._monitor):
-            self._loop.remove_reader(socket.fd)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=linger_ms)
+    async def _disconnect(self, linger_ms: int) -> None:
+        self._connection.close(0 if self._loss else linger_ms)
         try:  # waits until the last messages are sent or the linger time is over
             await asyncio.to_thread(self._context.term)
         except RuntimeError:  # the interpreter is shutting down and starts no more threads
             self._context.term()
-
-
-def _dealer(context: zmq.Context) -> zmq.Socket:
-    socket = context.socket(zmq.DEALER)
-    # No heartbeats: ZMQ takes a stopped process for a dead one, and drops messages in transit.
-    socket.set(zmq.RCVHWM, 0)  # everything is read at once
-    socket.set(zmq.SNDHWM, 0)
-    return socket

@@ -7,10 +7,10 @@ other: the messages it has yet to receive are merged (backlog.py).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import zmq
@@ -18,6 +18,7 @@ import zmq
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.core.backlog import Backlog
 from vnext.runtime.core.owners import News, Owners
+from vnext.runtime.core.suspects import Suspects
 from vnext.runtime.messages import (
     AbortRequests,
     AdapterFiles,
@@ -33,8 +34,10 @@ from vnext.runtime.messages import (
     ResetPrefixCache,
     SubmitRequest,
     client_decoder,
+    derived_seed,
     encoder,
 )
+from vnext.runtime.processes.run_dir import PROGRESS, CoreNotes
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AbortReason,
@@ -43,6 +46,8 @@ from vnext.state.events import (
     RequestAborted,
     RequestArrived,
     RequestId,
+    RequestResumed,
+    generated_by,
     unpack_tokens,
 )
 from vnext.state.feasibility import refusal
@@ -53,14 +58,19 @@ READABLE = int(zmq.POLLIN)
 MORE_AT_ONCE = int(zmq.SNDMORE | zmq.NOBLOCK)  # combining the enums for each message would cost time
 MESSAGES_AHEAD_MAX = 1000
 """Messages sent to a client and not yet read; beyond this number they are merged."""
+NO_NOTES = CoreNotes("")
 log = logging.getLogger(__name__)
 
 
 class Clients:
     """All clients of one engine core. `root_seed` keys the requests that bring no seed. The SNDHWM of `socket` bounds the
-    messages in transit to each client."""
+    messages in transit to each client. `notes`: for those who start the next engine core. One that `follows` another drops the
+    messages of clients that have not said hello: their transport had kept them for the one before.
+    """
 
-    def __init__(self, socket: zmq.Socket, ready: EngineReady, root_seed: int) -> None:
+    def __init__(
+        self, socket: zmq.Socket, ready: EngineReady, root_seed: int, notes: CoreNotes = NO_NOTES, follows: bool = False
+    ) -> None:
         self._socket = socket
         self._ready = ready
         self._root_seed = root_seed
@@ -69,6 +79,9 @@ class Clients:
         self._sent_stats: EngineStats | None = None
         self._gone: set[bytes] = set()
         self._backlogs: dict[bytes, Backlog] = {}
+        self._notes, self._follows = notes, follows
+        self._suspects = Suspects(notes)
+        self._has_sent_tokens = False
         self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
@@ -82,12 +95,16 @@ class Clients:
             self._catch_up()
         yield from self._forget_gone()
         for peer, message in self._received() if ready is None or self._socket in ready else ():
+            if self._follows and peer not in self._peers and not isinstance(message, Hello):
+                continue
             self._peers.add(peer)
             match message:
                 case Hello():
                     self._send(peer, self._ready)
                     self._sent_stats = None
                 case SubmitRequest():
+                    if self._suspects.takes(peer, message):
+                        continue
                     if (event := self._arrival(state, peer, message, next_id)) is not None:
                         next_id += 1
                         yield event
@@ -100,16 +117,27 @@ class Clients:
                 case Goodbye():
                     self._gone.add(peer)
         yield from self._forget_gone()
+        while (suspect := self._suspects.next()) is not None:
+            peer, message = suspect
+            if (event := self._arrival(state, peer, message, next_id)) is not None:
+                self._suspects.try_(next_id, message.name, is_next=not state.waiting and next_id == state.next_id)
+                next_id += 1
+                yield event
 
     def tell(self, news: Iterable[News]) -> None:
         """Send each event's outputs to the clients that asked for them; forget finished requests."""
         for each in news:
             for peer, letter in self._owners.letters(each):
                 self._send(peer, letter)
+            self._suspects.heard(each)
+            if not self._has_sent_tokens and each[0] is not None:
+                self._notes.write(PROGRESS)
+                self._has_sent_tokens = True
 
-    def begun(self, ids: Iterable[int]) -> None:
+    def begun(self, ids: Collection[int]) -> None:
         """These requests have been planned into their first step."""
         self._owners.begun(ids)
+        self._suspects.begun(ids)
 
     def tell_stats(self, stats: EngineStats) -> None:
         """Send statistics to every client, unless nothing has changed."""
@@ -119,8 +147,8 @@ class Clients:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a client has not read its messages yet. No event reports when it does."""
-        return bool(self._backlogs)
+        """Whether there is work that no event reports: a client has not read its messages yet, or a suspect may be tried."""
+        return bool(self._backlogs) or self._suspects.are_due
 
     def tell_all(self, message: EngineMessage) -> None:
         for peer in sorted(self._peers):
@@ -161,6 +189,7 @@ class Clients:
         """Abort the requests of clients that have left, with a goodbye or without."""
         for peer in sorted(self._gone):
             yield from self._abort(peer, self._owners.names_of(peer), "client")
+            self._suspects.forget(peer)
             self._peers.discard(peer)
         self._gone.clear()
 
@@ -169,7 +198,8 @@ class Clients:
         sampling = msgspec.structs.replace(wish.sampling, adapter=adapter)
         if not wish.has_seed:
             sampling = msgspec.structs.replace(sampling, seed=derived_seed(self._root_seed, next_id))
-        event = RequestArrived(
+        kind = partial(RequestResumed, generated=wish.generated) if wish.deaths else RequestArrived
+        event = kind(
             id=RequestId(next_id),
             name=wish.name,
             prompt=wish.prompt,
@@ -191,7 +221,7 @@ class Clients:
             return f"a request named {event.name!r} is live already: give each request a name of its own"
         if (why_not := refusal(state.config, event)) is not None:
             return why_not
-        tokens, vocabulary = unpack_tokens(event.prompt), state.config.vocab_size
+        tokens, vocabulary = unpack_tokens(event.prompt + generated_by(event)), state.config.vocab_size
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
             return f"token id {wrong} is outside the model's vocabulary of {vocabulary}"
@@ -201,6 +231,7 @@ class Clients:
 
     def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
         """Abort the named requests. A name that is not live has already ended and is skipped."""
+        self._suspects.forget(peer, names := tuple(names))
         found = (self._owners.id_of(peer, name) for name in names)
         ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
         if ids:
@@ -237,9 +268,3 @@ def read_messages(parts: Sequence[bytes]) -> Iterator[tuple[bytes, ClientMessage
             log.warning("a client's message could not be read and was dropped: %s", error)
         else:
             yield peer, message
-
-
-def derived_seed(root_seed: int, request_id: int) -> int:
-    """The uint64 key of an unseeded request: unrelated between requests, the same in every run with one root."""
-    data = root_seed.to_bytes(8, "little") + request_id.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -41,7 +41,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest, requests_otherwise
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import AnyEvent, EngineStarted, RequestAborted, RequestId, StepCommitted, StepPlanned
+from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, RequestAborted, RequestId, StepCommitted, StepPlanned
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import Output, outputs, outputs_apart
@@ -88,6 +88,11 @@ class EngineCore:
         self._adapters = AdapterLoading(started.world_size, executor.send)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
+
+    def begin_after(self, recovered: EngineRecovered) -> None:
+        """Another engine core had the requests that clients submit from now on. Call this first."""
+        self._fold(recovered)
+        self._carry_out()
 
     # ---- one turn --------------------------------------------------------------------------------------------------
 

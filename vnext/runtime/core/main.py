@@ -7,6 +7,7 @@ imports. A SIGTERM during the start ends the ranks too: while they import they w
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 import sys
 from types import FrameType
@@ -14,7 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from vnext.exits import DONE
+from vnext.exits import DONE, FAILED, FOLLOWED
 from vnext.runtime.processes.rank_processes import start_ranks
 from vnext.runtime.processes.run_dir import remove
 from vnext.runtime.processes.subprocesses import enter_child, terminate_all
@@ -34,7 +35,11 @@ def main() -> int:
     except SystemExit:
         terminate_all(ranks, grace_s=0.0)
         raise
-    return run(settings, ranks)
+    try:
+        return run(settings, ranks)
+    except Exception:  # a bug: another engine core may get on with other requests
+        logging.exception("the engine core stopped")
+        return FOLLOWED if settings.engine.max_restarts else FAILED
 
 
 def _settings(config: bytes) -> CoreSettings:

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import zmq
 
-from vnext.exits import DONE, FAILED, REFUSED
+from vnext.exits import DONE, FAILED, FOLLOWED, REFUSED
 from vnext.models.errors import ModelError
 from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_messages
 from vnext.runtime.core.engine_core import EngineCore
@@ -30,10 +30,12 @@ from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, 
 from vnext.runtime.core.progress import RanksStalled
 from vnext.runtime.core.sizing import require_policy, scheduler_config
 from vnext.runtime.log_lines import begin
-from vnext.runtime.messages import EngineDied, EngineReady, RankReady, encoder
+from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import threads_of
+from vnext.runtime.processes.run_dir import READY, CoreNotes
 from vnext.runtime.processes.subprocesses import Child, ChildDied
+from vnext.runtime.record.held import frames_held
 from vnext.runtime.record.recorder import LogLost, Recorder
 from vnext.runtime.record.segments import Bounds, LogUnwritable
 from vnext.runtime.ring.common import RingClosed
@@ -48,11 +50,13 @@ from vnext.runtime.settings import (
 from vnext.runtime.speculation import speculation_of
 from vnext.state.config import MEASURED
 from vnext.state.errors import IllegalEvent, LawBroken
-from vnext.state.events import EngineStarted
+from vnext.state.events import EngineRecovered, EngineStarted
 
 REFUSALS = (ModelError, SettingsError, RankStartFailed, LogUnwritable)
 START_ERRORS = (*REFUSALS, ChildDied, OSError)
 DEATHS = (ChildDied, LawBroken, IllegalEvent, LogLost, RingClosed, RuntimeError)
+LAST_DEATHS = (ChildDied, LogLost, RanksStalled)
+"""What another engine core would meet too: ranks have ended more often than they may, or the log cannot be written."""
 FAREWELL_MS = 1500
 
 
@@ -83,27 +87,30 @@ def run_until(
             raise
         except START_ERRORS as error:
             refused = isinstance(error, REFUSALS)
-            report_death(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
+            is_followed = settings.predecessor is not None and not refused
+            if not is_followed:
+                report_death(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
             executor.stop()
-            return REFUSED if refused else FAILED
+            return REFUSED if refused else FOLLOWED if is_followed else FAILED
         grace_s = STOP_GRACE_S
         try:
             serve(core, executor, front, wake.fileno())
         except DEATHS as error:
             grace_s = 0.0 if isinstance(error, RanksStalled) else grace_s
             core.record_end()
-            report_end(error, clients, settings)
-            return FAILED
+            is_followed = settings.engine.max_restarts > 0 and not isinstance(error, LAST_DEATHS)
+            report_end(error, clients, settings, is_followed)
+            return FOLLOWED if is_followed else FAILED
         finally:
             executor.stop(grace_s)
     return DONE
 
 
-def report_end(error: Exception, clients: Clients, settings: CoreSettings) -> None:
+def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
     """Name the error that stopped the engine, and the log that led to it, to all clients and on stderr."""
     where = f" The log that led to it is in {settings.log_dir}." if settings.engine.log != "off" else ""
-    clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}"))
-    if isinstance(error, (ChildDied, LogLost, RanksStalled)):  # not a bug here, so a traceback would not help
+    clients.tell_all(EngineDied(message=f"The engine stopped: {sentence_of(error)}.{where}", is_followed=is_followed))
+    if isinstance(error, LAST_DEATHS):  # not a bug here, so a traceback would not help
         logging.error("the engine stopped: %s.%s", sentence_of(error), where)
     else:
         logging.exception("the engine stopped.%s", where)
@@ -181,7 +188,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
     if engine.executor == "inproc":
         prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
-    return MpExecutor(ranks, Path(settings.run_dir), settings_of)
+    return MpExecutor(ranks, Path(settings.ranks_dir), settings_of)
 
 
 def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
@@ -202,6 +209,8 @@ def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
 def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) -> tuple[EngineCore, Clients]:
     """Load the ranks, size the cache, open the log. Raises one of START_ERRORS."""
     require_policy(settings.engine)
+    before = settings.predecessor
+    frames = frames_held(before.log) if before is not None else 0  # now: the ranks still import
     ranks = executor.start()
     started = started_event(settings, ranks)
     engine = settings.engine
@@ -211,6 +220,8 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         starts_max=engine.log_keep, starts_bytes_max=engine.log_keep_bytes,
     )  # fmt: skip
     recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
+    seed = secrets.randbits(64) if engine.seed is None else engine.seed % 2**64
+    notes = CoreNotes(settings.run_dir)
     ready = EngineReady(
         config=started.config,
         model=started.model,
@@ -219,10 +230,16 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         environment=started.environment,
         model_digest=started.model_digest,
         linear_layers=ranks[0].linear_layers,
+        max_restarts=engine.max_restarts,
+        root_seed=seed if before is None else derived_seed(seed, before.number),
+        blamed="" if before is None else before.blamed,
     )
-    seed = engine.seed
-    clients = Clients(front, ready, secrets.randbits(64) if seed is None else seed % 2**64)
-    return EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s), clients
+    clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
+    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s)
+    if before is not None:
+        core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
+    notes.write(READY)
+    return core, clients
 
 
 def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:

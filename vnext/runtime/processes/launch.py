@@ -24,6 +24,7 @@ from vnext.models.loading.hub import resolve
 from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
+from vnext.runtime.processes.supervisor import Supervisor
 from vnext.runtime.settings import CoreSettings, EngineSettings
 from vnext.runtime.speculation import speculation_of
 
@@ -46,23 +47,37 @@ class StartRefused(StartFailed):
 
 
 class RunningEngine:
-    """An engine core process that is ready. `address` is for EngineClient.connect; `log_dir` is "" when the log is off."""
+    """An engine that is ready; an engine core that ends is followed by another one (supervisor.py). `address` is for
+    EngineClient.connect. `end_fd` becomes readable when no engine core follows any more. `ready` is what the first one reported."""
 
-    def __init__(self, child: Child, address: str, run_dir: RunDir, model_path: Path, ready: EngineReady) -> None:
-        self.child = child
-        self.address = address
-        self.model_path = model_path
+    def __init__(self, child: Child, core: CoreSettings, run_dir: RunDir, ready: EngineReady) -> None:
+        self.address = core.address
+        self.model_path = Path(core.model_path)
         self.ready = ready
-        self.log_dir = ready.log_dir
         self._run_dir = run_dir
+        pages = msgspec.structs.replace(core.engine, num_blocks_override=ready.config.page_count)
+        later = msgspec.structs.replace(core, engine=pages)  # as much room as the requests were promised
+        self._supervisor = Supervisor(child, later, lambda: log_directory(core.engine))
+        self.end_fd = self._supervisor.end_fd
+
+    @property
+    def child(self) -> Child:
+        """The engine core's process, at present."""
+        return self._supervisor.child
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of the present engine core's log, "" when the log is off."""
+        return self._supervisor.core.log_dir
 
     def check_alive(self) -> None:
-        """Raise ChildDied when the engine core has ended."""
-        self.child.check_alive()
+        """Raise ChildDied when the engine core has ended and none follows."""
+        if self._supervisor.end is not None:
+            raise self._supervisor.end
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """Ask the engine core to end, wait, then kill; returns its return code. Idempotent."""
-        returncode = self.child.terminate(grace_s)
+        returncode = self._supervisor.stop(grace_s)
         self._run_dir.remove()
         return returncode
 
@@ -90,8 +105,7 @@ class StartingEngine:
         except BaseException:
             self.abandon()
             raise
-        core = self._core
-        return RunningEngine(self._child, core.address, self._run_dir, Path(core.model_path), ready)
+        return RunningEngine(self._child, self._core, self._run_dir, ready)
 
     def abandon(self) -> None:
         """End all that has been started."""
@@ -106,7 +120,7 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     raise it.
     """
     draft_path = find_draft_model(settings)
-    log_dir = "" if settings.log == "off" else str(log_directory(settings))
+    log_dir = log_directory(settings)
     run_dir = RunDir()
     core = CoreSettings(
         engine=settings,
@@ -166,11 +180,11 @@ def overrides_of(settings: EngineSettings) -> Overrides:
     return Overrides(config, generation, settings.generation_config == "auto", tokenizer)
 
 
-def log_directory(settings: EngineSettings) -> Path:
-    """The path of this start's own folder, which the engine core makes; its parent, named by the settings, is made now.
-
-    Raises StartRefused if that is impossible, so that no model is loaded in vain.
-    """
+def log_directory(settings: EngineSettings) -> str:
+    """The path of this start's own folder, which the engine core makes; its parent, named by the settings, is made now. "" when the
+    log is off. Raises StartRefused if that is impossible, so that no model is loaded in vain."""
+    if settings.log == "off":
+        return ""
     parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
     try:
         parent = parent.expanduser()
@@ -183,7 +197,7 @@ def log_directory(settings: EngineSettings) -> Path:
             f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
             "off with --log off"
         ) from error
-    return (parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute()
+    return str((parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute())
 
 
 def await_ready(children: Sequence[Child], address: str) -> EngineReady:

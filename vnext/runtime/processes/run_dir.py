@@ -1,7 +1,8 @@
 """The run directory: one start's folder for sockets, below the folder for temporary files, removed when the start ends.
 
 Owns its creation, its removal, and the removal of directories that killed starts have left. A start holds a lock on a file in
-its folder for as long as it lives, however it ends; a folder of this user whose lock is free belongs to a dead start.
+its folder for as long as it lives, however it ends; a folder of this user whose lock is free belongs to a dead start. Also holds
+the notes that an engine core leaves for those who start its successor.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import os
 import shutil
 import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
+READY, PROGRESS, SUSPECT = "core.ready", "core.progress", "core.suspect"
 
 
 class RunDir:
@@ -70,3 +74,35 @@ def _sweep(folder: Path) -> None:
             remove(folder)
     finally:
         os.close(lock)
+
+
+class CoreNotes:
+    """What an engine core notes in its run directory as it happens, because it may be killed at any time: that it is ready, that it
+    has sent a token, and the name of the request that it is about to begin, if it had better not be that one. `folder` "": nowhere.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder) if folder else None
+
+    def write(self, name: str, text: str = "") -> None:
+        if self._folder is not None:
+            with suppress(OSError):  # a full disk: the note is missing, and nothing else
+                (self._folder / name).write_text(text)
+
+    def erase(self, name: str) -> None:
+        if self._folder is not None:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def text(self, name: str) -> str | None:
+        """A note's text; None if there is none."""
+        try:
+            return (self._folder / name).read_text()
+        except OSError:
+            return None
+
+    def age_s(self, name: str) -> float:
+        """For how long a note has been there, in seconds; 0 if it is not."""
+        try:
+            return max(0.0, time.time() - (self._folder / name).stat().st_mtime)
+        except OSError:
+            return 0.0

@@ -85,6 +85,11 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def end_in_words(self) -> str:
+        """The name of this process, which has ended, and how."""
+        return f"{self.name} {_describe_end(self.process.returncode)}"
+
     def send_config(self, config: bytes) -> None:
         """Hand over the configuration, once, before anything else. Raises ChildDied when the child is gone."""
         if len(config) > CONFIG_BYTES_MAX:

@@ -67,16 +67,24 @@ class _EngineCollector(Collector):
     """Reads the latest EngineStats at each scrape; before the first has come, reports only whether the engine lives."""
 
     def __init__(
-        self, stats: Callable[[], EngineStats | None], alive: Callable[[], bool], stalled: Callable[[], bool]
+        self,
+        stats: Callable[[], EngineStats | None],
+        alive: Callable[[], bool],
+        stalled: Callable[[], bool],
+        recovered: Callable[[], tuple[int, float]],
     ) -> None:
         self._stats = stats
         self._alive = alive
         self._stalled = stalled
+        self._recovered = recovered
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("vnext_engine_up", "1 while the engine core lives.", value=float(self._alive()))
         stalled = "1 while the engine core does not answer, or a step takes far longer than it should."
         yield GaugeMetricFamily("vnext_engine_stalled", stalled, value=float(self._stalled()))
+        recoveries, seconds = self._recovered()
+        yield CounterMetricFamily("vnext_recoveries", "How often engine core or ranks were started again.", value=recoveries)
+        yield CounterMetricFamily("vnext_recovery_seconds", "The time for which requests waited for that.", value=seconds)
         stats = self._stats()
         if stats is None:
             return
@@ -108,7 +116,8 @@ def _lora_requests_info(adapters: AdapterStats) -> Metric:
 class ServerMetrics:
     """Histograms and counters of one API process. Every sample has labels for the model and the engine; there is one of each.
 
-    `stats`: the engine core's latest; `alive` and `stalled`: its known health; `length_max`: tokens of the longest request.
+    `stats`: the engine core's latest; `alive` and `stalled`: its known health; `recovered`: number and seconds of recoveries;
+    `length_max`: tokens of the longest request.
     """
 
     def __init__(
@@ -118,10 +127,11 @@ class ServerMetrics:
         stats: Callable[[], EngineStats | None],
         alive: Callable[[], bool],
         stalled: Callable[[], bool],
+        recovered: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
     ) -> None:
         self._labels = {"model_name": model_name, "engine": "0"}
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EngineCollector(stats, alive, stalled))
+        self._registry.register(_EngineCollector(stats, alive, stalled, recovered))
         seconds, lengths = self._histograms(_REQUEST_BUCKETS_S), self._histograms(_lengths_up_to(length_max))
         self.token = self._histograms(_TOKEN_BUCKETS_S)(
             "vnext_inter_token_latency_seconds", "Between two tokens of an answer; merged ones share their time."

@@ -75,6 +75,7 @@ class ServerContext:
             stats=lambda: client.stats,
             alive=lambda: client.death is None,
             stalled=lambda: client.trouble is not None,
+            recovered=lambda: (client.recoveries, client.recovery_seconds),
         )
         self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
@@ -91,7 +92,12 @@ class ServerContext:
 
     def check_engine(self) -> None:
         """Raise EngineDead, or EngineStalled for an engine that does not answer at present: waiting requests keep waiting, but
-        no new ones queue."""
+        no new ones queue. An engine that recovers will answer soon, and they wait for that."""
+        if not self.client.recovering:
+            self.check_health()
+
+    def check_health(self) -> None:
+        """Raise EngineDead, or EngineStalled while no answers come for whatever reason."""
         if self.client.death is not None:
             raise EngineDead(self.client.death)
         if self.client.trouble is not None:

@@ -86,14 +86,15 @@ async def _send(request: web.Request, part: bytes) -> web.StreamResponse:
 
 def _folder(request: web.Request) -> Path:
     """The log's folder, if this client may read it. Raises LogHidden."""
-    settings: ServerSettings = request.app[SERVER_CONTEXT].settings
+    context = request.app[SERVER_CONTEXT]
+    settings: ServerSettings = context.settings
     if not settings.log_dir:
         raise LogHidden("This server does not show its log: start it with --show-log.")
     if not settings.needs_key and not (request.remote in LOOPBACK and host_name(request.host) in LOOPBACK):
         raise LogHidden(
             "The log is shown on the server's own machine only: start it with an --api-key to show it elsewhere."
         )
-    return Path(settings.log_dir)
+    return Path(context.client.ready.log_dir or settings.log_dir)  # the present engine core's
 
 
 def _segments(folder: Path) -> list[list[int]]:

@@ -28,7 +28,12 @@ async def get_health(request: web.Request) -> web.Response:
     """GET /health and its synonym /ping: 200 while the server accepts requests and the engine answers, else 503."""
     context = request.app[SERVER_CONTEXT]
     context.limiter.check_open()
-    context.check_engine()
+    context.check_health()
+    return web.json_response({"status": "ok"})
+
+
+async def get_live(request: web.Request) -> web.Response:
+    """GET /live: 200 as long as this process runs. One that answers here need not be started again, whatever the engine does."""
     return web.json_response({"status": "ok"})
 
 

@@ -1,0 +1,203 @@
+"""Parts of a server are killed, and its clients notice nothing but a pause: what is bounded here, kill_under_load.py --survive repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from serving import END_TIMEOUT_S, ROOT, Server, complete_all, eventually, serving
+
+from vnext import LLM, BeamSearchParams, SamplingParams
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import open_log
+from vnext.state.events import EngineRecovered
+
+COMMON = ("--dtype", "float32", "--threads", "1", "--digest-interval", "1", "--served-model-name", "demo", "--log", "full")
+CORE = "vnext.runtime.core.main"
+LONG = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 600, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+
+
+def kill(server: Server, module: str) -> None:
+    os.kill(server.process_of(module).pid, signal.SIGKILL)
+
+
+def cores_of(server: Server) -> set[int]:
+    """Processes that run an engine core, at most one at a time."""
+    found = set()
+    for process in server.processes[1:]:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found |= {process.pid} if CORE in process.cmdline() else set()
+    return found
+
+
+def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:  # the thread's outcome is the test's to judge
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def text_of(server: Server) -> object:
+    return complete_all(server.url, [LONG], 1)[0]["choices"][0]["text"]
+
+
+def status_of(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_streams_survive_the_engine_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions and chats through the openai package, greedy and seeded, with tools, schemas, log-probabilities; killed at a
+    random instant, in a prefill, while the log is written, and again during the recovery."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    from kills_survived import OPTIONS, logs_verified, survive
+
+    with serving(tmp_path, *OPTIONS, "--served-model-name", "demo") as server:
+        load, kills = asyncio.run(survive(server.url, server.process.pid, 4, 16, 7, ("core",)))
+        assert load.wrong == [] and load.compared >= 16
+        assert len(kills) == 4 and sum(each.processes for each in kills) == 5
+        assert server.metric("vnext_recoveries_total") == 4 and server.metric("vnext_recovery_seconds_total") > 0
+        assert server.stop() == 0
+    count, wrong = logs_verified(tmp_path)
+    assert wrong == [] and 5 <= count <= 6
+
+
+def test_while_the_engine_recovers_health_says_so_and_requests_wait(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON) as server:
+        expected = text_of(server)
+        assert status_of(f"{server.url}/health")[0] == 200
+        first = server.process_of(CORE)
+        kill(server, CORE)
+        assert eventually(lambda: status_of(f"{server.url}/health")[0] == 503)
+        assert status_of(f"{server.url}/live")[0] == 200
+        assert text_of(server) == expected, "a request that comes during the recovery"
+        assert status_of(f"{server.url}/health")[0] == 200 and server.metric("vnext_recoveries_total") == 1
+        assert server.process_of(CORE).pid != first.pid
+        assert server.stop() == 0
+        said = server.process.stderr.read()
+    assert said.count("was killed by SIGKILL") == 1 and f"is started again; its log is in {server.log_dir}" in said
+    [before, after] = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    assert replay(["verify", "--laws", str(before)]) == replay(["verify", "--laws", str(after)]) == 0
+    recovered = next(item.event for item in fold(open_log(after)) if isinstance(item, Folded))
+    assert isinstance(recovered, EngineRecovered) and recovered.log == str(before) and recovered.frames > 600
+    assert "SIGKILL" in recovered.cause
+
+
+def test_another_api_server_answers_at_the_port_and_the_old_ones_requests_end(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON) as server:
+        expected = text_of(server)
+        thread, found = in_background(lambda: text_of(server))
+        while server.metric("vnext_num_requests_running") < 1:
+            pass
+        kill(server, "vnext.server")
+        thread.join(END_TIMEOUT_S)
+        assert isinstance(found[0], Exception), "its sockets are lost"
+        assert eventually(lambda: status_of(f"{server.url}/health")[0] == 200)
+        assert eventually(lambda: server.metric("vnext_num_requests_running") == 0)
+        assert server.metric("vnext_requests_aborted_total") == 1
+        assert text_of(server) == expected
+        assert server.stop() == 0
+    assert replay(["verify", "--laws", str(server.log_dir)]) == 0
+
+
+def test_an_engine_core_that_always_dies_ends_the_server_with_a_sentence(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON, "--max-restarts", "2") as server:
+        family = server.processes
+        thread, found = in_background(lambda: text_of(server))
+        while server.metric("vnext_num_requests_running") < 1:
+            pass
+        killed: set[int] = set()
+        while server.process.poll() is None and len(killed) < 4:
+            for pid in cores_of(server) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        assert server.process.wait(END_TIMEOUT_S) == 1
+        thread.join(END_TIMEOUT_S)
+        said = server.process.stderr.read()
+        _, alive = psutil.wait_procs(family[1:], timeout=END_TIMEOUT_S)
+    last = sorted(path for path in tmp_path.iterdir() if path.is_dir())[-1]
+    assert not alive and len(killed) == 3, "one, and two that followed"
+    assert re.search(r"^vnext serve: engine core was killed by SIGKILL .*The log is in /\S+\.$", said, re.MULTILINE), said
+    assert last.is_dir() and "Traceback" not in said
+    assert "is not started again. The log that led to it is in" in str(found[0]), found
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_during_a_recovery_drains_or_ends(tmp_path: Path, signals: int) -> None:
+    with serving(tmp_path, *COMMON) as server:
+        expected = text_of(server)
+        family = server.processes
+        thread, found = in_background(lambda: text_of(server))
+        while server.metric("vnext_num_requests_running") < 1:
+            pass
+        kill(server, CORE)
+        for _ in range(signals):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert server.process.wait(END_TIMEOUT_S) == 0
+        thread.join(END_TIMEOUT_S)
+        _, alive = psutil.wait_procs(family[1:], timeout=END_TIMEOUT_S)
+    assert not alive
+    assert found == [expected] if signals == 1 else "before its answer was complete" in str(found[0])
+
+
+def test_a_killed_launcher_takes_everything_along_also_during_a_recovery(tmp_path: Path) -> None:
+    with serving(tmp_path, *COMMON) as server:
+        first = cores_of(server)
+        kill(server, CORE)
+        assert eventually(lambda: bool(cores_of(server) - first))
+        family = server.processes
+        server.process.kill()
+        _, alive = psutil.wait_procs(family[1:], timeout=END_TIMEOUT_S)
+    assert not alive
+
+
+def test_an_llm_goes_on(tmp_path: Path) -> None:
+    """Answers, several to a prompt, beams, scores of prompts, embeddings: with the engine core killed in the middle of each."""
+    prompts = [[5 + index, 6, 7, 8] * 30 for index in range(6)]
+    sampled = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.8, seed=3, n=2, logprobs=1, prompt_logprobs=1)
+    with LLM(dtype="float32", threads=1, log_dir=str(tmp_path), seed=5) as llm:
+        works: list[Callable[[], object]] = [
+            lambda: llm.generate(prompts, sampled, use_tqdm=False),
+            lambda: llm.beam_search(prompts[:2], BeamSearchParams(beam_width=3, max_tokens=20)),
+            lambda: llm.embed(prompts),
+        ]
+        for work in works:
+            expected, first = work(), llm.log_dir
+            timer = threading.Timer(0.1, lambda: os.kill(llm._engine.child.pid, signal.SIGKILL))
+            timer.start()
+            found = [work()]
+            while timer.is_alive() or llm.log_dir == first:
+                found.append(work())
+            assert all(_plain(each) == _plain(expected) for each in found)
+        assert llm._client._client.recoveries == 3
+
+
+def _plain(answers: object) -> str:
+    """Without the tokens found in the cache, which a new engine core does not have."""
+    return re.sub(r"num_cached_tokens=\d+", "", json.dumps(repr(answers)))
