@@ -8,10 +8,12 @@ from vnext.sched.sim.laws import decision_laws
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import (
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     pack_tokens,
@@ -43,6 +45,13 @@ def arrival_of(id_: int, prompt: list[int], max_tokens: int = 4, **changes) -> R
     sampling = {name: changes.pop(name) for name in list(changes) if name in Sampling.__struct_fields__}
     fields = dict(id=id_, name=f"r{id_}", prompt=pack_tokens(prompt), priority=0, arrival_ns=0)
     return RequestArrived(sampling=Sampling(seed=1, max_tokens=max_tokens, **sampling), **(fields | changes))
+
+
+def resumed_of(id_: int, prompt: list[int], generated: list[int], max_tokens: int = 4, **changes) -> RequestResumed:
+    """`arrival_of` a request that has these tokens from another engine."""
+    arrival = arrival_of(id_, prompt, max_tokens, **changes)
+    fields = {name: getattr(arrival, name) for name in arrival.__struct_fields__}
+    return RequestResumed(**fields, generated=pack_tokens(generated))
 
 
 class Engine:
@@ -95,6 +104,9 @@ class Engine:
 
     def reset(self) -> None:
         self.fold(PrefixCacheReset())
+
+    def recover(self, cautious: int = 0, log: str = "") -> None:
+        self.fold(EngineRecovered(cause="rank 0 was killed", log=log, cautious=cautious))
 
     def run_out(self, token: int = 9, steps_max: int = 500) -> None:
         """Step until nobody lives."""

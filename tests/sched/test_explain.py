@@ -9,9 +9,11 @@ from collections import Counter
 import pytest
 from core_drive import Engine, config_of
 from log_drive import drawn_config, engine, small_config
+from msgspec.structs import replace
 
 from vnext.sched.explain import Explanation, bound_behind, explain
 from vnext.sched.schedule import schedule
+from vnext.sched.sim.scenario import Scenario
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
 from vnext.state.events import StepPlanned
@@ -24,7 +26,7 @@ def holds(state: State) -> Counter[str]:
     """The explanation is of the scheduler's plan and leaves nobody out; its reasons, counted."""
     found, plan = explain(state), schedule(state)
     assert found.plan == plan
-    if len(state.in_flight) >= state.config.pipeline_depth:
+    if len(state.in_flight) >= (1 if state.cautious else state.config.pipeline_depth):
         assert found.waits == ()
         return Counter()
     _require_everybody(state, found)
@@ -96,6 +98,37 @@ def test_reasons_by_hand() -> None:
     assert play.running == [a] and play.waiting == [b, c]
     found = [(wait.id, wait.why, wait.need, wait.have, wait.behind) for wait in explain(play.state).waits]
     assert found == [(b, "blocks", 8, 7, -1), (c, "order", 0, 0, b)]
+
+
+def test_a_cautious_state_says_so_of_those_that_it_holds_back() -> None:
+    """One joins; nobody does beside its prompt; the last place in the batch is a better reason."""
+    play = Engine(max_num_batched_tokens=6, max_num_seqs=2)
+    a, b, c = (play.arrive([1] * 9, 20) for _ in range(3))
+    play.recover(cautious=3)
+    assert [(wait.id, wait.why) for wait in explain(play.state).waits] == [(b, "caution"), (c, "caution")]
+    play.step()
+    assert [(wait.id, wait.why) for wait in explain(play.state).waits] == [(b, "caution"), (c, "caution")]
+    play.step()
+    assert [(wait.id, wait.why) for wait in explain(play.state).waits] == [(c, "sequences")]
+    play.plan()
+    assert explain(play.state) == Explanation(None, ()) and play.state.cautious == 3
+
+
+@pytest.mark.parametrize("seed", [3, 8, 13, 18, 23, 28])
+def test_so_it_is_behind_recoveries(seed) -> None:
+    outcome = simulate(with_caution(seed))
+    state, met = start(outcome.events[0]), Counter()
+    for event in outcome.events[1:]:
+        if isinstance(event, StepPlanned):
+            met += holds(state)
+        state = reduce(state, event)
+    assert met["caution"] > 0, met
+
+
+def with_caution(seed: int) -> Scenario:
+    drawn = scenario(seed, 24)
+    config = replace(drawn.config, max_num_seqs=6, max_num_batched_tokens=max(drawn.config.max_num_batched_tokens, 6), policy="fcfs")
+    return replace(drawn, config=config, faults=replace(drawn.faults, ranks_die=30, core_dies=0, deaths=20, whim=0))
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,7 +18,7 @@ from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, servable
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.shrink import Author, Whim, moves_of
-from vnext.sched.sim.simulator import simulate
+from vnext.sched.sim.simulator import Simulation, simulate
 from vnext.sched.sim.toy import next_token
 from vnext.state.errors import IllegalEvent
 from vnext.state.params import Sampling
@@ -42,7 +42,7 @@ def test_what_may_not_happen_is_refused_in_every_state(kind: Callable) -> None:
 
 
 def test_an_event_that_is_taken_although_it_may_not_happen_is_noticed() -> None:
-    events = simulate(scenario(3)).events
+    events = simulate(scenario(4)).events
     core = Core(events[0])
     with pytest.raises(Divergence, match="RequestArrived should have been refused"):
         core.require_refused(events[1])
@@ -75,6 +75,40 @@ def test_an_author_writes_whims_again() -> None:
     for place, move in enumerate(moves_of(events)):
         assert author.follow(place, move)
     assert author.events == list(events)
+
+
+# ---- deaths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deaths", [dict(ranks_die=2), dict(core_dies=2), dict(ranks_die=40), dict(core_dies=40)])
+def test_deaths_change_no_stream(deaths: dict[str, int]) -> None:
+    """Ranks and engine cores die now and then, or one upon the other; whom nobody aborted gets what it gets without."""
+    died = 0
+    for seed in range(440, 452):
+        drawn = scenario(seed, client_count=20)
+        clients = tuple(replace(client, abort_us=NEVER, stop=()) for client in drawn.clients)
+        calm = replace(drawn, clients=clients, shutdown_us=NEVER, faults=replace(drawn.faults, deaths=0))
+        wild = Simulation(replace(calm, faults=replace(calm.faults, deaths=20, **deaths)))
+        wild.run_and_require_all()
+        died += wild.deaths
+        assert wild.outcome().answers == simulate(calm).answers
+    assert died > 50
+
+
+def test_an_engine_dies_while_its_clients_come_back() -> None:
+    """Between one client's return and the next; those that had not come yet have lost nothing."""
+    drawn = scenario(441, client_count=20)
+    simulation, unknown = Simulation(replace(drawn, faults=Faults(core_dies=40, deaths=24))), 0
+    right = simulation._start_again
+
+    def start_again() -> None:
+        nonlocal unknown
+        unknown += bool(simulation.streams.waiting) and bool(simulation.streams.ids)
+        right()
+
+    simulation._start_again = start_again
+    simulation.run_and_require_all()
+    assert unknown > 2
 
 
 # ---- ranks that drift --------------------------------------------------------------------------------------------

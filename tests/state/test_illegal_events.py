@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from core_drive import Engine, arrival_of, config_of, started_with
+from core_drive import Engine, arrival_of, config_of, resumed_of, started_with
 from msgspec.structs import replace
 
 from vnext.state.digest import parts
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, RequestAborted, StepCommitted, StepPlanned, pack_tokens
+from vnext.state.events import AnyEvent, EngineRecovered, RequestAborted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
 
 
@@ -58,6 +58,15 @@ CASES: dict[str, tuple[AnyEvent, str]] = {
     "commit of too few": (commit(0, 5), "sampled 1 tokens where 2 were asked for"),
     "commit of too many": (commit(0, 5, 5, 5), "sampled 3 tokens where 2 were asked for"),
     "commit of a negative token": (commit(0, 5, -1), "negative token"),
+    "resumption with all tokens": (resumed_of(3, [1], [5, 5, 5, 5]), "has 4 tokens already and max_tokens is 4"),
+    "resumption with more": (resumed_of(3, [1], [5] * 9), "has 9 tokens already"),
+    "resumption of broken bytes": (replace(resumed_of(3, [1], [5]), generated=b"\x01\x00\x00"), "has 0 tokens already"),
+    "resumption behind an end token": (resumed_of(3, [1], [5, 0]), "has ended with token 0"),
+    "resumption behind its own end token": (resumed_of(3, [1], [5], stop_token_ids=(5,)), "has ended with token 5"),
+    "resumption from the future": (resumed_of(4, [1], [5]), "request 4 arrived where 3 is due"),
+    "recovery behind a log later on": (EngineRecovered(cause="", log="before"), "in its second event"),
+    "recovery behind a negative frame": (EngineRecovered(cause="", frames=-1), "less than none"),
+    "recovery cautious below nobody": (EngineRecovered(cause="", cautious=-1), "less than none"),
     "commit of broken bytes": (StepCommitted(step=0, tokens=b"\x01\x00\x00"), "int32"),
 }
 
@@ -145,6 +154,24 @@ def test_ended_requests_may_be_aborted_again() -> None:
     engine.step()
     assert engine.abort(id_) == []
     assert engine.state.counters.finished == 1 and engine.state.counters.aborted == 0
+
+
+def test_an_end_token_that_ended_nothing_is_no_end() -> None:
+    """Before `min_tokens` and where it is ignored; a request in the middle of its answer may have any number of them."""
+    engine = Engine()
+    engine.fold(resumed_of(0, [1], [0], min_tokens=2))
+    engine.fold(resumed_of(1, [1], [0, 5, 0], ignore_eos=True))
+    assert engine.waiting == [0, 1]
+
+
+def test_a_result_of_ranks_that_are_gone_is_illegal() -> None:
+    engine = busy()
+    engine.recover()
+    with pytest.raises(IllegalEvent, match="no step in flight"):
+        reduce(engine.state, commit(0, 5, 6))
+    assert engine.plan() == {0: 3, 1: 5}
+    with pytest.raises(IllegalEvent, match="step 0 committed where step 1 is due"):
+        reduce(engine.state, commit(0, 5, 6))
 
 
 def test_an_id_named_twice_is_aborted_once() -> None:

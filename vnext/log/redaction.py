@@ -78,7 +78,7 @@ class Redactor:
                 return event
             case EngineRecovered():
                 self._leave(before, range(len(before.rows)))
-                return event
+                return msgspec.structs.replace(event, log=event.log.rpartition("/")[2])
             case AdapterLoaded():
                 return msgspec.structs.replace(event, name="", path="")
             case PrefixCacheReset() | EngineStarted() | AdapterEvicted():

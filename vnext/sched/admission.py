@@ -17,13 +17,14 @@ from vnext.state.adapters import may_run
 from vnext.state.allocate import allocate, fits, hit_tokens_of, prefix_hits
 from vnext.state.config import SchedulerConfig
 from vnext.state.state import State, Waiting, blocks_for
+from vnext.state.store.rows import wants
 
 
 def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[tuple[int, int], ...]:
     """(place in the queue, tokens) of the requests that fit after the running rows have taken their pages, best first."""
     config = state.config
     budget = config.max_num_batched_tokens - running_tokens
-    room = config.max_num_seqs - len(state.rows)
+    room = admitted_max(state)
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
     places, pool = places_best_first(state, room), state.pool
@@ -31,6 +32,21 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
         return ()
     return _tried(state, places, budget, running_pages)
+
+
+def in_flight_max(state: State) -> int:
+    """The number of steps that may be in flight: one while the state is cautious."""
+    return 1 if state.cautious else state.config.pipeline_depth
+
+
+def admitted_max(state: State) -> int:
+    """The number of requests that a step may admit. A cautious state admits one, and the next one when that one has computed its
+    tokens, so that a step which is fatal shows whose it was.
+    """
+    room = state.config.max_num_seqs - len(state.rows)
+    if not state.cautious:
+        return room
+    return 0 if (wants(state.rows) > 1).any() else min(room, 1)
 
 
 def _tried(state: State, places: Sequence[int], budget: int, running_pages: int) -> tuple[tuple[int, int], ...]:

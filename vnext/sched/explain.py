@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from vnext.sched.admission import chunk
+from vnext.sched.admission import admitted_max, chunk, in_flight_max
 from vnext.sched.preemption import make_room
 from vnext.sched.ranking import places_best_first
 from vnext.state import pool as pools
@@ -27,7 +27,7 @@ from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting
 from vnext.state.store.rows import Rows, wants
 
-Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room"]
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
@@ -35,6 +35,7 @@ adapter: it is the best waiting request, and no slot holds its LoRA adapter yet
 order: a better request waits for one of the reasons above, and no request may overtake it
 preempted: it is preempted in this step, as the worst running request when pages are missing
 room: other requests are preempted in this step, which therefore admits none
+caution: behind fatal steps, requests are admitted one at a time
 """
 NOBODY = -1
 
@@ -61,7 +62,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 def explain(state: State) -> Explanation:
     """The decision in this state, and the reason for every wait. No waits while the pipeline is full, as there is no step."""
-    if len(state.in_flight) >= state.config.pipeline_depth:
+    if len(state.in_flight) >= in_flight_max(state):
         return Explanation(None, ())
     work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
@@ -116,7 +117,7 @@ def _explain_room(state: State, work: Work) -> Explanation:
 def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]], list[Wait]]:
     """(place in the queue, tokens) of the requests that join, and the reasons why the others do not."""
     config, queue = state.config, state.waiting
-    budget, room = config.max_num_batched_tokens - work.tokens_sum, config.max_num_seqs - len(state.rows)
+    budget, room = config.max_num_batched_tokens - work.tokens_sum, admitted_max(state)
     match first_bound(config, work.tokens_sum, len(state.rows)):
         case "budget":
             return [], [_out_of_budget(config, state.pool, entry, 0) for entry in queue]
@@ -128,7 +129,7 @@ def _explain_admissions(state: State, work: Work) -> tuple[list[tuple[int, int]]
     for number, place in enumerate(ranked):
         entry, rest = queue[place], [queue[other] for other in ranked[number:]]
         if number == room:
-            return admitted, [_too_many(each, config.max_num_seqs) for each in rest]
+            return admitted, [_held_back(state, each, number) for each in rest]
         if budget == 0:
             return admitted, [_out_of_budget(config, pool, each, 0) for each in rest]
         hits = prefix_hits(config, pool, entry)
@@ -158,6 +159,13 @@ def _out_of_budget(config: SchedulerConfig, pool: Pool, entry: Waiting, have: in
 
 def _too_many(entry: Waiting, max_num_seqs: int) -> Wait:
     return Wait(id=entry.id, why="sequences", need=max_num_seqs + 1, have=max_num_seqs)
+
+
+def _held_back(state: State, entry: Waiting, admitted: int) -> Wait:
+    """A wait for others: too many run, or a cautious state has `admitted` as many as it does at once."""
+    if len(state.rows) + admitted < state.config.max_num_seqs:
+        return Wait(id=entry.id, why="caution", need=1, have=0)
+    return _too_many(entry, state.config.max_num_seqs)
 
 
 def _out_of_blocks(state: State, pool: Pool, entry: Waiting, hits: np.ndarray, tokens: int) -> Wait:

@@ -10,24 +10,21 @@ Cost of a steady step: a dozen array operations over the rows, nothing proportio
 
 from __future__ import annotations
 
-from vnext.sched.admission import admissions
+from vnext.sched.admission import admissions, in_flight_max
 from vnext.sched.preemption import make_room
 from vnext.state.events import StepPlanned
 from vnext.state.expected import expected_work
 from vnext.state.state import State
-from vnext.state.store.rows import wants
 
 
 def schedule(state: State) -> StepPlanned | None:
     """The next step's plan, or None if the pipeline is full or there is nothing to compute."""
-    if len(state.in_flight) >= (1 if state.cautious else state.config.pipeline_depth):
+    if len(state.in_flight) >= in_flight_max(state):
         return None
     work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
         return make_room(state)
     admitted = admissions(state, work.tokens_sum, work.pages_sum)
-    if state.cautious:
-        admitted = admitted[: 0 if (wants(state.rows) > 1).any() else 1]
     if work.tokens_sum == 0 and not admitted:
         return None
     return StepPlanned(step=state.planned, admitted=admitted)

@@ -115,7 +115,8 @@ class EngineRecovered(Event, frozen=True, tag=8):
     running request waits again with the tokens it has, and no page and no slot holds anything.
 
     `cause` is a sentence. Where an engine core had ended, this is its successor's second event: `log` is the folder of the log
-    that ended ("" without one) and `frames` what it holds. Requests with ids below `cautious` join the batch one at a time.
+    that ended ("" without one) and `frames` what it holds. Requests with ids below `cautious`, those that are still to come
+    included, join the batch one at a time.
     """
 
     cause: str

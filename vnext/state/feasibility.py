@@ -22,8 +22,8 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, together more than the model's "
             f"{config.max_model_len}: shorten the prompt or ask for at most {max(config.max_model_len - prompt, 0)} tokens"
         )
-    if len(generated := generated_by(arrival)) % 4 or len(generated) // 4 >= wanted:
-        return f"the request has {len(generated) // 4} tokens already and max_tokens is {wanted}: it has ended"
+    if why_not := _has_ended(config, arrival):
+        return why_not
     if arrival.sampling.adapter and not config.max_loras:
         return "the request names an adapter and this engine serves none: start it with --enable-lora"
     if pages_needed(config, prompt + wanted - 1) > config.page_count:
@@ -34,6 +34,18 @@ def refusal(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
             "chunked prefill is off: shorten it, raise --max-num-batched-tokens or switch chunked prefill on"
         )
     return None
+
+
+def _has_ended(config: SchedulerConfig, arrival: RequestArrived) -> str | None:
+    """Why a resumed request has nothing left to be asked for; None for one that has, and for one that begins."""
+    generated, sampling = generated_by(arrival), arrival.sampling
+    if not generated:
+        return None
+    count, last = len(generated) // 4, int.from_bytes(generated[-4:], "little", signed=True)
+    if len(generated) % 4 or count >= sampling.max_tokens:
+        return f"the request has {count} tokens already and max_tokens is {sampling.max_tokens}: it has ended"
+    ends = last in sampling.stop_token_ids or (last in config.eos_token_ids and not sampling.ignore_eos)
+    return f"the request has ended with token {last}" if ends and count > sampling.min_tokens else None
 
 
 def _too_large(config: SchedulerConfig, prompt: int, wanted: int) -> str:

@@ -59,8 +59,14 @@ def fold_step_planned(state: State, event: StepPlanned) -> State:
     pool = hash_full_blocks(state)
     if state.config.windows:
         pool = give_back(replace(state, pool=pool), at_least)
-    cautious = state.cautious if any(entry.id < state.cautious for entry in state.waiting) else 0
-    return replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled), cautious=cautious)
+    state = replace(state, pool=pool, planned=state.planned + 1, in_flight=(*state.in_flight, scheduled))
+    return _less_cautious(state) if state.cautious else state
+
+
+def _less_cautious(state: State) -> State:
+    """The state without caution if every request that it was for has come and has joined the batch."""
+    waits = state.next_id < state.cautious or any(entry.id < state.cautious for entry in state.waiting)
+    return state if waits else replace(state, cautious=0)
 
 
 def _require_due(state: State, event: StepPlanned) -> None:

@@ -150,6 +150,8 @@ def _first_wait(config: SchedulerConfig, request: Request, generated: bytes) -> 
 
 def _fold_engine_recovered(state: State, event: EngineRecovered) -> State:
     """Steps in flight are over without tokens; their numbers are not used again."""
+    require(not event.log or state.sequence == 1, "an engine that goes on behind another's log says so in its second event")
+    require(min(event.frames, event.cautious) >= 0, f"{event.frames} frames, cautious below {event.cautious}: less than none")
     state = replace(state, in_flight=(), committed=state.planned)
     state = preempt(state, tuple(range(len(state.rows))))
     return replace(

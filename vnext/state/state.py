@@ -116,8 +116,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """`sequence` events were folded; steps [committed, planned) are in `in_flight`, oldest first; ids below `next_id` arrived.
 
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
-    tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait, steps follow one
-    another and each admits one request at most.
+    tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
+    not come, steps follow one another and each admits one request at most.
     """
 
     config: SchedulerConfig

@@ -27,6 +27,7 @@ def view(state: State) -> dict[str, object]:
             "next": free_blocks(state.pool)[:16].tolist(),
         },
         "counters": {name: getattr(state.counters, name) for name in state.counters.__struct_fields__},
+        **({"cautious": state.cautious} if state.cautious else {}),
         **({"slots": [_slot(state, place) for place in range(len(state.slots))]} if state.slots else {}),
     }
 

@@ -244,7 +244,7 @@ class Timeline:
         if not state.waiting or self._why_unknown:
             return not state.waiting or self._reasoned == (state.waiting, UNKNOWN)
         config, running = state.config, len(state.rows)
-        if running >= config.max_num_batched_tokens:
+        if state.cautious or running >= config.max_num_batched_tokens:
             return False  # a step with fewer tokens has another reason
         bound = first_bound(config, running, running)
         return bound is not None and self._reasoned == (state.waiting, bound)
@@ -280,7 +280,8 @@ class Timeline:
         reason changes."""
         whys, bound = {}, UNKNOWN
         if not self._why_unknown:
-            bound = bound_behind(after.config, plan, after.in_flight[-1].tokens, len(after.rows))
+            known = not before.cautious
+            bound = bound_behind(after.config, plan, after.in_flight[-1].tokens, len(after.rows)) if known else None
             if bound is None:
                 reported = explain(before)
                 whys = {wait.id: wait.why for wait in reported.waits} if reported.plan == plan else {}

@@ -24,12 +24,14 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
 from vnext.state.events import (
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
     first_of,
+    generated_by,
     unpack_tokens,
 )
 from vnext.state.outputs import Output
@@ -198,7 +200,8 @@ def _words(event: AnyEvent, state: State) -> str:
             asks = {name: getattr(event.sampling, name) for name in ASKED}
             asks |= {"priority": event.priority, "cache_salt": event.cache_salt}
             wishes = ", ".join(f"{name}={value}" for name, value in asks.items() if value)
-            return f"request {event.id} arrives: prompt {unpack_tokens(event.prompt).tolist()}, {wishes}"
+            has = f" and {unpack_tokens(generated).tolist()}" if (generated := generated_by(event)) else ""
+            return f"request {event.id} arrives: prompt {unpack_tokens(event.prompt).tolist()}{has}, {wishes}"
         case StepPlanned():
             scheduled = state.in_flight[-1]
             ends = scheduled.starts + scheduled.counts
@@ -212,4 +215,7 @@ def _words(event: AnyEvent, state: State) -> str:
             return f"step {event.step} is committed: {unpack_tokens(event.tokens).tolist()}"
         case RequestAborted():
             return f"requests {list(event.ids)} leave"
+        case EngineRecovered():
+            care = f", cautious below request {event.cautious}" if event.cautious else ""
+            return f"the ranks are new{care}: {[entry.id for entry in state.waiting]} wait"
     return type(event).__name__

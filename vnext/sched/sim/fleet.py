@@ -16,12 +16,13 @@ from vnext.sched.sim.rank import Rank, StepResult, rebuilt
 from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import Faults
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineStarted, StepPlanned, first_of
+from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, StepPlanned, first_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 CODE_VERSION = "simulated"
 TORN_BYTES_MAX = 200
+TOKEN_BYTES = 4
 TORN_PERCENT = 3
 CRASHES_PERCENT = 10
 """Scales the crash probability in Faults, because a rank that recovers folds the whole run again."""
@@ -34,6 +35,7 @@ class Fleet:
         self.ranks = [Rank(started) for _ in range(started.world_size)]
         self.folded = [1] * started.world_size
         self.core, self._faults, self._rng = core, faults, rng
+        self._started = started
         self._digests: dict[int, int] = {}
         self._masks: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._tapes = (Tape(started, CODE_VERSION), RedactedTape(started)) if faults.logged else None
@@ -48,6 +50,8 @@ class Fleet:
         self._follow_snapshot(event)
         if self._tapes is not None:
             self._tapes[1].hear(event, state)
+        if isinstance(event, EngineRecovered):
+            self._replace_ranks()
         caught = self.catch_up(0)
         for rank in range(1, len(self.ranks)):
             if not self._rng.happens(self._faults.slow_rank):
@@ -81,6 +85,16 @@ class Fleet:
         differ = differences(contents(self.core.seen), contents(PlainState(self.ranks[rank].state)))
         if differ:
             raise Divergence(f"Y1: rank {rank} has other {', '.join(differ)} after event {self.core.state.sequence - 1}")
+
+    def _replace_ranks(self) -> None:
+        """All ranks are new and begin from the state as it is sent to them, however far the old ones had come."""
+        state = self.core.state
+        sent = encode(snapshot(state), TOKEN_BYTES)
+        arrivals = [self.core.accounting.entries[id_].arrival for id_ in state.requests.mapping()]
+        self.ranks = [Rank(self._started) for _ in self.ranks]
+        for rank in self.ranks:
+            rank.go_on_from(load(decode(sent), state.config), arrivals)
+        self.folded = [len(self.core.events)] * len(self.ranks)
 
     # ---- crashes and the log -------------------------------------------------------------------------------------
 
@@ -139,11 +153,19 @@ class Fleet:
         for rank in range(1, len(self.ranks)):
             self.catch_up(rank)
             self._compare_contents(rank)
+        self.require_same_log()
+
+    @property
+    def frames(self) -> int:
+        """The frames of the log so far, 0 without one."""
+        return len(self._tapes[0].ends) - 1 if self._tapes is not None else 0
+
+    def require_same_log(self) -> None:
+        """X2: log -> replay -> log is byte-identical."""
         if self._tapes is not None:
             self._require_same_log(self._tapes[0])
 
     def _require_same_log(self, tape: Tape) -> None:
-        """X2: log -> replay -> log is byte-identical."""
         events, kind = events_of(tape.data())
         started = first_of(events)
         again, state = Tape(started, CODE_VERSION), start(started)

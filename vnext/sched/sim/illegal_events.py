@@ -18,10 +18,12 @@ from vnext.sched.sim.laws import wanted
 from vnext.sched.sim.rng import Rng
 from vnext.state.events import (
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     RequestAborted,
     RequestArrived,
     RequestId,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     pack_tokens,
@@ -176,6 +178,29 @@ def arrived_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
     )
 
 
+def resumed_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
+    """All that it wanted, more, half a token, or a last token that ended it."""
+    wanted_tokens, generated, stops = rng.choose(
+        ((1, pack_tokens([1]), ()), (2, pack_tokens([1, 1, 1]), ()), (2, b"\x01\x00", ()), (3, pack_tokens([1, 5]), (5,)))
+    )
+    return RequestResumed(
+        id=RequestId(seen.state.next_id),
+        name="nobody",
+        prompt=pack_tokens([1]),
+        sampling=Sampling(seed=0, max_tokens=wanted_tokens, stop_token_ids=stops),
+        priority=0,
+        arrival_ns=0,
+        generated=generated,
+    )
+
+
+def recovered_wrongly(rng: Rng, seen: PlainState) -> AnyEvent:
+    """Behind another engine's log in the middle of one's own, behind fewer frames than none, or cautious below nobody."""
+    if seen.state.sequence > 1 and rng.happens(50):
+        return EngineRecovered(cause="", log="another", frames=7)
+    return rng.choose((EngineRecovered(cause="", frames=-1), EngineRecovered(cause="", cautious=-1)))
+
+
 def aborted_before_it_came(rng: Rng, seen: PlainState) -> AnyEvent:
     stranger = RequestId(rng.choose((-1, seen.state.next_id, seen.state.next_id + 9)))
     known = tuple(map(RequestId, seen.id[:1])) if rng.happens(50) else ()
@@ -191,5 +216,6 @@ def started_again(rng: Rng, seen: PlainState) -> AnyEvent:
 ILLEGAL: tuple[Callable[[Rng, PlainState], AnyEvent], ...] = (
     decided_and_spoilt, decided_and_spoilt, decided_and_spoilt, planned_at_another_time, committed_at_another_time,
     committed_with_other_tokens, arrived_wrongly, aborted_before_it_came, started_again,
+    resumed_wrongly, recovered_wrongly,
 )  # fmt: skip
 """Each gives events that are illegal in every state; what is more likely stands here more often."""

@@ -20,7 +20,15 @@ from vnext.sched.sim.order import policy_keys
 from vnext.sched.sim.toy_grammar import allowed, is_finished
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
-from vnext.state.events import AdapterEvicted, AnyEvent, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import (
+    AdapterEvicted,
+    AnyEvent,
+    EngineRecovered,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    generated_by,
+)
 from vnext.state.outputs import Output
 from vnext.state.state import Waiting, blocks_for
 from vnext.state.store.columns_numpy import group_hash
@@ -33,6 +41,7 @@ def decision_laws(before: PlainState, plan: StepPlanned | None, after: PlainStat
         work_is_conserved(before, share)
         return
     scored_prompts_are_computed(before, plan, after)
+    caution_is_kept(before, plan)
     ranges_continue(before, after)
     victims_are_the_worst(before, plan)
     victims_are_needed(before, plan, share)
@@ -63,6 +72,11 @@ def event_laws(before: PlainState, event: AnyEvent, after: PlainState) -> None:
     arrivals_come_in_order(after)
     hashed_blocks_are_indexed(before, after)
     evictions_are_free(before, event)
+    caution_lasts(before, event, after)
+    if isinstance(event, EngineRecovered):
+        return memory_is_gone(before, after)
+    if isinstance(event, RequestArrived):
+        arrivals_bring_their_tokens(event, after)
     if isinstance(event, RequestArrived) or before.id == after.id:
         return
     rows: Sequence[int]
@@ -134,7 +148,7 @@ def rows_best_first(seen: PlainState) -> list[int]:
 def work_is_conserved(seen: PlainState, share: Share) -> None:
     """S6: a decision to do nothing means a full pipeline, or that no row and no waiting request could compute a token."""
     state = seen.state
-    if not state.requests or len(state.in_flight) >= state.config.pipeline_depth:
+    if not state.requests or len(state.in_flight) >= (1 if state.cautious else state.config.pipeline_depth):
         return
     key_of = policy_keys(seen) if state.waiting else {}
     best = min(state.waiting, key=lambda entry: key_of[entry.id], default=None)
@@ -172,6 +186,7 @@ def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainSta
         return
     budget = config.max_num_batched_tokens - sum(after.in_flight[-1].counts)
     more = bool(after.state.waiting) and not plan.preempted and len(after) < config.max_num_seqs and budget > 0
+    more = more and not (before.state.cautious and (plan.admitted or _is_in_prompt(before)))
     if not plan.admitted and not more:
         return
     key_of = policy_keys(before)
@@ -210,6 +225,22 @@ def scored_prompts_are_computed(before: PlainState, plan: StepPlanned, after: Pl
         id_ = before.state.waiting[place].id
         if starts[id_] and needs_whole_prompt(before.state.requests[id_].sampling):
             raise LawBroken("P4", f"request {id_} needs its whole prompt and starts at {starts[id_]}")
+
+
+def caution_is_kept(before: PlainState, plan: StepPlanned) -> None:
+    """C3: while requests of before a recovery are suspects, steps follow one another, and none has two of them that the step
+    before had not: it admits one at most, and nobody while another is in its prompt."""
+    state = before.state
+    if not state.cautious:
+        return
+    most = 0 if _is_in_prompt(before) else 1
+    if state.in_flight or len(plan.admitted) > most:
+        raise LawBroken("C3", f"step {plan.step} admits {len(plan.admitted)} of {most}, {len(state.in_flight)} steps in flight")
+
+
+def _is_in_prompt(seen: PlainState) -> bool:
+    """Whether a row has more than one token to compute, however few of them a step may take."""
+    return any(known + due - computed > 1 for known, due, computed in zip(seen.known, seen.placeholders, seen.computed))
 
 
 def victims_are_the_worst(before: PlainState, plan: StepPlanned) -> None:
@@ -266,6 +297,46 @@ def preemption_counts_are_new(before: PlainState, event: AnyEvent, after: PlainS
         if entry is None or (entry.tokens, entry.preemption_count) != (known, preemptions + 1):
             knew = f"request {id_} gave way with {len(known) // 4} tokens before preemption {preemptions}"
             raise LawBroken("A2", f"{knew} and is queued as {entry}")
+
+
+def caution_lasts(before: PlainState, event: AnyEvent, after: PlainState) -> None:
+    """C3: a state is as cautious as the last recovery says, until a plan leaves none of those requests waiting or still to come."""
+    state, right = after.state, before.state.cautious
+    if isinstance(event, EngineRecovered):
+        right = event.cautious
+    elif isinstance(event, StepPlanned) and min([state.next_id, *(entry.id for entry in state.waiting)]) >= right:
+        right = 0
+    if state.cautious != right:
+        raise LawBroken("C3", f"the state is cautious below request {state.cautious} where it should be below {right}")
+
+
+def memory_is_gone(before: PlainState, after: PlainState) -> None:
+    """C1: behind a recovery nothing is in flight or runs, every page is free, and no page and no slot holds anything; step
+    numbers go on. C2: everybody waits, with every token that was known and, who ran, one preemption more."""
+    old, state = before.state, after.state
+    left = [name for name, there in (
+        ("steps", state.in_flight), ("rows", after.id), ("slots", any(state.slots)),
+        ("names", len(state.pool.prefix_index)), ("pages", max(after.holders) or state.pool.free < state.config.page_count),
+    ) if there]  # fmt: skip
+    if left or (state.planned, state.committed) != (old.planned, old.planned):
+        raise LawBroken("C1", f"behind a recovery there are {left}, and step {state.planned} is next where {old.planned} is due")
+    rows = zip(before.id, before.histories, before.preemption_count)
+    due: dict[int, tuple[bytes, int]] = {id_: (tokens, preemptions + 1) for id_, tokens, preemptions in rows}
+    due |= {entry.id: (entry.tokens, entry.preemption_count) for entry in old.waiting}
+    found: dict[int, tuple[bytes, int]] = {entry.id: (entry.tokens, entry.preemption_count) for entry in state.waiting}
+    if found != due:
+        wrong = [id_ for id_ in due.keys() | found.keys() if due.get(id_) != found.get(id_)]
+        raise LawBroken("C2", f"behind a recovery requests {wrong} are not what they were")
+
+
+def arrivals_bring_their_tokens(event: RequestArrived, after: PlainState) -> None:
+    """C4: who arrives waits with its prompt and the tokens that its client has, and with no preemption."""
+    entry = after.state.waiting[-1]
+    config, tokens = after.state.config, event.prompt + generated_by(event)
+    right = event.id, tokens, 0, len(tokens) // 4 // config.block_size * config.prefix_caching
+    found = entry.id, entry.tokens, entry.preemption_count, len(entry.block_hashes)
+    if found != right or after.state.requests[event.id].prompt != event.prompt:
+        raise LawBroken("C4", f"request {event.id} came with other tokens than those with which it waits: {entry}")
 
 
 def arrivals_come_in_order(seen: PlainState) -> None:

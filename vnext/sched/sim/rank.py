@@ -9,6 +9,7 @@ contents, or a content with two hashes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from struct import Struct, unpack
 
 import msgspec
@@ -22,7 +23,7 @@ from vnext.sched.sim.drafts import drafts_behind
 from vnext.sched.sim.toy import constrained
 from vnext.sched.sim.toy_grammar import ToyVocabulary, nearest
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
+from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -128,18 +129,29 @@ class Rank:
         config = started.config
         self.state: State = start(started)
         self._groups = config.group_count
-        self.cache = [[0] * config.block_size for _ in range(config.page_count)]
         self._nothing = [-1] * config.block_size  # what stands in a page that is none
         self._salts: dict[int, str] = {}
-        self._stories: dict[int, Story] = {}
         self._chain_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._vocabulary = ToyVocabulary(config.vocab_size, config.eos_token_ids)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has run yet: an empty cache, no step in flight."""
+        config = self.state.config
+        self.cache = [[0] * config.block_size for _ in range(config.page_count)]
+        self._stories: dict[int, Story] = {}
         self._matchers: dict[tuple[int, int], Matcher] = {}
         self._masks = 0
         self._failed: list[int] = []
         self._in_flight: deque[dict[tuple[int, int], bytes]] = deque()
         self._runs: deque[tuple[bytes, bytes]] = deque()
+
+    def go_on_from(self, state: State, arrivals: Iterable[RequestArrived]) -> None:
+        """Begin in a state that others have led to; `arrivals` are those of the requests that live in it."""
+        self.state = state
+        for event in arrivals:
+            self._arrived(event)
 
     def fold(self, event: AnyEvent, shared: PlainState | None = None, digests: bool = True) -> StepResult | None:
         """The result of a planned step, None for every other event. Divergence if the cache is wrong.
@@ -152,11 +164,16 @@ class Rank:
                 raise Divergence(f"step {event.step} was committed with tokens that this rank did not sample")
         self.state = reduce(self.state, event) if shared is None else shared.state
         if isinstance(event, RequestArrived):
-            self._salts[event.id] = f"{event.cache_salt} {event.sampling.adapter}" if event.sampling.adapter else event.cache_salt
+            self._arrived(event)
+        if isinstance(event, EngineRecovered):
+            self._begin()
         if not isinstance(event, StepPlanned):
             return None
         commit = self._run(event.step, shared or PlainState(self.state))
         return StepResult(commit, digest(self.state) if digests and shared is None else 0, self._masks, tuple(self._failed))
+
+    def _arrived(self, event: RequestArrived) -> None:
+        self._salts[event.id] = f"{event.cache_salt} {event.sampling.adapter}" if event.sampling.adapter else event.cache_salt
 
     def _run(self, step: int, seen: PlainState) -> StepCommitted:
         works, self._masks, self._failed = self._works(seen), 0, []

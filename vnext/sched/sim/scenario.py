@@ -18,7 +18,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     Of the transport: `duplicate_result`, `late_result`, `lost_result`, `slow_step`. Of ranks: `slow_rank`, `crash`;
     with `logged` a rank that crashed comes back from the bytes of a log whose tail is torn. Of the engine core:
     `hesitation` leaves it idle, `illegal` is an event that may not happen and must be refused, `whim` a plan that nobody
-    would have decided and that may happen.
+    would have decided and that may happen. After any event all ranks may die (`ranks_die`) or the engine core with them
+    (`core_dies`), `deaths` times at most; `crash` is a rank that comes back by itself.
     """
 
     duplicate_result: int = 0
@@ -32,6 +33,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     illegal: int = 0
     whim: int = 0
     clock_jump_us: int = 0
+    ranks_die: int = 0
+    core_dies: int = 0
+    deaths: int = 0
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ ADAPTED_SEEDS = 16
 ADAPTERS = ("", "a", "b", "a", "c", "d")
 CONSTRAINED_SEEDS = 3
 """In one of so many scenarios, if answers can end, two of three requests have constraints, drawn from a seed of their own."""
+DYING_SEEDS = 5
+"""In one of so many scenarios ranks and engine core die, drawn from a seed of their own."""
 PRIORITIES = ((0,), (0, 1, 2), (0, 1, 2), (-(2**31), -1, 0, 2**31 - 1))
 
 
@@ -68,7 +70,7 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         clients=clients,
         reset_us=tuple(rng.below(end_us + 1) for _ in range(resets)),
         rank_count=rng.choose((1, 1, 1, 1, 1, 1, 2, 2, 2, 3)),
-        faults=draw_faults(rng.fork(), config),
+        faults=with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
     )
 
@@ -192,6 +194,19 @@ def draw_faults(rng: Rng, config: SchedulerConfig) -> Faults:
         whim=class_of(40, 30) if config.policy != "fcfs" and config.chunked_prefill else 0,
         clock_jump_us=10**9 if rng.happens(40) else 0,
     )
+
+
+def dies(seed: int) -> bool:
+    """Whether ranks or the engine core die in this seed's scenario."""
+    return seed % DYING_SEEDS == 3
+
+
+def with_deaths(rng: Rng, faults: Faults, seed: int) -> Faults:
+    """The same faults and, of some seeds, deaths: now and then, or one upon the other until there were enough."""
+    if not dies(seed):
+        return faults
+    ranks, core = rng.choose(((1, 0), (0, 1), (1, 1), (30, 0), (0, 30), (20, 20)))
+    return replace(faults, ranks_die=ranks, core_dies=core, deaths=rng.between(1, 24))
 
 
 def draw_clients(rng: Rng, config: SchedulerConfig, count: int) -> tuple[Client, ...]:

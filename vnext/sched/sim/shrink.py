@@ -23,10 +23,12 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     first_of,
@@ -225,6 +227,8 @@ def simpler_arrivals(arrival: RequestArrived) -> Iterator[RequestArrived]:
     wishes.append(Sampling(seed=sampling.seed, max_tokens=sampling.max_tokens))
     yield from (replace(arrival, sampling=wish) for wish in wishes if wish.max_tokens < sampling.max_tokens or wish != sampling)
     yield from (replace(arrival, prompt=pack_tokens(tokens[:size])) for size in (len(tokens) // 2, len(tokens) - 1) if size > 0)
+    if isinstance(arrival, RequestResumed):
+        yield RequestArrived(**{name: getattr(arrival, name) for name in RequestArrived.__struct_fields__})
     plain = replace(arrival, priority=0, cache_salt="", arrival_ns=0)
     if plain != arrival:
         yield plain
@@ -273,19 +277,15 @@ class Author:
                 return self._committed()
             case PrefixCacheReset():
                 return move
-            case AdapterLoaded() | AdapterEvicted():
-                return self._of_slot(move)
+            case AdapterLoaded() | AdapterEvicted() | EngineRecovered():
+                return self._if_legal(move)
         return None
 
     def _strange(self, plan: StepPlanned) -> StepPlanned | None:
         plan = replace(plan, step=self.state.planned)
-        try:
-            reduce(self.state, plan)
-        except IllegalEvent:
-            return None
-        return plan
+        return plan if self._if_legal(plan) else None
 
-    def _of_slot(self, move: AdapterLoaded | AdapterEvicted) -> AnyEvent | None:
+    def _if_legal(self, move: AnyEvent) -> AnyEvent | None:
         try:
             reduce(self.state, move)
         except IllegalEvent:
@@ -295,13 +295,23 @@ class Author:
     def _arrived(self, move: RequestArrived) -> RequestArrived | None:
         arrival = replace(move, id=self.state.next_id)
         while refusal(self.state.config, arrival) is not None:
+            if isinstance(arrival, RequestResumed) and arrival.generated:
+                arrival = replace(arrival, generated=b"")
             if arrival.sampling.max_tokens <= 1:
                 return None
             wish = replace(arrival.sampling, max_tokens=arrival.sampling.max_tokens // 2)
             arrival = replace(arrival, sampling=wish)
         self._ids[move.id], self._arrivals[arrival.id] = arrival.id, arrival
         self._histories[arrival.id] = unpack_tokens(arrival.prompt).tolist()
-        return arrival
+        return self._with_own_tokens(arrival) if isinstance(arrival, RequestResumed) else arrival
+
+    def _with_own_tokens(self, arrival: RequestResumed) -> RequestResumed:
+        """With the tokens that the request samples here, as many as it brought unless one ends it."""
+        first, count = len(arrival.prompt) // 4, len(arrival.generated) // 4
+        tokens = [self._token(arrival.id, first + place) for place in range(count)]
+        while refusal(self.state.config, replace(arrival, generated=pack_tokens(tokens))) is not None:
+            tokens.pop()
+        return replace(arrival, generated=pack_tokens(tokens))
 
     def _committed(self) -> StepCommitted | None:
         if not self.state.in_flight:

@@ -2,14 +2,14 @@
 
 Real `reduce` and `schedule`, a virtual clock, several ranks that fold the same events, a toy model, a shadow cache, and
 faults from one seed: bursts, aborts at any phase, late, lost, duplicate and reordered results, slow and crashed ranks,
-resets, clock jumps, illegal events. All laws are checked after every event (core.py, fleet.py), and every stream is
-compared with the model's own answer.
+the death of all ranks or of the engine core at any event, resets, clock jumps, illegal events. All laws are checked
+after every event (core.py, fleet.py), and every stream is compared with the model's own answer (streams.py).
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,18 +21,21 @@ from vnext.sched.sim.illegal_events import illegal_event, strange_plan
 from vnext.sched.sim.laws import constraint_laws
 from vnext.sched.sim.rank import StepResult
 from vnext.sched.sim.rng import Rng
-from vnext.sched.sim.scenario import NEVER, Client, Scenario, servable
-from vnext.sched.sim.toy import Answer, answer
+from vnext.sched.sim.scenario import NEVER, Scenario, servable
+from vnext.sched.sim.streams import Streams
+from vnext.sched.sim.toy import Answer
 from vnext.state.adapters import held
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     RequestId,
+    RequestResumed,
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
@@ -47,11 +50,21 @@ STEPS_PER_TOKEN_MAX_ON_A_WHIM = 200
 
 LOAD_US = 300
 
-Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "wake"]
+STALE_PERCENT = 50
+"""Of recoveries behind which results of ranks that have died are still to come."""
+CAUTIOUS_PERCENT = 40
+RESUME_US = 200
+
+Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "wake", "resume"]
+
+
+class CoreDied(Exception):
+    """The engine core of a simulation ends, and all of its ranks, in the middle of whatever it did."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a simulation: its log, its last state, each request's stream, and its duration in virtual time."""
+    """The result of a simulation: the log and the last state of its (last) engine, each client's stream by its number, and its
+    duration in virtual time."""
 
     events: tuple[AnyEvent, ...]
     state: State
@@ -73,24 +86,24 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = Rng(scenario.seed).fork()
+        self.streams = Streams(scenario)
+        self.now_us = self.refused = self.deaths = 0
+        self._due: list[tuple[int, int, Kind, object]] = []
+        self._order = 0
+        self._start_engine()
+        self._expect_clients()
+
+    def _start_engine(self) -> None:
         started = EngineStarted(
-            config=scenario.config, model="toy", model_digest="", world_size=scenario.rank_count, environment={},
+            config=self.scenario.config, model="toy", model_digest="", world_size=self.scenario.rank_count, environment={},
             started_ns=0,
         )  # fmt: skip
         self.core = Core(started)
-        self.fleet = Fleet(self.core, started, scenario.faults, self.rng)
-        self.now_us = 0
-        self.busy_until_us = 0
-        self.refused = 0
+        self.fleet = Fleet(self.core, started, self.scenario.faults, self.rng)
+        self.busy_until_us = self.now_us
         self._results: dict[int, StepResult] = {}
-        self._failed: set[int] = set()
-        self._asked_by: dict[int, Client] = {}
-        self._ids: dict[int, RequestId] = {}
         self._leaving: list[RequestId] = []
-        self._due: list[tuple[int, int, Kind, object]] = []
-        self._order = 0
         self._is_loading = False
-        self._expect_clients()
 
     @property
     def state(self) -> State:
@@ -129,31 +142,39 @@ class Simulation:
         most = tokens * (STEPS_PER_TOKEN_MAX_ON_A_WHIM if self.scenario.faults.whim else STEPS_PER_TOKEN_MAX)
         while self._due:
             self.now_us = self._due[0][0]
-            while self._due and self._due[0][0] == self.now_us:
-                _, _, kind, what = heapq.heappop(self._due)
-                self._meet(kind, what)
-            self._abort()
-            if self.rng.happens(self.scenario.faults.illegal):
-                self.core.require_refused(illegal_event(self.rng, self.core.seen))
-                self._require_slots_refused()
-            self._begin_load()
-            self._plan()
-            self.fleet.end_of_iteration()
-            if self.state.planned > most:
+            try:
+                self._iterate()
+            except CoreDied:
+                self._start_again()
+            if self.state.planned > most * (1 + self.deaths):
                 raise Divergence(f"L1: {self.state.planned} steps for {tokens} tokens, and no end")
+
+    def _iterate(self) -> None:
+        """One moment of the engine core."""
+        while self._due and self._due[0][0] == self.now_us:
+            _, _, kind, what = heapq.heappop(self._due)
+            self._meet(kind, what)
+        self._abort()
+        if self.rng.happens(self.scenario.faults.illegal):
+            self.core.require_refused(illegal_event(self.rng, self.core.seen))
+            self._require_slots_refused()
+        self._begin_load()
+        self._plan()
+        self.fleet.end_of_iteration()
+        self.streams.sent()
 
     def _meet(self, kind: Kind, what: object) -> None:
         match kind:
             case "arrival":
                 assert isinstance(what, int)
                 self._arrive(what)
-            case "abort":
+            case "abort" | "stop":
                 assert isinstance(what, int)
-                if what in self._ids:
-                    self._leaving.append(self._ids[what])
-            case "stop":
+                self._leave(what, kind)
+            case "resume":
                 assert isinstance(what, int)
-                self._fold(RequestAborted(ids=(RequestId(what),), reason="stop"))
+                if what in self.streams.waiting:
+                    self._resume(what)
             case "reset":
                 self._fold(PrefixCacheReset())
             case "shutdown":
@@ -168,6 +189,16 @@ class Simulation:
             case "wake":
                 pass
 
+    def _leave(self, number: int, kind: Literal["abort", "stop"]) -> None:
+        self.streams.leave(number)
+        if number not in self.streams.ids:
+            return
+        id_ = RequestId(self.streams.ids[number])
+        if kind == "stop":
+            self._fold(RequestAborted(ids=(id_,), reason="stop"))
+        else:
+            self._leaving.append(id_)
+
     def _abort(self) -> None:
         """Abort all requests that leave at one time in one event, with some of them listed twice."""
         if not self._leaving:
@@ -178,15 +209,7 @@ class Simulation:
 
     def _arrive(self, number: int) -> None:
         client = self.scenario.clients[number]
-        arrival = RequestArrived(
-            id=RequestId(self.state.next_id),
-            name=str(number),
-            prompt=pack_tokens(client.prompt),
-            sampling=client.sampling,
-            priority=client.priority,
-            arrival_ns=1000 * (self.now_us + self._clock_error_us()),
-            cache_salt=client.cache_salt,
-        )
+        arrival = RequestArrived(**self._arrival(number))
         refused = refusal(self.scenario.config, arrival) is not None
         if refused == servable(self.scenario.config, client):
             raise Divergence(f"L1: a request that {'fits is refused' if refused else 'can never fit is not refused'}")
@@ -194,8 +217,25 @@ class Simulation:
             self.refused += 1
             self.core.require_refused(arrival)
             return
-        self._ids[number], self._asked_by[arrival.id] = arrival.id, client
+        self.streams.begin(number, arrival.id)
         self._fold(arrival)
+
+    def _resume(self, number: int) -> None:
+        """A client of an engine that died asks this one to go on behind the tokens that it has."""
+        tokens = self.streams.waiting[number]
+        event = RequestResumed(**self._arrival(number), generated=pack_tokens(tokens))
+        if why_not := refusal(self.scenario.config, event):
+            raise Divergence(f"L1: a request that has {tokens} is refused: {why_not}")
+        self.streams.begin(number, event.id)
+        self._fold(event)
+
+    def _arrival(self, number: int) -> dict[str, Any]:
+        """The fields of a client's arrival."""
+        client = self.scenario.clients[number]
+        return dict(
+            id=RequestId(self.state.next_id), name=str(number), prompt=pack_tokens(client.prompt), sampling=client.sampling,
+            priority=client.priority, arrival_ns=1000 * (self.now_us + self._clock_error_us()), cache_salt=client.cache_salt,
+        )  # fmt: skip
 
     def _clock_error_us(self) -> int:
         """The current error of the wall clock, in either direction."""
@@ -205,17 +245,67 @@ class Simulation:
     def _fold(self, event: AnyEvent) -> None:
         """Fold one event of the engine: check it, record it, and send it to clients and to every rank."""
         news = self.core.fold(event)
-        constraint_laws(self.scenario.config, self.core.accounting.entries, news)
-        self._tell_ranks()
+        entries = self.core.accounting.entries
+        constraint_laws(self.scenario.config, entries, news)
+        self.streams.hear(entries, news)
         for id_ in dict.fromkeys(output.id for output in news if output.token >= 0 and not output.finish):
-            stop, tokens = self._asked_by[id_].stop, self.core.accounting.entries[id_].tokens
+            number = self.streams.number(id_)
+            stop, tokens = self.scenario.clients[number].stop, entries[id_].tokens
             if stop and tuple(tokens[-len(stop) :]) == stop:
-                self._at(self.now_us + self.rng.below(STEP_US), "stop", id_)
+                self._at(self.now_us + self.rng.below(STEP_US), "stop", number)
+        self._tell_ranks()
 
     def _tell_ranks(self) -> None:
         result = self.fleet.tell()
         if result is not None:
             self._send(result)
+        self._perhaps_die()
+
+    # ---- deaths --------------------------------------------------------------------------------------------------
+
+    def _perhaps_die(self) -> None:
+        """After any event all ranks may die, or the engine core and they; so they may behind a recovery."""
+        faults = self.scenario.faults
+        while self.deaths < faults.deaths:
+            if self.rng.happens(faults.core_dies):
+                raise CoreDied
+            if not self.rng.happens(faults.ranks_die):
+                return
+            self._replace_ranks()
+
+    def _replace_ranks(self) -> None:
+        """All ranks have died: others begin from the state, in which nothing is in flight."""
+        self.deaths += 1
+        gone = {"adapter"} if self.rng.happens(STALE_PERCENT) else {"adapter", "result"}
+        self._forget_due(gone)
+        self._results, self._is_loading, self.busy_until_us = {}, False, self.now_us
+        cautious = self.state.next_id if self.rng.happens(CAUTIOUS_PERCENT) else 0
+        self.core.fold(EngineRecovered(cause="rank 0 was killed", cautious=cautious))
+        self.fleet.tell()
+        self._at(self.now_us + 1, "wake", None)
+
+    def _start_again(self) -> None:
+        """Another engine begins; the clients of the one that died come in two groups, each in its order."""
+        self.deaths += 1
+        self.core.look_back()
+        self.fleet.require_same_log()
+        frames = self.fleet.frames
+        self.streams.lose_engine(self.core.accounting.entries, self.rng)
+        self._forget_due({"adapter", "result", "resume", "wake"})
+        self._start_engine()
+        waiting = self.streams.waiting
+        cautious = len(waiting) if self.rng.happens(CAUTIOUS_PERCENT) else 0
+        self.core.fold(EngineRecovered(cause="the engine core was killed", log="before", frames=frames, cautious=cautious))
+        self.fleet.tell()
+        for group in range(2):
+            time_us = self.now_us + self.rng.below(RESUME_US)
+            for number in waiting:
+                if number % 2 == group:
+                    self._at(time_us, "resume", number)
+
+    def _forget_due(self, kinds: set[str]) -> None:
+        self._due = [each for each in self._due if each[2] not in kinds]
+        heapq.heapify(self._due)
 
     # ---- decisions and steps -------------------------------------------------------------------------------------
 
@@ -261,8 +351,10 @@ class Simulation:
         """An adapter has been read: it gets a slot if it is still the one that is needed next."""
         self._is_loading = False
         wish = next_load(self.state)
+        deaths = self.deaths
         for event in wish.events(f"adapter {digest}") if wish is not None and wish.digest == digest else ():
-            self._fold(event)
+            if self.deaths == deaths:  # else the ranks that have read it are gone
+                self._fold(event)
 
     def _send(self, result: StepResult) -> None:
         """Schedule a step's result: ranks run one step after another, and the transport adds its faults."""
@@ -288,14 +380,15 @@ class Simulation:
         while self.state.committed in self._results:
             result = self._results.pop(self.state.committed)
             self._abort_failed(result.failed)
-            self._fold(result.event)
+            if result.step == self.state.committed:
+                self._fold(result.event)
 
     def _abort_failed(self, failed: tuple[int, ...]) -> None:
         """Abort the requests whose constraints ranks could not follow, before the tokens that they chose nevertheless."""
         owed = still_owed(self.state)
         ids = tuple(RequestId(id_) for id_ in failed if id_ in owed)
         if ids:
-            self._failed.update(ids)
+            self.streams.failed.update(map(self.streams.number, ids))
             self._fold(RequestAborted(ids=ids, reason="error"))
 
     # ---- the end -------------------------------------------------------------------------------------------------
@@ -310,23 +403,14 @@ class Simulation:
         self.fleet.require_equal()
 
     def require_right_answers(self) -> None:
-        """P2, A3, Y3: every stream equals the model's answer to that request alone, or its beginning if aborted."""
-        for id_, client in self._asked_by.items():
-            right, got = answer(self.scenario.config, list(client.prompt), client.sampling), self._answer(id_)
-            if got.finish == "abort" and id_ not in self._failed:
-                right = Answer(right.tokens[: len(got.tokens)], "abort")
-            if got != right:
-                raise Divergence(f"request {id_} was answered {got} where alone it gets {right}")
-
-    def _answer(self, id_: int) -> Answer:
-        entry = self.core.accounting.entries[id_]
-        return Answer(tuple(entry.tokens), entry.finish)
+        """P2, A3, Y3, C5: every stream equals the model's answer to that request alone, or its beginning if aborted."""
+        self.streams.require_right(self.core.accounting.entries)
 
     def outcome(self) -> Outcome:
         return Outcome(
             events=tuple(self.events),
             state=self.state,
-            answers={id_: self._answer(id_) for id_ in self._asked_by},
+            answers=self.streams.all_answers(self.core.accounting.entries),
             refused=self.refused,
             duration_us=self.now_us,
         )

@@ -5,24 +5,35 @@ Owns law Y3 of one run: every client is told its own news, once, in order, and u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import xxhash
 
 from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.plain_state import PlainState
-from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.events import (
+    AnyEvent,
+    EngineRecovered,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    generated_by,
+    unpack_tokens,
+)
 from vnext.state.outputs import Finish, Output
 from vnext.state.state import Counters
 
 
 class Entry:
-    """One request's page: what it asked for and what it was told. Mutable."""
+    """One request's page: what it asked for and what it was told, by an engine before this one too. Mutable."""
 
     __slots__ = ("arrival", "hit", "tokens", "finish", "preemptions")
 
     def __init__(self, arrival: RequestArrived) -> None:
         self.arrival = arrival
         self.hit = -1
-        self.tokens: list[int] = []
+        self.tokens: list[int] = unpack_tokens(generated_by(arrival)).tolist()
         self.finish: Finish = ""
         self.preemptions = 0
 
@@ -50,13 +61,13 @@ class Accounting:
                     raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
             case RequestAborted():
                 self._aborted(event, news)
+            case EngineRecovered():
+                self._preempted(before, range(len(before)))
         if before.state.counters is not after.state.counters:
             self._compare(after.state.counters)
 
     def _planned(self, before: PlainState, plan: StepPlanned, after: PlainState) -> None:
-        self.counts["preempted"] += len(plan.preempted)
-        for row in plan.preempted:
-            self.entries[before.id[row]].preemptions += 1
+        self._preempted(before, plan.preempted)
         if not plan.admitted:
             return
         starts, caching = dict(zip(after.in_flight[-1].ids, after.in_flight[-1].starts)), before.state.config.prefix_caching
@@ -68,6 +79,11 @@ class Accounting:
                 self.counts["prompt_tokens"] += len(entry.arrival.prompt) // 4
             self.counts["prefix_hit_tokens"] += hit
             self.counts["prefix_queried_tokens"] += waiting.known if caching else 0
+
+    def _preempted(self, before: PlainState, rows: Sequence[int]) -> None:
+        self.counts["preempted"] += len(rows)
+        for row in rows:
+            self.entries[before.id[row]].preemptions += 1
 
     def _drafted(self, before: PlainState, event: StepCommitted, after: PlainState) -> None:
         """Drafts count for requests that still run as they did when the step was planned."""

@@ -16,7 +16,8 @@ def contents(seen: PlainState) -> dict[str, object]:
     """Every part of a state by name. Equal for equal states; places inside arenas and stale queue places do not count."""
     state, pool = seen.state, seen.state.pool
     return {
-        "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free),
+        "scalars": (state.sequence, state.next_id, state.planned, state.committed, state.token_digest, pool.free, state.cautious),
+        "slots": state.slots,
         "counters": state.counters,
         "rows": [column for field, column in enumerate(seen.cells) if field not in STORAGE],
         "histories": seen.histories,
