@@ -17,14 +17,17 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.events import (
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     pack_tokens,
 )
+from vnext.state.feasibility import refusal
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
@@ -61,18 +64,25 @@ def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
     )
 
 
-def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2) -> Iterator[Iteration]:
-    """Iterations until every request has ended: events, the state before each, the state after all, rank digests."""
+def engine(
+    config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2, recovering: float = 0.0, resumed: int = 0
+) -> Iterator[Iteration]:
+    """Iterations until every request has ended: events, the state before each, the state after all, rank digests. In a share
+    `recovering` of them the ranks are replaced; with `resumed` it continues another engine with so many requests."""
     rng, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
     reports: list[RankDigest] = []
     while arrivals or state.requests or state.in_flight:
         events: list[AnyEvent] = []
         befores: list[State] = []
-        for event in _chosen(rng, state, histories, arrivals):
+        chosen = _taken_over(rng, state, histories, resumed) if resumed else _chosen(rng, state, histories, arrivals, recovering)
+        resumed = 0
+        for event in chosen:
             befores.append(state)
             events.append(event)
-            arrivals -= isinstance(event, RequestArrived)
+            arrivals -= type(event) is RequestArrived
             state = reduce(state, event)
+            if isinstance(event, EngineRecovered):
+                reports = []
             if isinstance(event, StepPlanned) and event.step % config.digest_interval == 0:
                 reports += [RankDigest(rank, event.step, digest(state)) for rank in range(world_size)]
         due = [report for report in reports if report.step < state.committed]
@@ -80,8 +90,28 @@ def engine(config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 
         yield events, befores, state, due
 
 
-def _chosen(rng: random.Random, state: State, histories: list[list[int]], arrivals: int) -> Iterator[AnyEvent]:
+def _taken_over(rng: random.Random, state: State, histories: list[list[int]], count: int) -> Iterator[AnyEvent]:
+    """The first iteration of an engine that goes on behind another one's log: up to `count` requests with their tokens so far."""
+    yield EngineRecovered(cause="the engine core was killed (signal 9)", log="/logs/before", frames=77, cautious=count // 2)
+    for id_ in range(count):
+        arrival, tokens = msgspec.structs.replace(_arrival(rng, state, histories), id=id_, name=f"secret name {id_}"), b""
+        fields = {name: getattr(arrival, name) for name in arrival.__struct_fields__}
+        for _ in range(rng.randint(0, 6)):
+            more = tokens + pack_tokens([xxhash.xxh3_64_intdigest(arrival.prompt + tokens) % 6])
+            if refusal(state.config, RequestResumed(**fields, generated=more)):
+                break
+            tokens = more
+        yield RequestResumed(**fields, generated=tokens)
+
+
+def _chosen(
+    rng: random.Random, state: State, histories: list[list[int]], arrivals: int, recovering: float
+) -> Iterator[AnyEvent]:
     """One iteration's events, each chosen in the state that the ones before it left."""
+    if recovering and rng.random() < recovering:
+        event = EngineRecovered(cause="rank 1 was killed (signal 9)", cautious=rng.choice((0, state.next_id)))
+        yield event
+        return  # new ranks start meanwhile
     if arrivals and rng.random() < 0.5:
         event = _arrival(rng, state, histories)
         yield event
@@ -143,12 +173,13 @@ def record(
     size=10**6,
     max_bytes=0,
     timestamped=False,
+    **more,
 ) -> Path:
-    """A recorded engine. `change` may rewrite (events, digest, ranks) of a frame before it is written."""
+    """A recorded engine (`more` goes to it). `change` may rewrite (events, digest, ranks) of a frame before it is written."""
     config = config or small_config()
     bounds = Bounds(segment_bytes=size, max_bytes=max_bytes, timestamped=timestamped)
     recorder = Recorder.open(log_dir, started(config), privacy, bounds)
-    for events, befores, after, ranks in engine(config, seed, arrivals):
+    for events, befores, after, ranks in engine(config, seed, arrivals, **more):
         for step in [event.step for event in events if timestamped and isinstance(event, StepCommitted)]:
             recorder.took(step, 1e-6 * (1 + step % 5))
         events, state_digest, ranks = change(events, digest(after), ranks)

@@ -46,16 +46,16 @@ ADMISSION = [
     bug(
         "one request too many in the batch",
         "sched.admission",
-        "room = config.max_num_seqs - len(state.rows)",
-        "room = config.max_num_seqs + 1 - len(state.rows)",
+        "room = state.config.max_num_seqs - len(state.rows)",
+        "room = state.config.max_num_seqs + 1 - len(state.rows)",
         "IllegalEvent",
         "S1",
     ),
     bug(
         "one request too few in the batch",
         "sched.admission",
-        "room = config.max_num_seqs - len(state.rows)",
-        "room = config.max_num_seqs - 1 - len(state.rows)",
+        "room = state.config.max_num_seqs - len(state.rows)",
+        "room = state.config.max_num_seqs - 1 - len(state.rows)",
         "S3",
         "S6",
     ),
@@ -210,16 +210,16 @@ PREEMPTION = [
 DECISION = [
     bug(
         "a step too many in flight",
-        "sched.schedule",
-        "len(state.in_flight) >= state.config.pipeline_depth",
-        "len(state.in_flight) > state.config.pipeline_depth",
+        "sched.admission",
+        "else state.config.pipeline_depth",
+        "else state.config.pipeline_depth + 1",
         "IllegalEvent",
     ),
     bug(
         "a pipeline that is never filled",
-        "sched.schedule",
-        "len(state.in_flight) >= state.config.pipeline_depth",
-        "len(state.in_flight) >= 1",
+        "sched.admission",
+        "else state.config.pipeline_depth",
+        "else 1",
         "S6",
     ),
     bug(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from vnext.replay.reading.source import UnusableLog
-from vnext.state.events import RequestArrived, pack_tokens, unpack_tokens
+from vnext.state.events import RequestArrived, RequestResumed, pack_tokens, unpack_tokens
 from vnext.state.params import SEED_MAX, TOKEN_ID_MAX, Sampling
 
 Form = Literal["jsonl", "mooncake", "vllm-vcr"]
@@ -32,7 +32,8 @@ _DIGITS = 5
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request in the `jsonl` format. Sampling parameters that differ from their defaults, by name."""
+    """One request in the `jsonl` format. Sampling parameters that differ from their defaults, by name. `generated` are tokens
+    that another engine gave it, absent of a request that begins."""
 
     arrival_ns: int
     prompt: list[int]
@@ -40,6 +41,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = ""
     priority: int = 0
     cache_salt: str = ""
+    generated: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class MooncakeLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +64,12 @@ _mooncake_decoder = msgspec.json.Decoder(MooncakeLine)
 def to_jsonl(arrivals: Iterable[RequestArrived]) -> Iterator[bytes]:
     """A line for each request."""
     for event in arrivals:
+        brought = unpack_tokens(event.generated).tolist() if isinstance(event, RequestResumed) else msgspec.UNSET
         yield msgspec.json.encode(
             Line(
                 arrival_ns=event.arrival_ns, prompt=unpack_tokens(event.prompt).tolist(), name=event.name,
                 sampling=_reported_sampling(event.sampling), priority=event.priority, cache_salt=event.cache_salt,
+                generated=brought,
             )
         )  # fmt: skip
 
@@ -88,17 +92,21 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[RequestArrived]:
                 "prompt",
                 reported.prompt[:3],
             )
+            brought = reported.generated or []
+            _require(all(0 <= token <= TOKEN_ID_MAX for token in brought), "generated", brought[:3])
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
             raise UnusableLog(f"line {number + 1} is no request ({error})") from error
-        yield RequestArrived(
-            id=number,
-            name=reported.name,
-            prompt=pack_tokens(reported.prompt),
-            sampling=sampling,
-            priority=reported.priority,
-            arrival_ns=reported.arrival_ns,
-            cache_salt=reported.cache_salt,
-        )
+        yield _request(number, reported, sampling)
+
+
+def _request(number: int, reported: Line, sampling: Sampling) -> RequestArrived:
+    fields = dict(
+        id=number, name=reported.name, prompt=pack_tokens(reported.prompt), sampling=sampling, priority=reported.priority,
+        arrival_ns=reported.arrival_ns, cache_salt=reported.cache_salt,
+    )  # fmt: skip
+    if reported.generated is msgspec.UNSET:
+        return RequestArrived(**fields)
+    return RequestResumed(**fields, generated=pack_tokens(reported.generated))
 
 
 def _require_known(sampling: dict[str, object]) -> dict[str, object]:

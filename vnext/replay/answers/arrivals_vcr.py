@@ -18,7 +18,7 @@ from vnext.replay.answers.arrivals import NS_PER_MS, VOCABULARY, spelled
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
-from vnext.state.events import RequestArrived, StepPlanned, pack_tokens
+from vnext.state.events import RequestArrived, StepPlanned, generated_by, pack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
 
@@ -115,9 +115,10 @@ def _ended(item: Folded, now_us: float | None, living: dict[int, _Life], began_n
 
 
 def _line(life: _Life, finish: str, began_ns: int) -> VcrLine:
-    arrival, reported = life.arrival, life.reported_us
+    arrival, reported, brought = life.arrival, life.reported_us, len(generated_by(life.arrival)) // 4
     return VcrLine(
-        prompt_tokens=len(arrival.prompt) // 4, output_tokens=len(reported), ttft_ms=_ms(life.arrived_us, reported[0]),
+        prompt_tokens=len(arrival.prompt) // 4, output_tokens=brought + len(reported),
+        ttft_ms=None if brought else _ms(life.arrived_us, reported[0]),
         cached_tokens=max(life.cached, 0), itl_ms=[_ms(*pair) for pair in zip(reported, reported[1:])] or None,
         concurrency=life.concurrency, arrival_ms=(arrival.arrival_ns - began_ns) / NS_PER_MS,
         block_hashes=hashes(arrival.prompt, arrival.cache_salt) or None, finish_reason=finish,

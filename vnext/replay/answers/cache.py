@@ -22,7 +22,7 @@ from vnext.replay.reading.folding import Broken, Folded, fold
 from vnext.replay.reading.source import Log, open_log
 from vnext.state.block_hash import block_hashes, root_hash
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, pack_tokens, unpack_tokens
+from vnext.state.events import RequestArrived, StepCommitted, StepPlanned, generated_by, pack_tokens, unpack_tokens
 from vnext.state.outputs import outputs
 from vnext.state.state import State
 
@@ -141,7 +141,7 @@ class _Counting:
         common, known, like = self._salted.longest(event.cache_salt, event.sampling.adapter, event.prompt)
         _, plain, _ = self._plain.longest("", "", event.prompt)
         self._asked[event.id] = _Asked(common, known, plain, like)
-        self._living[event.id] = (event, [])
+        self._living[event.id] = (event, unpack_tokens(generated_by(event)).tolist())
         self._add(event, event.prompt)
 
     def _add(self, event: RequestArrived, tokens: bytes) -> None:
@@ -163,6 +163,7 @@ class _Counting:
 
     def _count(self, id_: int, asked: _Asked, found: int) -> None:
         most = (len(self._living[id_][0].prompt) // 4 - 1) // self._size * self._size
+        found = min(found, most)  # a request that came back with tokens may find some of them too
         known, salted = max(min(asked.known, most), found), min(asked.salted, most)
         new = most - max(known, salted)
         self.sums.update(

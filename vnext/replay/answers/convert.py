@@ -19,7 +19,7 @@ from vnext.replay.answers.arrivals_vcr import from_vcr, to_vcr
 from vnext.replay.reading.folding import IMPOSSIBLE, Broken, Folded, fold
 from vnext.replay.reading.source import Log, UnusableLog, open_log
 from vnext.replay.reading.writer import Writer, snapshot_of_log
-from vnext.state.events import RequestArrived
+from vnext.state.events import RequestArrived, RequestResumed
 from vnext.state.outputs import outputs
 from vnext.state.reduce import reduce, start
 
@@ -76,6 +76,8 @@ def answers_of(log: Log) -> dict[int, int]:
         if isinstance(item, Broken):
             break
         if isinstance(item, Folded):
+            if isinstance(item.event, RequestResumed):
+                counts[item.event.id] = len(item.event.generated) // 4
             for output in outputs(item.before, item.event, item.after):
                 counts[output.id] += output.token >= 0
                 if output.finish:

@@ -20,7 +20,7 @@ from vnext.replay.reading.folding import Folded, FrameFolded, first_state, fold
 from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.writer import Writer
 from vnext.state.block_hash import root_hash
-from vnext.state.events import RequestArrived
+from vnext.state.events import RequestArrived, generated_by
 from vnext.state.fold_plan import row_tokens
 from vnext.state.state import State
 
@@ -63,8 +63,9 @@ def histories(log: Log) -> Iterator[tuple[bytes, str, bytes]]:
         if not isinstance(item, Folded):
             continue
         if isinstance(item.event, RequestArrived):
-            adapter = item.event.sampling.adapter
-            yield root_hash(item.event.cache_salt, last.config.block_size, adapter), adapter, item.event.prompt
+            arrival, adapter = item.event, item.event.sampling.adapter
+            tokens = arrival.prompt + generated_by(arrival)
+            yield root_hash(arrival.cache_salt, last.config.block_size, adapter), adapter, tokens
         yield from _running(item.before, _ids(item.before) - _ids(item.after))
         last = item.after
     yield from _running(last, _ids(last))

@@ -38,11 +38,12 @@ def print_life(console: Console, answer: RequestLife) -> None:
         ("name", answer.name),
         ("arrived", f"{answer.arrival_s:.3f} s after the engine's start, priority {answer.priority}"),
         ("prompt", f"{counted(answer.prompt_tokens, 'token')}, {answer.cached_tokens:,} of them from the cache"),
-        ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}"),
+        ("answer", f"{counted(answer.generated_tokens, 'token')} of at most {answer.tokens_max:,}{_brought(answer)}"),
         ("waited", f"{queued} before its first, {waited} in all"),
         *([("because of", _reasons(answer))] if answer.waits else []),
         *([("adapter", printable(answer.adapter))] if answer.adapter else []),
         ("preempted", counted(answer.preemptions, "time")),
+        *([("recovered", f"{counted(answer.recoveries, 'time')}: the ranks were replaced")] if answer.recoveries else []),
         ("end", answer.finish),
         *([("token ids", "pseudonyms: this log holds no text")] if answer.privacy == "shape" else []),
     ])  # fmt: skip
@@ -56,6 +57,14 @@ def print_life(console: Console, answer: RequestLife) -> None:
         step = "-" if span.first.step < 0 else _range(span.first.step, span.last.step)
         table.add_row(step, _range(span.first.event, span.last.event), printable(reported(span)))
     console.print(table)
+
+
+def _brought(answer: RequestLife) -> str:
+    """What another engine had given it."""
+    if not answer.continues:
+        return ""
+    brought = counted(answer.resumed_tokens, "token")
+    return f", behind {brought} of another engine, whose log is {printable(answer.continues)}"
 
 
 def _reasons(answer: RequestLife) -> str:
@@ -130,6 +139,8 @@ def reported(span: Span) -> str:
             return f"is admitted, {counted(first.tokens, 'token')} in the cache"
         case "preempted":
             return f"is preempted with {counted(first.tokens, 'token')} computed: {first.note}"
+        case "recovered":
+            return f"its ranks are replaced, {counted(first.tokens, 'token')} computed are lost: {first.note}"
         case "ended":
             return f"ends: {first.note}"
         case "sampled":

@@ -9,27 +9,35 @@ from typing import Literal
 
 import msgspec
 
-from vnext.log.codec import Privacy, SegmentHeader
+from vnext.log.codec import Frame, Privacy, SegmentHeader
 from vnext.replay.reading.folding import Broken, Folded, fold_items
 from vnext.replay.reading.index import Index
-from vnext.replay.reading.source import UnusableLog
+from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
 from vnext.state.adapters import slot_of
-from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import (
+    EngineRecovered,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    generated_by,
+)
 from vnext.state.outputs import outputs
 from vnext.state.state import Request, Slot, State
 from vnext.state.store.rows import wants
 
-Kind = Literal["arrived", "admitted", "preempted", "computed", "sampled", "ended"]
+Kind = Literal["arrived", "admitted", "preempted", "recovered", "computed", "sampled", "ended"]
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. `step` is -1 before the first.
 
     `tokens` counts prompt tokens (arrived), tokens found in the cache (admitted), tokens computed in this step, tokens
-    computed and dropped (preempted), or is 1 (sampled). `adapter` is the digest of the LoRA adapter that the step computed the
-    tokens with and `adapter_name` its name, as the slots held them when the step was planned; "" without one.
+    computed and dropped (preempted, recovered), or is 1 (sampled). `adapter` is the digest of the LoRA adapter that the step
+    computed the tokens with and `adapter_name` its name, as the slots held them when the step was planned; "" without one.
     """
 
     event: int
@@ -62,7 +70,8 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     `queued_steps` were planned between arrival and first admission. `waited_steps` are all steps that the request could
     have joined and did not, including those. `adapter` is the digest of its LoRA adapter, and the name where the log has one;
     by law R1 each of its tokens was computed with it. `arrival_s` is the time from the engine's start to the arrival, in
-    seconds.
+    seconds. `recoveries` counts the times that ranks were replaced while it lived; `resumed_tokens` of its answer came from
+    another engine, whose log is `continues`.
     """
 
     id: int
@@ -82,6 +91,9 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     why_unknown: str
     moments: list[Moment]
     adapter: str = ""
+    recoveries: int = 0
+    resumed_tokens: int = 0
+    continues: str = ""
 
 
 class _Story:
@@ -114,12 +126,16 @@ class _Story:
                 self._committed(item, item.event)
             case RequestAborted():
                 self._aborted(item, item.event)
+            case EngineRecovered():
+                self._recovered(item, item.event)
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
         if event.id == self.id:
             self.arrival = event
             place = [entry.id for entry in item.after.waiting].index(self.id)
-            note = f"{place} ahead of it in the queue"
+            has = len(generated_by(event)) // 4
+            back = f", back from another engine with {has} tokens of its answer" if isinstance(event, RequestResumed) else ""
+            note = f"{place} ahead of it in the queue{back}"
             self.tell(item, "arrived", item.before.planned - 1, len(event.prompt) // 4, note)
 
     def _planned(self, item: Folded, event: StepPlanned) -> None:
@@ -199,11 +215,20 @@ class _Story:
         if self.id in item.before.requests and self.id not in item.after.requests:
             self._ended(item, item.before.planned - 1, f"abort ({event.reason})")
 
+    def _recovered(self, item: Folded, event: EngineRecovered) -> None:
+        """The ranks are new; what they had computed of the request is gone, and its tokens are not."""
+        self.slots.clear()
+        if self.arrival is None or self.id not in item.before.requests:
+            return
+        place = (item.before.rows.id == self.id).nonzero()[0]
+        computed = int(item.before.rows.computed[place[0]]) if len(place) else 0
+        self.tell(item, "recovered", item.before.planned - 1, computed, event.cause)
+
     def _ended(self, item: Folded, step: int, finish: str) -> None:
         self.finish = finish
         self.tell(item, "ended", step, 0, finish)
 
-    def life(self, arrival: RequestArrived, header: SegmentHeader) -> RequestLife:
+    def life(self, arrival: RequestArrived, header: SegmentHeader, continues: str) -> RequestLife:
         return RequestLife(
             id=self.id,
             name=arrival.name,
@@ -222,6 +247,9 @@ class _Story:
             why_unknown=self.why_unknown,
             moments=self.moments,
             adapter=f"{arrival.sampling.adapter} {self.adapter_name}".strip(),
+            recoveries=sum(moment.kind == "recovered" for moment in self.moments),
+            resumed_tokens=len(generated_by(arrival)) // 4,
+            continues=continues,
         )
 
 
@@ -241,7 +269,15 @@ def life(index: Index, request_id: int, own_policy: bool = False) -> RequestLife
             break
     if story.arrival is None:
         raise UnusableLog(f"request {request_id} cannot be told of: the log is damaged before it arrives")
-    return story.life(story.arrival, log.header)
+    is_back = isinstance(story.arrival, RequestResumed)
+    return story.life(story.arrival, log.header, log_before(log) if is_back else "")
+
+
+def log_before(log: Log) -> str:
+    """The folder of the log that this one continues, "" if it continues none."""
+    frame = next((item for item in log.items() if isinstance(item, Frame)), None)
+    begun = frame.events[:1] if frame is not None and frame.first_event == 1 else ()
+    return begun[0].log if begun and isinstance(begun[0], EngineRecovered) else ""
 
 
 def _arrival(request: Request) -> RequestArrived:

@@ -15,7 +15,7 @@ from vnext.sched.policies import BUILT_IN
 from vnext.sched.ranking import PATIENCE
 from vnext.sched.schedule import schedule
 from vnext.state.adapters import may_run
-from vnext.state.events import AnyEvent, StepPlanned
+from vnext.state.events import AnyEvent, EngineRecovered, StepPlanned
 from vnext.state.state import State
 
 IDLE_FRAMES = 3
@@ -28,6 +28,7 @@ class StuckDetector:
         self._idle_frames = 0
         self._reported = -1
         self._computed = 0
+        self._recovers = False
 
     def event(self, event: AnyEvent, after: State) -> str:
         """Why the engine is stuck after this event, "" if it is not."""
@@ -35,8 +36,11 @@ class StuckDetector:
         progress = counters.generated_tokens + counters.aborted + after.next_id
         if progress != self._reported:
             self._reported, self._computed = progress, 0
+        if isinstance(event, EngineRecovered):
+            self._recovers, self._computed = True, 0
         if not isinstance(event, StepPlanned):
             return ""
+        self._recovers = False
         self._computed += after.in_flight[-1].tokens
         in_flight = after.config.max_num_batched_tokens * (after.config.pipeline_depth + 1)
         if self._computed <= in_flight:
@@ -51,7 +55,7 @@ class StuckDetector:
         if any(isinstance(event, StepPlanned) for event in frame.events) or not after.requests or after.in_flight:
             self._idle_frames = 0
             return ""
-        if _awaits_adapter(after):
+        if self._recovers or _awaits_adapter(after):  # ranks that start plan nothing
             return ""
         if _decides_nothing(after):
             return f"law S6: {len(after.requests)} requests live, nothing runs, and the decision is to do nothing"

@@ -21,6 +21,7 @@ from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
+    EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
@@ -145,6 +146,8 @@ class Timeline:
                 self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
             case AdapterEvicted():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"slot {event.slot} empty", "p")
+            case EngineRecovered():
+                self._recovered(event, before, now_us)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -205,6 +208,19 @@ class Timeline:
             for id_ in before.rows.id.tolist():
                 if id_ not in left:
                     self._end(id_, now_us, "end")
+
+    def _recovered(self, event: EngineRecovered, before: State, now_us: float | None) -> None:
+        """Steps in flight end without a slice, and every running request waits again."""
+        why = json.dumps(f"recovery: {event.cause}" + (f" (continues {event.log})" if event.log else ""))[1:-1]
+        self._instant(ENGINE, STEPS_LANE, now_us, why, "p")
+        for scheduled in before.in_flight:
+            self._planned_us.pop(scheduled.step, None)
+        for id_ in before.rows.id.tolist():
+            lived = self._living[id_]
+            self._phase(lived, now_us)
+            lived.waits, lived.note = True, ""
+            self._instant(REQUESTS, lived.lane, now_us, "its ranks are gone", "t")
+        self._reasoned = None
 
     def _began(self, step: int, now_us: float | None) -> float | None:
         """When the step committed now began; None if a time is unknown. A step that was planned before the previous

@@ -88,6 +88,7 @@ def print_info(console: Console, answer: Info) -> None:
         ("digests", f"version {header.digest_version}"),
         ("privacy", header.privacy),
         ("begins", _beginning(answer)),
+        *_recoveries(answer),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
         *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),
@@ -117,6 +118,19 @@ def _beginning(answer: Info) -> str:
         return "with the engine's start"
     way = "it is replayed from the state kept there" if answer.snapshot_bytes else "it cannot be replayed from there"
     return f"later, at event {header.first_event:,}: {counted(header.index, 'older segment')} not here; {way}"
+
+
+def _recoveries(answer: Info) -> list[tuple[str, str]]:
+    """Whose log this one continues, and how often its ranks were replaced."""
+    lines, before, last = [], answer.continues, answer.last_recoveries[-1:]
+    if before is not None:
+        back = f"{counted(before.requests, 'request')} came back with {counted(before.tokens, 'token')} of their answers"
+        why = f"after frame {before.frames:,}, because {printable(before.cause)}"
+        lines.append(("continues", f"{printable(before.log)} {why}; {back}"))
+    if last:
+        times = counted(answer.recoveries, "time")
+        lines.append(("recovered", f"its ranks were replaced {times}, last at event {last[0].event:,}: {printable(last[0].cause)}"))
+    return lines
 
 
 def _schema(answer: Info) -> str:
@@ -207,6 +221,7 @@ def print_shown(console: Console, answer: Shown) -> None:
         ("requests", _totals(state["counters"], ("finished", "aborted", "preempted"))),
         ("tokens", _totals(state["counters"], ("prompt_tokens", "generated_tokens"))),
         ("prefix cache", _totals(state["counters"], ("prefix_queried_tokens", "prefix_hit_tokens"))),
+        *([("caution", f"requests below {state['cautious']} join one at a time")] if state.get("cautious") else []),
     ])  # fmt: skip
     steps, rows = _with_steps_in_flight(state)
     records(console, "running", (*ROW_FIELDS, *steps, "blocks"), rows)

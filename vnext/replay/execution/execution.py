@@ -126,7 +126,11 @@ def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:
     from vnext.replay.rerun.batched import Batched
 
     batched = Batched(machine, walk.first, walk.whole)
+    recoveries = 0
     for step in walk.steps():
+        if walk.recoveries > recoveries:
+            recoveries = walk.recoveries
+            batched.forget()
         inputs = batched.inputs(step.state, step.placeholders, step.drafts)
         comparing.step(step, *batched.run(inputs))
     return batched.rebuilt_tokens

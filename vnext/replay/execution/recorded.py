@@ -17,7 +17,15 @@ from vnext.log.codec import Frame, LogEnd
 from vnext.replay.console.commands import index_of
 from vnext.replay.reading.folding import Broken, Fold, Folded, first_state, fold_items
 from vnext.replay.reading.source import Log, UnusableLog, open_log
-from vnext.state.events import AdapterLoaded, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.events import (
+    AdapterLoaded,
+    EngineRecovered,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    generated_by,
+    unpack_tokens,
+)
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
 from vnext.state.samples import runs_in, with_kept_drafts
@@ -74,8 +82,8 @@ def require_texts(log: Log) -> None:
 class Walk:
     """The requested part of a log, folded once. `end`, `unseen` and `uncommitted` are known when `steps` is done.
 
-    `whole`: the walk begins with the engine's start. `unseen` steps were planned before the walk begins. `reported` has
-    every request by its number, if that was requested.
+    `whole`: the walk begins with the engine's start. `recoveries` of ranks were met so far, with all steps
+    behind each among the requested. `unseen` steps were planned before the walk begins. `reported` has every request by its number, if that was requested.
     """
 
     def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
@@ -91,7 +99,7 @@ class Walk:
         self.reported: dict[int, Reported] = {}
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
-        self.uncommitted = self.unseen = 0
+        self.uncommitted = self.unseen = self.recoveries = 0
         self._vocab_size: int | None = None
 
     def adapter_folders(self) -> dict[str, str]:
@@ -114,16 +122,20 @@ class Walk:
             if type(item) is not Folded:
                 self._note(item)
             elif isinstance(item.event, RequestArrived):
-                self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt))
+                self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
             elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
                 states[item.event.step] = item.after
+            elif isinstance(item.event, EngineRecovered):
+                self.uncommitted += len(states)
+                states.clear()
+                self.recoveries += self._asked.holds(item.after.planned)
             elif isinstance(item.event, StepCommitted):
                 step = item.event.step
                 if self._asked.end is not None and step >= self._asked.end:
                     break
                 if found := self._committed(item, states.pop(step, None), placeholders):
                     yield found
-        self.uncommitted = len(states)
+        self.uncommitted += len(states)
 
     def _committed(
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]

@@ -22,7 +22,15 @@ from vnext.sched.sim.findings import Finding, check_events, toy_voice
 from vnext.sched.sim.shrink import Author, Failure, Voice, Whim, moves_from, moves_of
 from vnext.sched.sim.toy import next_token
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.events import (
+    AnyEvent,
+    EngineStarted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    unpack_tokens,
+)
 from vnext.state.outputs import Output, outputs
 from vnext.state.reduce import fold, reduce, start
 from vnext.state.state import State
@@ -66,6 +74,7 @@ def redecided_ring(first: State, started: EngineStarted, events: Sequence[AnyEve
     answers = {str(life.arrival.id): unpack_tokens(life.last).tolist() for life in lives}
     for news in _news(first, events):
         answers.setdefault(str(news.id), []).append(news.token)
+    answers |= {name: [*brought, *answers.get(name, ())] for name, brought in _brought(events).items()}
     arrivals = [replace(life.arrival, name=str(life.arrival.id)) for life in lives]
     author = Author(started, recorded_voice(started.config, answers, own_ends([*arrivals, *events])))
     for load in resident(first, started.config.max_loras):
@@ -112,11 +121,16 @@ def folded(state: State, events: Sequence[AnyEvent]) -> Iterator[tuple[State, An
 
 
 def answers_of(events: Sequence[AnyEvent]) -> dict[str, list[int]]:
-    """The reported tokens of each request, by its name."""
-    answers: dict[str, list[int]] = {}
+    """The reported tokens of each request, by its name; those that it brought from another engine first."""
+    answers = _brought(events)
     for news in _news(start(events[0]), events[1:]):
         answers.setdefault(news.name, []).append(news.token)
     return answers
+
+
+def _brought(events: Sequence[AnyEvent]) -> dict[str, list[int]]:
+    resumed = (event for event in events if isinstance(event, RequestResumed))
+    return {event.name: unpack_tokens(event.generated).tolist() for event in resumed if event.generated}
 
 
 def _news(state: State, events: Sequence[AnyEvent]) -> Iterator[Output]:

@@ -29,9 +29,11 @@ from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.state.events import (
     AnyEvent,
+    EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
+    RequestResumed,
     StepCommitted,
     StepPlanned,
     unpack_tokens,
@@ -66,7 +68,8 @@ class Recorded(msgspec.Struct, frozen=True):
     at `began_us` and were committed at `ends_us`. `overhead_us` float64[2, 2] is a turn's overhead by `kinds_of`.
     `entries` is what each step computed (StepInFlight.entries), `commits` what it sampled. `answers` are tokens by
     request; those of `lives`, the requests in state `first` where the log begins, start with their last token there.
-    `times_us` is when each of `events` happened. `loads` are those of adapters.
+    `times_us` is when each of `events` happened. `loads` are those of adapters. `places` are the committed steps' places in the
+    lists by their numbers, some of which ranks may have lost.
     """
 
     first: State
@@ -84,6 +87,7 @@ class Recorded(msgspec.Struct, frozen=True):
     times_us: list[float]
     loads: Loads
     drafts: DraftsSeen
+    places: dict[int, int]
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -152,6 +156,7 @@ class _Taken:
         self._steps: list[tuple[np.ndarray, float, float]] = []
         self._entries: list[np.ndarray] = []
         self._commits: list[StepCommitted] = []
+        self._places: dict[int, int] = {}
         self._answers = {life.arrival.id: unpack_tokens(life.last).tolist() for life in self._lives}
         self._events: list[AnyEvent] = []
         self._times_us: list[float] = []
@@ -170,12 +175,15 @@ class _Taken:
                 began_us = max(self._planned_us.get(event.step, 0.0), self._last_us)
                 self._steps.append((features_of(scheduled), began_us, now_us))
                 self._entries.append(scheduled.entries)
+                self._places[event.step] = len(self._commits)
                 self._commits.append(event)
                 self._last_us = now_us
                 self._drafts.hear(scheduled, event, self._answers)
                 for news in outputs(item.before, event, item.after):
                     self._answers.setdefault(news.id, []).append(news.token)
-            case RequestArrived() | PrefixCacheReset():
+            case RequestArrived() | PrefixCacheReset() | EngineRecovered():
+                if isinstance(event, RequestResumed):
+                    self._answers[event.id] = unpack_tokens(event.generated).tolist()
                 self._outside.append(Outside(now_us, event, {}))
             case RequestAborted():
                 reported = {id_: len(self._answers.get(id_, ())) for id_ in event.ids}
@@ -184,14 +192,13 @@ class _Taken:
     def recorded(self) -> Recorded:
         features = np.array([step[0] for step in self._steps]).reshape(-1, 4)
         began, ends = (np.array([step[place] for step in self._steps], dtype=np.float64) for place in (1, 2))
-        steps = range(self._first.committed, self._first.committed + len(ends))
-        busy = np.array([self._busy_ns.get(step, 0) for step in steps]) / 1e3
+        busy = np.array([self._busy_ns.get(step, 0) for step in self._places]) / 1e3
         all_busy = bool(len(busy)) and bool((busy > 0).all())
         step_us = busy if all_busy else ends - began
         overhead_us = _medians(kinds_of(features, began, ends), ends - began - step_us)
         return Recorded(
             self._first, self._lives, self._outside, features, step_us, overhead_us, began, ends, self._entries, self._commits,
-            self._answers, self._events, self._times_us, self._loads.loads, self._drafts,
+            self._answers, self._events, self._times_us, self._loads.loads, self._drafts, self._places,
         )  # fmt: skip
 
 

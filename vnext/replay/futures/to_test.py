@@ -22,7 +22,7 @@ from vnext.replay.console.commands import print_answer
 from vnext.replay.futures.redecided import Predicate, answers_of, events_of, finding, is_toy, predicate_of, strange_places
 from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.sched.sim.findings import Finding, reported
-from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, unpack_tokens
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, StepCommitted, generated_by, unpack_tokens
 from vnext.state.params import Sampling
 
 EVENTS_MAX = 400
@@ -78,7 +78,7 @@ def _text(
 def _imports(events: Sequence[AnyEvent], predicate: bool) -> str:
     """The imports for the literals, and every name that a predicate is likely to use."""
     names = {type(event).__name__ for event in events}
-    if names & {"RequestArrived", "StepCommitted"}:
+    if names & {"RequestArrived", "RequestResumed", "StepCommitted"}:
         names.add("pack_tokens")
     speculates = any(isinstance(event, EngineStarted) and event.config.speculation for event in events)
     config = f"from vnext.state.config import SchedulerConfig{', Speculation' * speculates}"
@@ -86,7 +86,7 @@ def _imports(events: Sequence[AnyEvent], predicate: bool) -> str:
     if predicate:
         names |= {"AnyEvent", "PrefixCacheReset", "RequestAborted", "RequestArrived", "StepCommitted", "StepPlanned"}
     lines.append("from vnext.state.events import (\n" + "".join(f"    {name},\n" for name in sorted(names)) + ")")
-    if "RequestArrived" in names:
+    if names & {"RequestArrived", "RequestResumed"}:
         is_bound = any(isinstance(event, RequestArrived) and event.sampling.constraint is not None for event in events)
         lines.append(f"from vnext.state.params import {'Constraint, ' * is_bound}Sampling")
     if predicate:
@@ -119,6 +119,7 @@ def literal(event: AnyEvent) -> str:
     match event:
         case RequestArrived():
             special = {"prompt": _packed(event.prompt), "sampling": _struct(event.sampling, Sampling, {})}
+            special["generated"] = _packed(generated_by(event))
         case StepCommitted():
             special = {"tokens": _packed(event.tokens)}
         case _:

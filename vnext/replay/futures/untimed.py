@@ -13,7 +13,15 @@ from vnext.replay.futures.revived import revived
 from vnext.replay.futures.step_times import Outside, Recorded
 from vnext.replay.reading.folding import Folded, first_state, fold
 from vnext.replay.reading.source import Log
-from vnext.state.events import PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, unpack_tokens
+from vnext.state.events import (
+    EngineRecovered,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    unpack_tokens,
+)
 from vnext.state.outputs import outputs
 
 
@@ -33,15 +41,17 @@ def on_times_of(log: Log, learnt: Recorded) -> Recorded:
         for news in outputs(item.before, event, item.after):
             if news.token >= 0:
                 answers.setdefault(news.id, []).append(news.token)
+        if isinstance(event, RequestResumed):
+            answers[event.id] = unpack_tokens(event.generated).tolist()
         if isinstance(event, RequestArrived):
             began_ns = event.arrival_ns if began_ns is None else began_ns
             now_us = max(now_us, (event.arrival_ns - began_ns) / 1e3)
         if isinstance(event, RequestAborted):
             reported = {id_: len(answers.get(id_, ())) for id_ in event.ids}
             outside.append(Outside(now_us, replace(event, reason="stop"), reported))
-        elif isinstance(event, RequestArrived | PrefixCacheReset):
+        elif isinstance(event, RequestArrived | PrefixCacheReset | EngineRecovered):
             outside.append(Outside(now_us, event, {}))
     return replace(
         learnt, first=first, lives=lives, outside=outside, entries=[], commits=[], answers=answers, events=[], times_us=[],
-        loads=Loads([], learnt.loads.took_us), drafts=drafts,
+        loads=Loads([], learnt.loads.took_us), drafts=drafts, places={},
     )  # fmt: skip

@@ -24,11 +24,13 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EngineRecovered,
     EngineStarted,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    generated_by,
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
@@ -44,7 +46,7 @@ StepTime = Callable[[StepInFlight, float, bool], float]
 
 class Served(msgspec.Struct):
     """One request: when it arrived, its first and last token (us, -1 if none), reported tokens, the longest gap between
-    two. If `is_older`, it arrived before the log begins, at an unknown time."""
+    two. If `is_older`, it arrived before the log begins, at an unknown time, or began in an engine before this one."""
 
     arrived_us: float
     first_us: float = -1.0
@@ -88,10 +90,10 @@ def as_recorded(log: Recorded) -> StepTime:
 
 def recorded_place(log: Recorded, scheduled: StepInFlight) -> int | None:
     """Which of the log's steps this is; None if it computes something else."""
-    place = scheduled.step - log.first.committed
+    place = log.places.get(scheduled.step)
     # with drafts, a step that is planned ahead does not know yet where it starts
     lines = [0, 1, 3] if scheduled.drafts is not None else slice(None)
-    same = place < len(log.entries) and np.array_equal(scheduled.entries[lines], log.entries[place][lines])
+    same = place is not None and np.array_equal(scheduled.entries[lines], log.entries[place][lines])
     return place if same else None
 
 
@@ -210,11 +212,17 @@ class _Engine:
                     return
                 self._ids[event.id], self._recorded_of[arrival.id] = arrival.id, event.id
                 self._served[arrival.id] = Served(self._now_us)
+                if count := len(generated_by(arrival)) // 4:  # an engine before this one gave it its first tokens
+                    self._served[arrival.id] = Served(self._now_us, self._now_us, self._now_us, tokens=count, is_older=True)
                 self._fold(arrival)
             case RequestAborted():
                 ids = event.ids if self._exact else tuple(self._ids[id_] for id_ in event.ids if id_ in self._ids)
                 if ids:
                     self._fold(replace(event, ids=ids))
+            case EngineRecovered():
+                self._fold(event)
+                self._ends.clear()
+                self._device_us = self._now_us
             case _:
                 self._fold(event)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from vnext.replay.reading.step_counts import rounded
 from vnext.replay.reading.times import STEP_US, Clock
-from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import EngineRecovered, RequestAborted, RequestArrived, StepCommitted, StepPlanned, generated_by
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import State, StepInFlight
 
@@ -73,8 +73,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(msgspec.Struct, kw_only=True, array_like=True):
-    """A live request so far. `is_older`: it arrived before the segment began and has received no token in the segment
-    yet.
+    """A live request so far. `is_older`: it arrived before the segment began, or came back from another engine with tokens,
+    and has received no token in the segment yet.
 
     `us` is the time of its last token (sampled in `step`), or of its arrival if `step` is NONE; None if unknown. Since
     then it was preempted `preempted` times, and a step computed at most `most` tokens.
@@ -208,8 +208,9 @@ class LatencyCollector:
         match event:
             case RequestArrived():
                 self._alive[event.id] = Alive(
-                    id=event.id, us=us, arrived_step=before.planned, prompt=len(event.prompt) // 4
-                )
+                    id=event.id, us=us, arrived_step=before.planned, prompt=len(event.prompt) // 4,
+                    is_older=bool(generated_by(event)),
+                )  # fmt: skip
             case StepPlanned():
                 self._planned(event, before, after, us)
             case StepCommitted():
@@ -218,6 +219,8 @@ class LatencyCollector:
                 for id_ in event.ids:
                     if id_ not in after.requests:
                         self._close(id_)
+            case EngineRecovered():
+                self._recovered(before)
 
     # ---- event by event ------------------------------------------------------------------------------------------
 
@@ -233,6 +236,15 @@ class LatencyCollector:
                 alive = self._alive[id_]
                 if alive.admitted_step == NONE:
                     alive.admitted_step, alive.cached = event.step, int(scheduled.starts[scheduled.ids == id_][0])
+
+    def _recovered(self, before: State) -> None:
+        """Steps in flight never end, and the next token of each running request comes from a place in the queue."""
+        for scheduled in before.in_flight:
+            self._planned_us.pop(scheduled.step, None)
+        self._fall_behind(list(self._abreast))
+        self._abreast, self._abreast_us = {}, None
+        for id_ in before.rows.id.tolist():
+            self._alive[id_].preempted += 1
 
     def _committed(self, event: StepCommitted, before: State, matched: MatchedSamples, us: float | None) -> None:
         self._step(before.in_flight[0], us)

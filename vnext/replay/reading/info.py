@@ -14,9 +14,29 @@ from vnext.log.codec import Frame, LogEnd, SegmentHeader
 from vnext.log.reading import Skim
 from vnext.log.schema import schema_digest
 from vnext.replay.reading.source import Log
-from vnext.state.events import RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import EngineRecovered, RequestAborted, RequestArrived, RequestResumed, StepCommitted, StepPlanned
 
 PERCENTILES = (50, 90, 99, 100)
+RECOVERIES_SHOWN = 16
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """A recovery: the number of its event, its sentence, and the requests below which it was cautious (0: it was not)."""
+
+    event: int
+    cause: str
+    cautious: int
+
+
+class Continues(msgspec.Struct, frozen=True, kw_only=True):
+    """The log of the engine core that ended before this one began, what it holds, why it ended, and the requests that came back
+    from it with `tokens` of their answers."""
+
+    log: str
+    frames: int
+    cause: str
+    requests: int
+    tokens: int
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshot_bytes": "keyframe_bytes"}):
@@ -24,7 +44,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshot_bytes": 
 
     The header omits its snapshot, which takes `snapshot_bytes`. `header.first_event` exceeds 1 where older segments are
     missing. `sampled_tokens` includes tokens that a preemption dropped and that were sampled again. `size_bytes` were
-    written and take `room_bytes` on disk, fewer where segments are compressed.
+    written and take `room_bytes` on disk, fewer where segments are compressed. `recoveries` counts the times that all ranks
+    were replaced, the last of which are in `last_recoveries`.
     """
 
     header: SegmentHeader
@@ -48,6 +69,9 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshot_bytes": 
     prompt_percentiles: list[int]
     batch_percentiles: list[int]
     end: LogEnd
+    continues: Continues | None = None
+    recoveries: int = 0
+    last_recoveries: list[Recovery] = []
 
 
 class _Counts:
@@ -59,6 +83,9 @@ class _Counts:
         self.prompts: list[np.ndarray] = []
         self.batches: list[np.ndarray] = []
         self.arrivals_ns: list[np.ndarray] = []
+        self.begun: EngineRecovered | None = None
+        self.recoveries: list[Recovery] = []
+        self.resumed = self.resumed_tokens = 0
 
     def skim(self, run: Skim) -> None:
         found = run.counts
@@ -79,12 +106,19 @@ class _Counts:
         self.frames += 1
         self.frames_lost += frame.lost
         self.rank_digests += len(frame.rank_digests)
-        for event in frame.events:
+        for number, event in enumerate(frame.events, frame.first_event):
             self.events[type(event).__name__] += 1
-            self.event(event)
+            self.event(number, event)
 
-    def event(self, event: object) -> None:
+    def event(self, number: int, event: object) -> None:
+        if isinstance(event, RequestResumed):
+            self.resumed += 1
+            self.resumed_tokens += len(event.generated) // 4
         match event:
+            case EngineRecovered() if event.log:
+                self.begun = event
+            case EngineRecovered():
+                self.recoveries.append(Recovery(event=number, cause=event.cause, cautious=event.cautious))
             case StepCommitted():
                 self.batches.append(np.array([len(event.tokens) // 4]))
             case StepPlanned():
@@ -138,6 +172,16 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
         prompt_percentiles=percentiles(prompts),
         batch_percentiles=percentiles(batches),
         end=end,
+        continues=_continues(counts),
+        recoveries=len(counts.recoveries),
+        last_recoveries=counts.recoveries[-RECOVERIES_SHOWN:],
+    )
+
+
+def _continues(counts: _Counts) -> Continues | None:
+    begun = counts.begun
+    return begun and Continues(
+        log=begun.log, frames=begun.frames, cause=begun.cause, requests=counts.resumed, tokens=counts.resumed_tokens
     )
 
 

@@ -32,6 +32,11 @@ class Batched:
         self._fresh = None if whole else np.zeros(config.page_count, dtype=bool)
         self._alone = Alone(machine, config)
 
+    def forget(self) -> None:
+        """The ranks were replaced: keys and values are gone, and from here on every page that is read was written here."""
+        self.caches = self.machine.caches(self.caches.pages, self.caches.block_size)
+        self._fresh = None
+
     def inputs(self, state: State, sampled: Sampled, drafts: Drafts) -> StepInputs:
         """The newest step in flight as arrays. What it reads is in the cache on return."""
         with refusing():

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from vnext.sampling.constraint import Matcher, Vocabulary
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import AnyEvent, RequestAborted, RequestArrived, RequestId, StepCommitted, unpack_tokens
+from vnext.state.events import (
+    AnyEvent,
+    RequestAborted,
+    RequestArrived,
+    RequestId,
+    StepCommitted,
+    generated_by,
+    unpack_tokens,
+)
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import Output, outputs
 from vnext.state.params import Constraint
@@ -36,7 +44,7 @@ class GrammarCheck:
     def __call__(self, before: State, event: AnyEvent, after: State) -> str:
         """Follow one event; returns what is wrong with it in one sentence, or ""."""
         if isinstance(event, RequestArrived):
-            self._take(event.id, event.sampling.constraint)
+            self._take(event.id, event.sampling.constraint, unpack_tokens(generated_by(event)).tolist())
         elif isinstance(event, StepCommitted) and self._matchers:
             return next((why for each in outputs(before, event, after) if (why := self._committed(each))), "")
         elif isinstance(event, RequestAborted):

@@ -15,7 +15,15 @@ from vnext.replay.ui.walk import Moment
 from vnext.sched.explain import Explanation, Wait, explain
 from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
-from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted
+from vnext.state.events import (
+    AnyEvent,
+    EngineRecovered,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+)
 from vnext.state.state import State
 from vnext.state.windows import row_blocks
 
@@ -114,8 +122,12 @@ def _text(values: np.ndarray) -> str:
 def reported(event: AnyEvent) -> dict[str, Any]:
     """An event as a few plain values."""
     match event:
+        case RequestResumed():
+            return {"kind": "resumed", "id": event.id, "prompt": len(event.prompt) // 4, "generated": len(event.generated) // 4}
         case RequestArrived():
             return {"kind": "arrived", "id": event.id, "prompt": len(event.prompt) // 4, "priority": event.priority}
+        case EngineRecovered():
+            return {"kind": "recovered", "cause": event.cause, "log": event.log, "cautious": event.cautious}
         case RequestAborted():
             return {"kind": "aborted", "ids": list(event.ids), "reason": event.reason}
         case StepCommitted():

@@ -8,6 +8,8 @@ import { Timeline } from "./timeline.js";
 
 const TOLD = {
   arrived: (event) => `request ${event.id} arrived with ${event.prompt} tokens${event.priority ? `, priority ${event.priority}` : ""}`,
+  resumed: (event) => `request ${event.id} came back with ${event.prompt} tokens of its prompt and ${event.generated} of its answer`,
+  recovered: (event) => `recovery: ${event.cause}${event.log ? ` (continues ${event.log})` : ""}`,
   aborted: (event) => `request ${event.ids.join(", ")} aborted (${event.reason})`,
   committed: (event) => `step ${event.step} gave ${event.tokens} tokens`,
   reset: () => "the prefix cache was reset",
