@@ -177,7 +177,7 @@ def job(options: argparse.Namespace) -> int:
                 explain(failure, options.out / f"seed-{seed}")
             memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             reported = dict(
-                job=options.job, seed=seed, events=len(simulation.events) - 1, failed=failed, memory_bytes=memory_bytes
+                job=options.job, seed=seed, events=simulation.event_count, failed=failed, memory_bytes=memory_bytes
             )
             print(json.dumps(reported), flush=True)
             count += 1

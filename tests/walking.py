@@ -42,7 +42,7 @@ def walk_part(part: int, events_min: int) -> Walked:
             simulation = run_seed(seed)
             for name in SEEN:
                 met[name] += getattr(simulation.state.counters, name)
-            events += len(simulation.events) - 1  # the first one only starts the engine
+            events += simulation.event_count
         except SeedFailed as failed:
             small = explained(failed)
             failure = "\n".join([str(failed), f"the smallest failing events are {len(small.events)}:", *small.lines, small.message])

@@ -87,7 +87,7 @@ class Simulation:
         self.scenario = scenario
         self.rng = Rng(scenario.seed).fork()
         self.streams = Streams(scenario)
-        self.now_us = self.refused = self.deaths = 0
+        self.now_us = self.refused = self.deaths = self._events_before = 0
         self._due: list[tuple[int, int, Kind, object]] = []
         self._order = 0
         self._start_engine()
@@ -113,6 +113,11 @@ class Simulation:
     def events(self) -> list[AnyEvent]:
         """The log so far, EngineStarted first."""
         return self.core.events
+
+    @property
+    def event_count(self) -> int:
+        """The events of all engines so far, their starts not counted."""
+        return self._events_before + len(self.events) - 1
 
     def _expect_clients(self) -> None:
         for number, client in enumerate(self.scenario.clients):
@@ -289,7 +294,7 @@ class Simulation:
         self.deaths += 1
         self.core.look_back()
         self.fleet.require_same_log()
-        frames = self.fleet.frames
+        frames, self._events_before = self.fleet.frames, self.event_count
         self.streams.lose_engine(self.core.accounting.entries, self.rng)
         self._forget_due({"adapter", "result", "resume", "wake"})
         self._start_engine()
