@@ -5,12 +5,14 @@
     plan | commit 9 b=0          decide and fold a step; give its samples: everybody 9, b 0
     step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
+    recover cautious=2           other ranks begin; requests numbered below 2 join one at a time
+    resume a prompt=1*5 has=9,9  `arrive`, of a request that has these tokens from another engine
 A trace: `+a` is admitted, `-a` gives way, `a[0,5)` computes these positions, `*` and samples; `a:9` takes a token.
 """
 
 from __future__ import annotations
 
-from core_drive import Engine, arrival_of, check_decision
+from core_drive import Engine, arrival_of, check_decision, resumed_of
 
 from vnext.sched.schedule import schedule
 from vnext.state.events import PrefixCacheReset, StepPlanned
@@ -52,8 +54,11 @@ class Player:
                 windows = tuple(int(window) for window in given.pop("windows", "").split(",") if window)
                 self._begin({name: _value(value) for name, value in given.items()} | ({"windows": windows} if windows else {}))
                 return []
-            case "arrive":
+            case "arrive" | "resume":
                 return self._arrive(arguments[0], _pairs(arguments[1:]))
+            case "recover":
+                self.engine.recover(**{name: _value(value) for name, value in _pairs(arguments).items()})
+                return [self._line("its ranks are new")]
             case "plan":
                 return [self._line(self._plan())]
             case "commit":
@@ -75,13 +80,16 @@ class Player:
 
     def _arrive(self, name: str, given: dict[str, str]) -> list[str]:
         """Nothing to tell, unless it is refused: it waits."""
-        prompt = [int(token) for part in given.pop("prompt").split(",") if part for token in _tokens(part)]
+        prompt = _all_tokens(given.pop("prompt"))
+        has = _all_tokens(given.pop("has")) if "has" in given else None
         fields = {field: _value(value) for field, value in given.items()}
         if "salt" in fields:
             fields["cache_salt"] = fields.pop("salt")
         if "stop" in fields:
             fields["stop_token_ids"] = tuple(int(token) for token in str(fields.pop("stop")).split(","))
         arrival = arrival_of(self.engine.state.next_id, prompt, **fields)
+        if has is not None:
+            arrival = resumed_of(self.engine.state.next_id, prompt, has, **fields)
         why_not = refusal(self.engine.state.config, arrival)
         if why_not is not None:
             return [f"refused: {why_not}"]
@@ -160,6 +168,10 @@ def _value(text: str) -> object:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _all_tokens(text: str) -> list[int]:
+    return [int(token) for part in text.split(",") if part for token in _tokens(part)]
 
 
 def _tokens(part: str) -> list[str]:

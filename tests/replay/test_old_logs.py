@@ -29,11 +29,12 @@ from vnext.runtime.processes.launch import DEMO_MODEL
 from vnext.runtime.record.recorder import Recorder
 from vnext.state import digest as digests
 from vnext.state.digest import DETAIL_NAMES, DIGEST_VERSION, details, digest
-from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, RequestArrived, RequestResumed, StepPlanned
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "logs"
 WHAT_THEY_HOLD = {"digest-1-start": (128, 50), "digest-1-ring": (201, 80), "digest-2": (260, 100), "digest-2-clocks": (142, 56),
-                  "digest-2-agents": (178, 83), "digest-2-adapters": (412, 180)}  # fmt: skip
+                  "digest-2-agents": (178, 83), "digest-2-adapters": (412, 180), "digest-2-recoveries": (141, 55),
+                  "digest-2-recoveries-shape": (142, 56)}  # fmt: skip
 
 
 def answer(capsys, *arguments: object) -> tuple[int, dict]:
@@ -116,6 +117,21 @@ def test_an_old_log_names_the_adapter_of_every_token(capsys):
     assert main(["show", str(path), "60"]) == 0
     shown = capsys.readouterr().out
     assert all(f"{slot['name']} " in shown and slot["digest"] in shown for slot in slots)
+
+
+@pytest.mark.parametrize("name", ["digest-2-recoveries", "digest-2-recoveries-shape"])
+def test_an_old_log_tells_of_its_recoveries(capsys, name):
+    """An engine that continued another one's log lost its ranks three times; every resumed request kept its answer."""
+    path = GOLDEN / name
+    found = answer(capsys, "info", path)[1]
+    before = "/logs/before" if name == "digest-2-recoveries" else "before"
+    assert (found["continues"]["log"], found["continues"]["frames"], found["continues"]["requests"]) == (before, 77, 4)
+    assert found["recoveries"] == 3 and {each["cause"] for each in found["last_recoveries"]} == {"rank 1 was killed (signal 9)"}
+    resumed = [event for event in recorded_events(open_log(path)) if isinstance(event, RequestResumed)]
+    for event in resumed:
+        life = answer(capsys, "req", path, event.id)[1]
+        assert (life["resumed_tokens"], life["continues"]) == (len(event.generated) // 4, before)
+    assert found["continues"]["tokens"] == sum(len(event.generated) // 4 for event in resumed) > 10
 
 
 def test_the_newest_golden_log_is_of_our_version() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from log_drive import record, small_config
+from log_drive import record
 from msgspec.structs import replace
 
 from vnext.log.codec import Frame

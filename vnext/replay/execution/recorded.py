@@ -82,8 +82,9 @@ def require_texts(log: Log) -> None:
 class Walk:
     """The requested part of a log, folded once. `end`, `unseen` and `uncommitted` are known when `steps` is done.
 
-    `whole`: the walk begins with the engine's start. `recoveries` of ranks were met so far, with all steps
-    behind each among the requested. `unseen` steps were planned before the walk begins. `reported` has every request by its number, if that was requested.
+    `whole`: the walk begins with the engine's start. `recoveries` of ranks were met so far, with all steps behind each among
+    the requested. `unseen` steps were planned before the walk begins. `reported` has every request by its number, if that was
+    requested.
     """
 
     def __init__(self, path: Path, asked: Asked, *, telling: bool = False) -> None:
