@@ -57,6 +57,8 @@ DEV = [
     "selenium>=4.20",
     "transformers>=5.0",
 ]
+# Traces of requests: --otlp-traces-endpoint.
+OTEL = ["opentelemetry-sdk>=1.40", "opentelemetry-exporter-otlp-proto-http>=1.40"]
 # Packages that talk to a server, whose sessions are tests. instructor and litellm contradict the versions of "dev":
 # scripts/check_clients.sh talks to a server with them.
 CLIENTS = ["langchain-openai>=1.7", "pydantic-ai-slim[openai]>=2.60"]
@@ -246,7 +248,7 @@ setup(
     ext_modules=[*COMPILED, cpu_kernels(), *launches()],
     cmdclass={"build_ext": Build},
     install_requires=CORE + RUNTIME + EDGE,
-    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV},
+    extras_require={"clients": CLIENTS, "cuda": CUDA, "cuda-test": CUDA_TEST, "dev": DEV, "otel": OTEL},
     entry_points={"console_scripts": COMMANDS},
     zip_safe=False,
 )

@@ -6,7 +6,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 # Includes the compiler of the CUDA sources (163 MB) where its packages exist; it needs no GPU.
-if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,cuda-test; else set_up dev,clients; fi
+if [ "$(uname -sm)" = "Linux x86_64" ]; then set_up dev,clients,otel,cuda-test; else set_up dev,clients,otel; fi
 cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 processes="$(getconf _NPROCESSORS_ONLN)"

@@ -108,22 +108,24 @@ def test_every_module_is_known_where_it_is_loaded(reported: dict[str, Any]) -> N
 
 def test_every_requirement_has_its_pin(reported: dict[str, Any], root: Path) -> None:
     found = pins(root)
-    for line in [*reported["install_requires"], *reported["extras_require"]["dev"]]:
+    for line in [*reported["install_requires"], *reported["extras_require"]["dev"], *reported["extras_require"]["otel"]]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), line
 
 
 def test_everything_imported_is_required(reported: dict[str, Any], root: Path) -> None:
-    """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda"."""
+    """Third-party modules that the product imports come from install_requires; for a GPU, from the extra "cuda", and for traces,
+    from "otel"."""
     distributions = {
         "zmq": "pyzmq",
         "jinja2": "jinja2",
         "huggingface_hub": "huggingface-hub",
         "numba": "numba-cuda",
         "yaml": "pyyaml",
+        "opentelemetry": "opentelemetry-sdk",
     }
     distributions |= {"cupy": "cupy-cuda13x", "cuda": "cupy-cuda13x"}  # CuPy brings cuda.pathfinder
-    lines = [*reported["install_requires"], *reported["extras_require"]["cuda"]]
+    lines = [*reported["install_requires"], *reported["extras_require"]["cuda"], *reported["extras_require"]["otel"]]
     required = {canonicalize_name(Requirement(line).name) for line in lines}
     words = (line.split() for path in (root / "vnext").rglob("*.py") for line in path.read_text().splitlines())
     imported = {word[1].split(".")[0].rstrip(",") for word in words if word[:1] in (["import"], ["from"]) and len(word) > 1}

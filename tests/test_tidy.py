@@ -127,6 +127,8 @@ LATE_IMPORTS = {
     # torch and the model's side come when a log has been found good
     "vnext/replay/execution/bisection.py": (3, "torch"),
     "vnext/replay/execution/execution.py": (5, "torch"),
+    # an extra
+    "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
     "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/llm.py": (12, "the engine starts while texts and client are imported"),

@@ -111,6 +111,7 @@ SERVER_HELP = {
     "ssl_ca_certs": "PEM file of the authorities whose certificates clients may show",
     "ssl_cert_reqs": "whether clients must show a certificate: 0 no, 1 optional, 2 required",
     "log_level": "lowest level of log lines; info adds one line for each HTTP request",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector for a trace of each request; needs vnext[otel] (default: none)",
     "disable_log_stats": "do not print a line every few seconds under load about requests, tokens per second and the cache",
     "log_stats_interval_s": "seconds between two lines about the load",
 }

@@ -88,6 +88,8 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 async def _close_work(app: web.Application) -> None:
     app[SERVER_CONTEXT].work.close()
+    if (traces := app[SERVER_CONTEXT].traces) is not None:
+        await traces.close()
 
 
 def protocol_log() -> logging.Logger:

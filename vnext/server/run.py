@@ -28,6 +28,7 @@ from vnext.server.console import write_error, write_line
 from vnext.server.context.api_keys import ApiKeys, KeysUnusable
 from vnext.server.context.errors import StoreUnusable
 from vnext.server.context.server_context import SERVER_CONTEXT, template_of
+from vnext.server.context.traces import TracesUnusable, require_traces
 from vnext.server.http.connections import room_for
 from vnext.server.settings import ServerSettings
 from vnext.server.tls import TlsUnusable, tls_context
@@ -37,8 +38,8 @@ from vnext.text.tokenizer import Tokenizer
 
 ABORT_TIMEOUT_S = 2.0
 UNUSABLE = (
-    AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, KeysUnusable, EngineDead,
-    InvalidRequest,
+    AddressUnusable, CheckpointUnreadable, TemplateUnreadable, TlsUnusable, StoreUnusable, KeysUnusable, TracesUnusable,
+    EngineDead, InvalidRequest,
 )  # fmt: skip
 _BACKLOG = 1024
 _NEW_OBJECTS_MAX = 5_000  # before the collector looks at them, for a millisecond
@@ -86,6 +87,7 @@ async def _serve(settings: ServerSettings) -> None:
         tokenizer = Tokenizer.load(settings.model_path)
         template = template_of(tokenizer, settings)  # report its errors before loading a model
         ApiKeys(settings)
+        require_traces(settings.otlp_traces_endpoint)
         _leave_waiting()
         client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
         try:

@@ -47,6 +47,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     `batch_dir` is the folder of /v1/files and /v1/batches, "" for none. `responses_bytes_max` bounds the memory for stored
     responses; with 0 none is stored.
 
+    `otlp_traces_endpoint` is the URL of an OpenTelemetry collector, "" for no traces.
+
     All paths also exist behind `root_path`, for a proxy that keeps a prefix. With `ssl_certfile` (and `ssl_keyfile`, if the key
     is in a file of its own) the server speaks HTTPS; `ssl_ca_certs` and `ssl_cert_reqs` (0 none, 1 optional, 2 required, as in
     Python's ssl module) ask clients for certificates.
@@ -98,6 +100,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_cert_reqs: int = 0
     log_format: LogFormat = "text"
     log_level: LogLevel = "warning"
+    otlp_traces_endpoint: str = ""
     disable_log_stats: bool = False
     log_stats_interval_s: float = 10.0
 

@@ -7,12 +7,13 @@ import time
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.runtime.messages import PromptResult
+from vnext.runtime.messages import PromptResult, RequestOutput
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
+from vnext.server.context.traces import call_trace
 from vnext.text.prompt_results import embedding, embedding_request
 
 DEFAULT_POOLING = "last"
@@ -32,25 +33,32 @@ async def embeddings_of(
     """One float32 vector per prompt. Aborts the live requests when cancelled. Raises InvalidRequest, Refused, EngineDead,
     Aborted, Overloaded, RequestTimedOut."""
     context.check_engine()
-    adapter, asked = context.adapters.files(model), pooling or DEFAULT_POOLING
+    adapter, pooling = context.adapters.files(model), pooling or DEFAULT_POOLING
     requests = [
-        replace(embedding_request(f"{call_id}-{place}", prompt, asked, context.model_length), adapter=adapter)
+        replace(embedding_request(f"{call_id}-{place}", prompt, pooling, context.model_length), adapter=adapter)
         for place, prompt in enumerate(prompts)
     ]
     started_s = time.monotonic()
     watches = {each.name: Stopwatch(context.metrics, started_s, len(each.prompt) // 4) for each in requests}
     found: dict[str, list[PromptResult]] = {request.name: [] for request in requests}
-    try:
-        async with admitted(context, client, prompts, started_s), context.client.submit_all(requests) as stream:
-            async for output in stream:
-                if output.error:
-                    raise InvalidRequest(output.error, code="adapter_failed")
-                if output.finish == "abort":
-                    raise Aborted("The engine ended the request before its answer was complete: send it again.")
-                found[output.name] += output.prompt
-                if output.finish:
-                    watches.pop(output.name).end("length")
-    finally:
-        for watch in watches.values():
-            watch.end("abort")
+    asked = {"gen_ai.response.id": call_id, "gen_ai.usage.input_tokens": sum(map(len, prompts))}
+    with call_trace(context.traces, "embeddings", model, started_s, asked):
+        try:
+            async with admitted(context, client, prompts, started_s), context.client.submit_all(requests) as stream:
+                async for output in stream:
+                    _check(output)
+                    found[output.name] += output.prompt
+                    if output.finish:
+                        watches.pop(output.name).end("length")
+        finally:
+            for watch in watches.values():
+                watch.end("abort")
     return [embedding(parts, dimensions, normalize) for parts in found.values()]
+
+
+def _check(output: RequestOutput) -> None:
+    """Raise InvalidRequest or Aborted for one that has failed."""
+    if output.error:
+        raise InvalidRequest(output.error, code="adapter_failed")
+    if output.finish == "abort":
+        raise Aborted("The engine ended the request before its answer was complete: send it again.")

@@ -15,9 +15,10 @@ from vnext.runtime.messages import RequestOutput, SubmitRequest
 from vnext.sampling_params import InvalidRequest, SamplingParams, answer_seed, restricted, to_sampling, validate_ranges
 from vnext.server.answers.admitted import admitted
 from vnext.server.context.errors import Aborted
-from vnext.server.context.openai_types import GenerationBody, continuous_usage, include_usage
+from vnext.server.context.openai_types import ChatBody, GenerationBody, continuous_usage, include_usage
 from vnext.server.context.server_context import ServerContext
 from vnext.server.context.stopwatch import Stopwatch
+from vnext.server.context.traces import call_trace, usage_attributes
 from vnext.state.events import pack_tokens
 from vnext.state.params import Constraint
 from vnext.text.answer import Answer, Delta
@@ -103,6 +104,7 @@ class Generation:
         self.prompts = [truncated(prompt, body.truncate_prompt_tokens, params, context.model_length) for prompt in prompts]
         self._context = context
         self._client = client
+        self._operation = "chat" if isinstance(body, ChatBody) else "text_completion"
         self._started_s = started_s
         self._params = params
         self._banned = banned_sequences(params.bad_words, context.tokenizer)
@@ -128,16 +130,34 @@ class Generation:
     @asynccontextmanager
     async def _admitted(self) -> AsyncIterator[None]:
         """Within `admitted`; at the end the answers' tokens are counted, and those that have not finished are ended."""
-        try:
-            async with admitted(self._context, self._client, self.prompts, self._started_s) as waiting:
-                for choice in self.choices[:: self._params.n]:  # the answers to one prompt share its blocks
-                    choice.stopwatch.waiting = waiting
-                yield
-        finally:
-            self._context.limiter.spend(sum(choice.answer.token_count for choice in self.choices), self._client)
-            for choice in self.choices:
-                if not choice.finished:
-                    choice.stopwatch.end("abort")
+        with call_trace(self._context.traces, self._operation, self.model, self._started_s, self._asked()) as (trace, added):
+            try:
+                async with admitted(self._context, self._client, self.prompts, self._started_s) as waiting:
+                    for choice in self.choices:
+                        choice.stopwatch.trace = trace
+                        if choice.index % self._params.n == 0:  # the answers to one prompt share its blocks
+                            choice.stopwatch.waiting = waiting
+                    yield
+            finally:
+                self._context.limiter.spend(sum(choice.answer.token_count for choice in self.choices), self._client)
+                for choice in self.choices:
+                    if not choice.finished:
+                        choice.stopwatch.end("abort")
+                if trace is not None:
+                    added |= usage_attributes(self.usage())
+
+    def _asked(self) -> dict[str, Any]:
+        """What a trace says of the parameters. None is left out."""
+        params = self._params
+        return {
+            "gen_ai.request.choice.count": params.n if params.n > 1 else None,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.seed": params.seed,
+            "gen_ai.response.id": self.id,
+            "gen_ai.response.model": self.model,
+        }
 
     def best(self, count: int) -> list[Choice]:
         """The `count` likeliest answers to each prompt, the likeliest first; in their own order where there are no more."""

@@ -27,6 +27,7 @@ from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
 from vnext.server.context.text_work import TextWork
+from vnext.server.context.traces import traces_to
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
@@ -77,6 +78,7 @@ class ServerContext:
             stalled=lambda: client.trouble is not None,
             recovered=lambda: (client.recoveries, client.recovery_seconds),
         )
+        self.traces = traces_to(settings.otlp_traces_endpoint, self.model_names)
         self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size

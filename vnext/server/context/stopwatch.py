@@ -9,12 +9,16 @@ import time
 
 from vnext.server.context.admission import WaitingPrompts
 from vnext.server.context.metrics import ServerMetrics
+from vnext.server.context.traces import AnswerTimes, CallTrace
 
 
 class Stopwatch:
     """Runs since its request's body arrived (`started_s`, monotonic); made right before the request goes to the engine core."""
 
-    __slots__ = ("_count", "_first_s", "_last_s", "_metrics", "_prompt_length", "_queue_s", "_started_s", "_submitted_s", "waiting")
+    __slots__ = (
+        "_count", "_first_s", "_last_s", "_metrics", "_prompt_length", "_queue_s", "_started_s", "_submitted_s", "trace",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, metrics: ServerMetrics, started_s: float, prompt_length: int) -> None:
         self._metrics = metrics
@@ -25,6 +29,7 @@ class Stopwatch:
         self._first_s = self._last_s = 0.0
         self._count = 0
         self.waiting: WaitingPrompts | None = None  # what the first token ends
+        self.trace: CallTrace | None = None
 
     def waited(self, seconds: float) -> None:
         """Record the waiting time that the engine core reported. The stopwatch measures from the first step on, by one clock."""
@@ -52,9 +57,11 @@ class Stopwatch:
         """Record the answer's end. An aborted answer ("abort", not "stop" or "length") leaves no times: they would mean nothing."""
         metrics = self._metrics
         metrics.ended.add(reason)
+        begun_s = self._submitted_s + self._queue_s
+        if self.trace is not None:
+            self.trace.answer(AnswerTimes(self._submitted_s, begun_s, self._first_s, self._last_s, self._count, reason))
         if reason == "abort" or not self._count:
             return
-        begun_s = self._submitted_s + self._queue_s
         metrics.request.observe(time.monotonic() - self._started_s)
         metrics.queue.observe(self._queue_s)
         metrics.prefill.observe(max(0.0, self._first_s - begun_s))

@@ -40,6 +40,8 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """See `connections`; name the request, count its answer by the route's path and write the access line."""
     started_s = time.monotonic()
     identify(request)
+    if (traces := request.app[SERVER_CONTEXT].traces) is not None:
+        traces.accept(request.headers)
     with request.app[CONNECTIONS].busy(request.protocol, request[REQUEST_ID]):
         response = await handler(request)
     resource = request.match_info.route.resource
