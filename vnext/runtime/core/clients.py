@@ -18,7 +18,7 @@ import zmq
 from vnext.runtime.batch.fed import stop_ids
 from vnext.runtime.core.backlog import Backlog
 from vnext.runtime.core.owners import News, Owners
-from vnext.runtime.core.suspects import Suspects
+from vnext.runtime.core.trials import Trials
 from vnext.runtime.messages import (
     AbortRequests,
     AdapterFiles,
@@ -80,7 +80,7 @@ class Clients:
         self._gone: set[bytes] = set()
         self._backlogs: dict[bytes, Backlog] = {}
         self._notes, self._follows = notes, follows
-        self._suspects = Suspects(notes)
+        self._trials = Trials(notes)
         self._has_sent_tokens = False
         self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
@@ -103,7 +103,7 @@ class Clients:
                     self._send(peer, self._ready)
                     self._sent_stats = None
                 case SubmitRequest():
-                    if self._suspects.takes(peer, message):
+                    if self._trials.takes(peer, message):
                         continue
                     if (event := self._arrival(state, peer, message, next_id)) is not None:
                         next_id += 1
@@ -117,10 +117,10 @@ class Clients:
                 case Goodbye():
                     self._gone.add(peer)
         yield from self._forget_gone()
-        while (suspect := self._suspects.next()) is not None:
+        while (suspect := self._trials.next()) is not None:
             peer, message = suspect
             if (event := self._arrival(state, peer, message, next_id)) is not None:
-                self._suspects.try_(next_id, message.name, is_next=not state.waiting and next_id == state.next_id)
+                self._trials.admit(next_id, message.name, is_next=not state.waiting and next_id == state.next_id)
                 next_id += 1
                 yield event
 
@@ -129,7 +129,7 @@ class Clients:
         for each in news:
             for peer, letter in self._owners.letters(each):
                 self._send(peer, letter)
-            self._suspects.heard(each)
+            self._trials.heard(each)
             if not self._has_sent_tokens and each[0] is not None:
                 self._notes.write(PROGRESS)
                 self._has_sent_tokens = True
@@ -137,7 +137,7 @@ class Clients:
     def begun(self, ids: Collection[int]) -> None:
         """These requests have been planned into their first step."""
         self._owners.begun(ids)
-        self._suspects.begun(ids)
+        self._trials.begun(ids)
 
     def tell_stats(self, stats: EngineStats) -> None:
         """Send statistics to every client, unless nothing has changed."""
@@ -148,7 +148,7 @@ class Clients:
     @property
     def is_behind(self) -> bool:
         """Whether there is work that no event reports: a client has not read its messages yet, or a suspect may be tried."""
-        return bool(self._backlogs) or self._suspects.are_due
+        return bool(self._backlogs) or self._trials.are_due
 
     def tell_all(self, message: EngineMessage) -> None:
         for peer in sorted(self._peers):
@@ -189,7 +189,7 @@ class Clients:
         """Abort the requests of clients that have left, with a goodbye or without."""
         for peer in sorted(self._gone):
             yield from self._abort(peer, self._owners.names_of(peer), "client")
-            self._suspects.forget(peer)
+            self._trials.forget(peer)
             self._peers.discard(peer)
         self._gone.clear()
 
@@ -231,7 +231,7 @@ class Clients:
 
     def _abort(self, peer: bytes, names: Iterable[str], reason: AbortReason) -> Iterator[RequestAborted]:
         """Abort the named requests. A name that is not live has already ended and is skipped."""
-        self._suspects.forget(peer, names := tuple(names))
+        self._trials.forget(peer, names := tuple(names))
         found = (self._owners.id_of(peer, name) for name in names)
         ids = tuple(RequestId(id_) for id_ in found if id_ is not None)
         if ids:

@@ -1,8 +1,7 @@
-"""Suspects: requests with which engine cores have ended twice in a row, begun one at a time, so that a third end names one.
+"""Trials: requests with which engine cores have ended twice in a row, begun one at a time, so that a third end names one.
 
 Owns their queue and the note in the run directory that names the one on trial, from the moment from which the scheduler may begin
-it until its first token.
-Decides nothing about other requests: they join the batch as usual.
+it until its first token. Decides nothing about other requests: they join the batch as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Submitted = tuple[bytes, SubmitRequest]
 """(client, request)."""
 
 
-class Suspects:
+class Trials:
     """Mutable. `notes`: where the one on trial is named."""
 
     def __init__(self, notes: CoreNotes) -> None:
@@ -43,7 +42,7 @@ class Suspects:
         """The next suspect, if none is on trial."""
         return self._queue.pop(0) if self.are_due else None
 
-    def try_(self, id_: int, name: str, is_next: bool) -> None:
+    def admit(self, id_: int, name: str, is_next: bool) -> None:
         """This suspect arrives at the engine; `is_next`: nobody waits before it."""
         self._on_trial = id_, name
         if is_next:
