@@ -126,7 +126,7 @@ def _recoveries(answer: Info) -> list[tuple[str, str]]:
     if before is not None:
         back = f"{counted(before.requests, 'request')} came back with {counted(before.tokens, 'token')} of their answers"
         why = f"after frame {before.frames:,}, because {printable(before.cause)}"
-        lines.append(("continues", f"{printable(before.log)} {why}; {back}"))
+        lines.append(("continues", f"{printable(before.log) or 'an engine without a log'} {why}; {back}"))
     if last:
         times = counted(answer.recoveries, "time")
         lines.append(("recovered", f"its ranks were replaced {times}, last at event {last[0].event:,}: {printable(last[0].cause)}"))

@@ -115,7 +115,7 @@ class _Counts:
             self.resumed += 1
             self.resumed_tokens += len(event.generated) // 4
         match event:
-            case EngineRecovered() if event.log:
+            case EngineRecovered() if number == 1:
                 self.begun = event
             case EngineRecovered():
                 self.recoveries.append(Recovery(event=number, cause=event.cause, cautious=event.cautious))
