@@ -46,6 +46,10 @@ def run(command: Command) -> int:
             from vnext.batch import batch
 
             return batch(command)
+        case DoctorCommand(production=True):
+            from vnext.production import production
+
+            return production(command)
         case DoctorCommand():
             from vnext.doctor import doctor
 

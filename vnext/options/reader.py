@@ -22,6 +22,9 @@ from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
 
+PRODUCTION = ("log_dir", "host", "port")
+"""What `vnext doctor --production` asks of a server's options."""
+
 
 class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext serve`: an engine and its API server."""
@@ -52,9 +55,13 @@ class BatchCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """`vnext doctor`."""
+    """`vnext doctor`. `production`: with the checks for serving others, of a server with these options."""
 
     json: bool
+    production: bool = False
+    log_dir: str = ""
+    host: str = ServerSettings().host
+    port: int = ServerSettings().port
 
 
 class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +126,11 @@ def _parser() -> Parser:
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
+    for option in (*options_of(EngineSettings), *options_of(ServerSettings)):
+        if option.name in PRODUCTION:
+            doctor.add_option(doctor, option)
     commands.add_parser("bench", help="measure an engine or a server (vnext-bench)")
     commands.add_parser("replay", help="read, verify and explain an engine's log (vnext-replay)")
     return parser
@@ -202,7 +213,11 @@ def _history_path(environment: Mapping[str, str]) -> str:
 
 
 def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
-    return DoctorCommand(json=given.values["json"])
+    useless = [name for name in PRODUCTION if name in given.typed and not given.values["production"]]
+    if useless:
+        raise SettingsError(f"{useless[0]} is for --production, which is off: add it, or leave the other out.")
+    values = {name: given.values[name] for name in ("json", "production", *PRODUCTION) if name in given.values}
+    return DoctorCommand(**values)
 
 
 _COMMANDS = {"serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "doctor": _doctor_command}
