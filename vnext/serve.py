@@ -259,7 +259,7 @@ def _device(environment: Mapping[str, str]) -> str:
     if name != "cpu":
         return name
     return (
-        f"the CPU ({environment['kernels'].lower()}, threads: {environment['threads']}, "
+        f"the CPU ({environment['kernels'].lower()}, threads: {environment['threads']} on {environment['cores']}; "
         f"{int(environment['token_bytes']) / 1e6:,.1f} MB of weights a token)"
     )
 

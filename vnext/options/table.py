@@ -46,6 +46,7 @@ ENGINE_HELP = {
     "scheduling_policy": "which request goes first: fcfs, priority (lowest number first) or your own package.module:function",
     "tensor_parallel_size": "number of ranks that share each layer",
     "threads": "threads per rank (default: chosen for the machine)",
+    "numa": "auto binds ranks to their own cores and NUMA nodes where it helps, off never; or the nodes to use, such as 0,2-3",
     "gpu_memory_utilization": "fraction of a GPU's memory for weights, working memory and cache",
     "enforce_eager": "on a GPU: capture no graphs",
     "graph_sizes": "on a GPU: batch sizes, drafts included, for which decode steps are captured (default: up to --max-num-seqs)",

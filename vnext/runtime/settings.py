@@ -38,7 +38,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
-    rank. `generation_config` "none" ignores the checkpoint's generation_config.json.
+    rank. `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
+    engine there. `generation_config` "none" ignores the checkpoint's generation_config.json.
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none).
@@ -82,6 +83,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     threads: int | None = None
+    numa: str = "auto"
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     graph_sizes: tuple[int, ...] = ()
@@ -198,6 +200,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: KvCacheDtype = "auto"
     returns_routed_experts: bool = False
     prefix_caching: bool = True
+    numa: str = "auto"
 
 
 class SettingsError(Exception):

@@ -5,13 +5,41 @@ With 4 KiB pages, a core waits for address translations and for its prefetcher, 
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import platform
 
 import numpy as np
 
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20
 ALIGNMENT = 4096
+
+
+MBIND = {"x86_64": 237, "aarch64": 235}
+MPOL_INTERLEAVE = 3
+
+_nodes: tuple[int, ...] = ()
+
+
+def spread_over(nodes: tuple[int, ...]) -> None:
+    """From now on `spread` puts pages on these NUMA nodes in turn; () leaves them where they are first written."""
+    global _nodes
+    _nodes = nodes
+
+
+def spread(array: np.ndarray) -> np.ndarray:
+    """Put the pages of an array on the nodes in turn, before anything is written: which thread reads a page of the cache is not
+    known. Where the system refuses (a container may), they lie where they are first written. The array itself."""
+    if _nodes and platform.machine() in MBIND:
+        mask = np.zeros(max(_nodes) // 64 + 1, dtype=np.uint64)
+        for node in _nodes:
+            mask[node // 64] |= np.uint64(1 << node % 64)
+        begin = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        size = array.ctypes.data + array.nbytes - begin
+        words = (ctypes.c_ulong(each) for each in (begin, size, MPOL_INTERLEAVE, mask.ctypes.data, 64 * len(mask) + 1, 0))
+        ctypes.CDLL(None).syscall(ctypes.c_long(MBIND[platform.machine()]), *words)
+    return array
 
 
 class Arena:

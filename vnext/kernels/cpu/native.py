@@ -10,6 +10,8 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from vnext.compiled import NOT_BUILT, absent, agree, load
 from vnext.kernels.arrays import dtype_name
 
@@ -96,6 +98,12 @@ def start(threads: int, spin_us: int) -> None:
     kinder to the others. Results depend on neither.
     """
     module().configure_team(threads, spin_us)
+
+
+def bind_member(member: int, cpus: Sequence[int]) -> bool:
+    """Let a thread of the pool run on these logical processors only; 0 is the caller. Whether the system allows it."""
+    ids = np.array(cpus, dtype=np.int32)
+    return bool(module().bind_member(member, ids.ctypes.data, len(ids)))
 
 
 def best_level() -> Level:

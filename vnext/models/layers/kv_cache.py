@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vnext.kernels.arrays import Array, address, as_tensor, dtype_name, have_dense_blocks, host_dtype, is_int8, torch_dtype
-from vnext.kernels.cpu.memory import huge
+from vnext.kernels.cpu.memory import huge, spread
 from vnext.kernels.mxint8 import packed_width
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.sharding import Parallel, local_kv_heads
@@ -95,7 +95,7 @@ def make_kv_cache(
             import torch  # for a GPU
 
             return torch.zeros(sizes, dtype=dtype, device=device)
-        found = huge(math.prod(sizes) * dtype.itemsize).view(host_dtype(dtype_name(dtype))).reshape(sizes)
+        found = spread(huge(math.prod(sizes) * dtype.itemsize)).view(host_dtype(dtype_name(dtype))).reshape(sizes)
         return found if isinstance(dtype, np.dtype) else as_tensor(found)
 
     if together:

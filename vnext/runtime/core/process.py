@@ -171,6 +171,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             deterministic=engine.deterministic,
             device=engine.device,
             threads=threads,
+            numa=engine.numa,
             block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config="auto" if reads_generation_config(engine) else "none",

@@ -25,6 +25,7 @@ from vnext.models.loading.overlay import Overrides, overlay
 from vnext.runtime.processes.run_dir import RunDir
 from vnext.runtime.processes.subprocesses import Child, check_alive, signals_held, start_child
 from vnext.runtime.processes.supervisor import Supervisor
+from vnext.runtime.processes.thread_plan import why_not
 from vnext.runtime.settings import CoreSettings, EngineSettings
 from vnext.runtime.speculation import speculation_of
 
@@ -116,9 +117,11 @@ class StartingEngine:
 def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     """Start an engine of the model that `find_model` found. Returns at once, so that the caller can do other work meanwhile.
 
-    Raises StartRefused if no log can be written or there is no such draft model, StaleModule if the engine's processes would
-    raise it.
+    Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
+    node, StaleModule if the engine's processes would raise it.
     """
+    if reason := why_not(settings.threads, settings.tensor_parallel_size, settings.numa):
+        raise StartRefused(reason)
     draft_path = find_draft_model(settings)
     log_dir = log_directory(settings)
     run_dir = RunDir()

@@ -23,4 +23,4 @@ def start_ranks(engine: EngineSettings) -> list[Child]:
 
 def threads_of(engine: EngineSettings) -> int:
     """The number of threads of each rank."""
-    return engine.threads or default_threads(engine.tensor_parallel_size)
+    return engine.threads or default_threads(engine.tensor_parallel_size, engine.numa)

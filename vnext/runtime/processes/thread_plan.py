@@ -1,4 +1,4 @@
-"""Thread plan: how many threads compute, how long each kind of thread spins before it sleeps, and which are bound to cores.
+"""Thread plan: how many threads compute, and how long each kind of thread spins before it sleeps. Where they run is placement.py's.
 
 All these decisions are made here, and `vnext doctor` shows them. The ranks' thread pools, the engine core, the API server and
 the client share the cores of one machine, and a thread that spins on a core that another needs makes a step many times slower.
@@ -7,8 +7,10 @@ So the ranks together have as many threads as there are cores, and a waiting pro
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
+
+from vnext.runtime.processes.placement import chosen, places, threads_at_most
+from vnext.runtime.processes.topology import here
 
 TEAM_SPIN_US = 200
 """An idle thread of the kernels' pool: longer than the gap between two operations of a step."""
@@ -18,26 +20,41 @@ RANKS_SPIN_US = 200.0
 """A rank that waits for another rank's part of a sum, where each has a core: as long as ranks usually wait for each other."""
 OPENMP_SPIN_COUNT = 1000
 """Spin count of torch's own pool, where the kernels were not built. A thread that spins long starves the other processes."""
-BINDING = (
+UNBOUND = (
     "no thread is bound to a core: threads take work when they run, so one that the system does not schedule delays no "
     "other, while a bound one would have to wait for its core"
 )
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: physical ones of the fastest kind, as many as its control group allows at once."""
+    return here().cores
 
 
-def default_threads(world_size: int) -> int:
+def default_threads(world_size: int, numa: str = "auto") -> int:
     """Threads of one rank: the cores shared among the ranks.
 
     The engine core and the API server need a core's time now and then; the kernels' pool goes on with the remaining cores,
     because its threads take work instead of being assigned it. Where the kernels were not built, torch's own pool computes,
     which waits for its slowest member: then one core is left to the other processes.
     """
-    cores = usable_cores()
-    return max(1, (cores if kernels_are_built() else cores - 1) // world_size)
+    part = chosen(here(), numa)
+    return threads_at_most(part, world_size) if kernels_are_built() else max(1, (part.cores - 1) // world_size)
+
+
+def why_not(threads: int | None, world_size: int, numa: str) -> str:
+    """Why an engine cannot have so many threads a rank (None: decided here) or these nodes on this machine; "" where it can."""
+    try:
+        chosen(here(), numa)
+    except ValueError as error:
+        return str(error)
+    if (threads or 1) > here().allowed:
+        fitting = default_threads(world_size, numa)
+        return (
+            f"threads is {threads}, and this process may use {here()}: more threads than processors compute the same tokens later; "
+            f"take --threads {fitting}, or leave it out"
+        )
+    return ""
 
 
 def kernels_are_built() -> bool:
@@ -58,7 +75,9 @@ def ranks_spin_us(world_size: int) -> float:
 
 def describe(world_size: int = 1) -> dict[str, str]:
     """The decisions for an engine of `world_size` ranks, by topic, in words."""
-    team = f"{default_threads(world_size)} per rank on {usable_cores()} cores"
+    threads = default_threads(world_size)
+    where = places(here(), world_size, threads, "auto")
+    bound = "; ".join(f"rank {rank} is {place}" for rank, place in enumerate(where)) if where[0].cpus else UNBOUND
     alone = (
         "torch uses one thread beside the kernels' own"
         if kernels_are_built()
@@ -66,8 +85,9 @@ def describe(world_size: int = 1) -> dict[str, str]:
     )
     spins = {"kernel threads": TEAM_SPIN_US, "a rank awaiting a plan": ring_spin_us(world_size), "ranks": ranks_spin_us(2)}
     return {
-        "threads": f"{team}; {alone}",
+        "cores": str(here()),
+        "threads": f"{threads} per rank; {alone}",
         "spinning": ", ".join(f"{who} {f'{spin:.0f} us' if spin else 'not at all'}" for who, spin in spins.items())
         + ", then sleep",
-        "binding": BINDING,
+        "binding": bound,
     }

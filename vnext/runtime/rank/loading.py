@@ -18,7 +18,10 @@ from vnext.models.loading.checkpoint import fingerprint
 from vnext.runtime.collectives.group import join_group
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
+from vnext.runtime.processes.placement import NOWHERE, Place
 from vnext.runtime.processes.thread_plan import TEAM_SPIN_US
+from vnext.runtime.processes.topology import here
+from vnext.runtime.rank.binding import bind, bind_members, place_of
 from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
@@ -39,9 +42,9 @@ PROGRESS_FROM_BYTES = 64 * 2**20  # smaller checkpoints load too fast for a prog
 def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     """This rank with its weights loaded. Raises ModelError, SettingsError."""
     use_isa(settings.isa)
-    start_threads(settings.threads)
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
+    start_threads(settings.threads)
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     if settings.speculates:
@@ -61,6 +64,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 
 
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
+    start_threads(settings.threads, place_of(settings))
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
     if settings.returns_routed_experts:
@@ -118,10 +122,13 @@ def use_isa(isa: Isa) -> None:
         raise SettingsError(f"--isa is {isa}: {error}") from error
 
 
-def start_threads(threads: int) -> None:
-    """Start the kernels' own thread pool if it was built. torch then uses one thread, so the two never compete for cores."""
+def start_threads(threads: int, place: Place = NOWHERE) -> None:
+    """Start the kernels' own thread pool if it was built, bound to a place. torch then uses one thread, so the two never compete
+    for cores."""
+    bind(place)
     if native.is_built():
         native.start(threads, TEAM_SPIN_US)
+        bind_members(place)
         threads = 1
     limit_torch(threads)
 
@@ -162,7 +169,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
-        numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes())}
+        cores = f"{here()}, {place_of(settings)}"
+        numbers |= {"threads": str(settings.threads), "token_bytes": str(runner.token_bytes()), "cores": cores}
     return numbers | {"batch_invariant": str(runner.invariance)}
 
 

@@ -19,7 +19,7 @@ from vnext.version import __version__
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID = web.RequestKey("request_id", str)
-IRRELEVANT = ("python", "threads")
+IRRELEVANT = ("python", "threads", "cores")
 """Entries of the engine's environment that no token depends on."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=@-]{0,127}")  # fit for a header, a name in a log and a line of text

@@ -88,6 +88,8 @@ void do_configure(int members, int spin_us) {
     configure_team(members, spin_us);
 }
 
+int64_t do_bind(int member, const void *cpus, int count) { return bind_member(member, static_cast<const int32_t *>(cpus), count); }
+
 void do_pack(const void *parts, int weight_kind, const void *bias, int64_t out, int64_t in, int kind, int gate,
              void *buffer) {
     const WithoutLock apart(true);
@@ -200,6 +202,7 @@ int64_t get_team_size() { return team_size(); }
 
 PyMethodDef methods[] = {
     VNX_ENTRY("configure_team", do_configure, "configure_team(members, spin_us)"),
+    VNX_ENTRY("bind_member", do_bind, "bind_member(member, cpus, count) -> whether the system allows it"),
     VNX_ENTRY("team_size", get_team_size, "team_size() -> members"),
     VNX_ENTRY("best_level", get_best_level, "best_level() -> level"),
     VNX_ENTRY("has_level", has_level, "has_level(level) -> whether this machine has it"),

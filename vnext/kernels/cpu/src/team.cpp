@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <pthread.h>
+#include <sched.h>
 #include <thread>
 #include <vector>
 
@@ -180,6 +181,22 @@ void configure_team(int member_count, int spin_us) {
     for (int member = 1; member < member_count; ++member)
         t.helpers.emplace_back(help, member, seen);
     t.size = member_count;
+}
+
+bool bind_member(int member, const int32_t *cpus, int count) {
+#if defined(__linux__)
+    Team &t = team();
+    std::lock_guard<std::mutex> guard(t.busy);
+    if (member < 0 || member >= t.size) return false;
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    for (int i = 0; i < count; ++i)
+        if (cpus[i] >= 0 && cpus[i] < CPU_SETSIZE) CPU_SET(cpus[i], &allowed);
+    const pthread_t thread = member == 0 ? pthread_self() : t.helpers[size_t(member) - 1].native_handle();
+    return pthread_setaffinity_np(thread, sizeof allowed, &allowed) == 0;
+#else
+    return member < 0 && cpus == nullptr && count < 0;
+#endif
 }
 
 void run_team(Work work, void *context, int64_t count) {

@@ -20,6 +20,9 @@ void configure_team(int member_count, int spin_us);
 
 int team_size();
 
+/* Let a member run on `count` logical processors only, the caller being member 0. Whether the system allows it. */
+bool bind_member(int member, const int32_t *cpus, int count);
+
 /* Do units 0 .. count - 1, each once, in any order and any thread; return when all are done. Each member has a share of
    neighbouring units and takes from the others' when its own is done. A helper that comes late, or never, delays
    nothing: the caller goes on alone. Called from two threads at once, the second works alone. */
