@@ -17,6 +17,7 @@ from vnext.options.reader import (
     Command,
     DoctorCommand,
     ProgramCommand,
+    RestartCommand,
     ServeCommand,
     command_line,
     parse,
@@ -46,6 +47,10 @@ def run(command: Command) -> int:
             from vnext.batch import batch
 
             return batch(command)
+        case RestartCommand():
+            from vnext.restart import restart
+
+            return restart(command)
         case DoctorCommand(production=True):
             from vnext.production import production
 

@@ -26,6 +26,7 @@ from vnext.lora_request import adapter_files, module_of
 from vnext.options.reader import ServeCommand
 from vnext.options.settings_check import gpu_settings_given
 from vnext.options.table import flags_of
+from vnext.restart import SIGNAL, Replacements, listed
 from vnext.runtime.log_lines import begin
 from vnext.runtime.processes.launch import RunningEngine, StartFailed, StartRefused, find_model, start_engine
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
@@ -62,7 +63,8 @@ def serve(command: ServeCommand) -> int:
         return DONE
     try:
         say_unused(command.engine, engine.ready.environment)
-        return _serve_engine(engine, ApiServer(edge, settings, command.engine.max_restarts))
+        served = ApiServer(edge, settings, command.engine.max_restarts)
+        return _serve_engine(engine, served, Replacements(engine, command.engine))
     finally:
         engine.stop()
         write_line("vnext: stopped")
@@ -148,13 +150,16 @@ def start_edge(settings: ServerSettings) -> Child:
     return child
 
 
-def _serve_engine(engine: RunningEngine, edge: ApiServer) -> int:
-    with _wake_on_signals() as wake:
+def _serve_engine(engine: RunningEngine, edge: ApiServer, replacements: Replacements) -> int:
+    with _wake_on_signals() as wake, _asked_by_signals(replacements), listed(_url(edge.settings), engine.run_dir):
         try:
             if _wait_until_healthy(engine, edge, wake):
                 _print_ready(engine, edge.settings)
-                while not _wait(engine, edge, wake, None):
-                    if _is_woken(wake, edge.wait_s() or 0.0):
+                while not _wait(engine, edge, wake, POLL_S):
+                    replacements.look()
+                    if (wait_s := edge.wait_s()) is None:
+                        continue
+                    if _is_woken(wake, wait_s):
                         break
                     edge.start_again()
             return DONE
@@ -235,6 +240,26 @@ def _wake_on_signals() -> Iterator[int]:
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
+
+
+@contextmanager
+def _asked_by_signals(replacements: Replacements) -> Iterator[None]:
+    """SIGUSR1 asks for another engine, and so does SIGHUP, unless it may mean that the terminal was closed."""
+    numbers = [SIGNAL] if _has_terminal() else [SIGNAL, signal.SIGHUP]
+    before = {number: signal.signal(number, lambda number, frame: replacements.ask()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
 
 
 # ---- what is said ------------------------------------------------------------------------------------------------

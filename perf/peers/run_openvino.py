@@ -24,6 +24,8 @@ class OpenVino:
         scheduling.max_num_batched_tokens = BATCH_TOKENS_MAX
         scheduling.enable_prefix_caching = True
         properties = {"INFERENCE_NUM_THREADS": threads}
+        if precision := os.environ.get("PEERS_OPENVINO_PRECISION"):
+            properties["INFERENCE_PRECISION_HINT"] = precision
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(model), scheduling, "CPU", properties)
 
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:

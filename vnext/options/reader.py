@@ -1,7 +1,7 @@
 """Options: the only reader of argv and of the environment.
 
-Owns the frozen command structs of `vnext serve | chat | batch | doctor`. table.py holds the options, settings_check.py their
-bounds, parser.py their syntax. Starts nothing, and opens no file but that of --config.
+Owns the frozen command structs of `vnext serve | chat | batch | restart | doctor`. table.py holds the options,
+settings_check.py their bounds, parser.py their syntax. Starts nothing, and opens no file but that of --config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from vnext.options.commands import HELP, PROGRAMS, VERSION, unknown_word
 from vnext.options.parser import Given, Parser
 from vnext.options.settings_check import engine_settings
-from vnext.options.table import BATCH, CHAT, ENGINE_HELP, MODEL, SERVER_HELP, STATE_VARIABLE, options_of
+from vnext.options.table import BATCH, CHAT, ENGINE_HELP, MODEL, RESTART_PORT, SERVER_HELP, STATE_VARIABLE, options_of
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -54,6 +54,13 @@ class BatchCommand(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
+class RestartCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext restart`: the server on `port` (0: the only one) replaces its engine. `changes`: its engine options that change."""
+
+    port: int
+    changes: dict[str, Any]
+
+
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext doctor`. `production`: with the checks for serving others, of a server with these options."""
 
@@ -71,7 +78,7 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
 
 
-Command = ServeCommand | ChatCommand | BatchCommand | DoctorCommand | ProgramCommand
+Command = ServeCommand | ChatCommand | BatchCommand | RestartCommand | DoctorCommand | ProgramCommand
 
 
 def command_line() -> list[str]:
@@ -121,10 +128,11 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands("serve | chat | batch | doctor | bench | replay")
+    commands = parser.add_commands("serve | chat | batch | restart | doctor | bench | replay")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
+    _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
     doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
@@ -157,6 +165,12 @@ def _add_batch(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", default=argparse.SUPPRESS, help="the requests, as --input-file")
     parser.add_option(parser, MODEL)
     add_engine_options(parser, parser.add_argument_group("engine"))
+
+
+def _add_restart(parser: Parser) -> None:
+    parser.add_model()
+    parser.add_option(parser, RESTART_PORT, stays_out=False)
+    add_engine_options(parser, parser.add_argument_group("engine: what changes"))
 
 
 def add_engine_options(parser: Parser, group: argparse._ArgumentGroup) -> None:
@@ -208,8 +222,19 @@ def _batch_command(given: Given, _: Mapping[str, str]) -> BatchCommand:
     return BatchCommand(engine=engine_of(given), file=given.values["file"], output=given.values["output"])
 
 
+def _restart_command(given: Given, _: Mapping[str, str]) -> RestartCommand:
+    typed = {name: given.values[name] for name in sorted(given.typed) if name == "model" or name in ENGINE_HELP}
+    engine_settings(**typed)
+    return RestartCommand(port=given.values["restart_port"], changes=typed)
+
+
+def state_folder(environment: Mapping[str, str] = os.environ) -> str:
+    """The folder for what outlives a program."""
+    return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext")
+
+
 def _history_path(environment: Mapping[str, str]) -> str:
-    return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext", "chat_history")
+    return os.path.join(state_folder(environment), "chat_history")
 
 
 def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
@@ -220,4 +245,7 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
     return DoctorCommand(**values)
 
 
-_COMMANDS = {"serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "doctor": _doctor_command}
+_COMMANDS = {
+    "serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "restart": _restart_command,
+    "doctor": _doctor_command,
+}  # fmt: skip

@@ -179,6 +179,7 @@ BATCH = (
     Option("file", ("--input-file", "-i"), str, "", "the requests: JSON lines as in /v1/batches"),
     Option("output", ("--output-file", "-o"), str, "", "the file for the answers; one that exists is continued"),
 )
+RESTART_PORT = Option("restart_port", ("--port",), int, 0, "port of the server; without it, the only one of yours that runs")
 STATE_VARIABLE = "XDG_STATE_HOME"
 
 

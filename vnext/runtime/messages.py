@@ -86,7 +86,9 @@ class TokenLogprobs(Message):
 
 class EngineReady(Message, tag=10):
     """With `max_restarts` > 0 another engine core follows one that ends. `root_seed` keys requests without a seed
-    (derived_seed). `blamed` names the request in which the engine core before this one ended, if that is known."""
+    (derived_seed). `blamed` names the request in which the engine core before this one ended, if that is known. It `replaces`
+    one that its operator has ended, and may have another model.
+    """
 
     config: SchedulerConfig
     model: str
@@ -98,6 +100,7 @@ class EngineReady(Message, tag=10):
     max_restarts: int = 0
     root_seed: int = 0
     blamed: str = ""
+    replaces: bool = False
 
 
 class RequestRefused(Message, tag=11):

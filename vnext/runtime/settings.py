@@ -118,13 +118,16 @@ def reads_generation_config(settings: EngineSettings) -> bool:
 
 
 class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine core that ended before the one that starts: how it ended, the folder of its log ("" without one), the request that
-    it was about to begin ("" where that is unknown), and its number among those of this run directory."""
+    """The engine core that ended before the one that starts: how it ended, the folder of its log ("" without one), the request
+    that it was about to begin ("" where that is unknown), and its number among those of this run directory. `replaced`: it ended
+    in order, because its operator wants other settings, maybe another model.
+    """
 
     cause: str
     log: str
     blamed: str = ""
     number: int = 0
+    replaced: bool = False
 
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):

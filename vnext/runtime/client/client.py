@@ -274,7 +274,7 @@ class EngineClient:
             self._started.set_result(None)
         if not self._loss:
             return
-        if before is not None and before.model_digest != ready.model_digest:
+        if before is not None and before.model_digest != ready.model_digest and not ready.replaces:
             return self._die("The model's files have changed since the engine core that has ended was started.")
         self._loss = ""
         self._recoveries += 1

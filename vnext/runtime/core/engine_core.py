@@ -27,6 +27,7 @@ from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
 from vnext.runtime.messages import (
     AdapterRead,
+    EngineDied,
     EngineStats,
     PromptResult,
     RankFailed,
@@ -283,6 +284,11 @@ class EngineCore:
         except IllegalEvent as error:  # a redacted log cannot represent an illegal event
             log.warning("the engine's last turn could not be recorded: %s", error)
         self._recorder.close()
+
+    def leave(self, sentence: str) -> None:
+        """End the log; clients keep their requests for the engine core that follows."""
+        self._clients.tell_all(EngineDied(message=sentence, is_followed=True))
+        self.record_end()
 
     def shut_down(self) -> None:
         """Abort live requests, so that the log records their end, and notify the clients."""

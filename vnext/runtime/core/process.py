@@ -8,6 +8,7 @@ a broken engine names the location of its log. exits.py defines the exit statuse
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import select
 import signal
@@ -33,7 +34,7 @@ from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
 from vnext.runtime.processes.rank_processes import threads_of
-from vnext.runtime.processes.run_dir import READY, CoreNotes
+from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes
 from vnext.runtime.processes.subprocesses import Child, ChildDied
 from vnext.runtime.record.held import frames_held
 from vnext.runtime.record.recorder import LogLost, Recorder
@@ -87,14 +88,16 @@ def run_until(
             raise
         except START_ERRORS as error:
             refused = isinstance(error, REFUSALS)
-            is_followed = settings.predecessor is not None and not refused
+            before, notes = settings.predecessor, CoreNotes(settings.run_dir)
+            is_followed = before is not None and (before.replaced or not refused)
+            notes.write(REFUSAL, sentence_of(error))
             if not is_followed:
                 report_death(front, wake.fileno(), EngineDied(message=sentence_of(error), refused=refused))
             executor.stop()
             return REFUSED if refused else FOLLOWED if is_followed else FAILED
         grace_s = STOP_GRACE_S
         try:
-            serve(core, executor, front, wake.fileno())
+            return serve(core, executor, front, wake.fileno())
         except DEATHS as error:
             grace_s = 0.0 if isinstance(error, RanksStalled) else grace_s
             core.record_end()
@@ -103,7 +106,6 @@ def run_until(
             return FOLLOWED if is_followed else FAILED
         finally:
             executor.stop(grace_s)
-    return DONE
 
 
 def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
@@ -118,19 +120,22 @@ def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_fo
 
 @contextmanager
 def wake_on_signals() -> Iterator[socket.socket]:
-    """A socket that becomes readable at SIGTERM, which has no other effect. Afterwards SIGTERM is ignored.
+    """A socket from which one byte can be read for each SIGTERM and LEAVE, the number of the signal, which has no other effect.
+    Afterwards both are ignored.
 
     The process then ends by itself: a late signal must not write to a closed socket.
     """
     wake, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    for number in (signal.SIGTERM, LEAVE):
+        signal.signal(number, lambda number, frame: None)
     with wake, writer:
         try:
             yield wake
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in (signal.SIGTERM, LEAVE):
+                signal.signal(number, signal.SIG_IGN)
             signal.set_wakeup_fd(-1)
 
 
@@ -234,6 +239,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         max_restarts=engine.max_restarts,
         root_seed=seed if before is None else derived_seed(seed, before.number),
         blamed="" if before is None else before.blamed,
+        replaces=before is not None and before.replaced,
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
     core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s)
@@ -254,8 +260,8 @@ def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> Engin
     )
 
 
-def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> None:
-    """Run turn after turn until a signal arrives; sleep in the kernel between turns."""
+def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> int:
+    """Run turn after turn until a signal arrives, and end in order; sleep in the kernel between turns. Returns the exit status."""
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
@@ -265,7 +271,11 @@ def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) ->
         if wake in ready:
             break
         core.step(ready)
+    if os.read(wake, 1)[0] == LEAVE:
+        core.leave("The engine core is replaced by one with other settings.")
+        return FOLLOWED
     core.shut_down()
+    return DONE
 
 
 def report_death(front: zmq.Socket, wake: int, farewell: EngineDied) -> None:

@@ -76,6 +76,27 @@ class RunningEngine:
         if self._supervisor.end is not None:
             raise self._supervisor.end
 
+    @property
+    def run_dir(self) -> Path:
+        return self._run_dir.path
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the present engine core is ready."""
+        return self._supervisor.is_ready
+
+    @property
+    def refusal(self) -> str:
+        """Why the last `replace` was undone, "" if it was not."""
+        return self._supervisor.refusal
+
+    def replace(self, settings: EngineSettings, model_path: Path) -> None:
+        """Have an engine core with other settings take over, which `is_ready` and `refusal` tell of. Raises StartRefused."""
+        core = self._supervisor.core
+        self._supervisor.replace(
+            msgspec.structs.replace(core, engine=settings, model_path=str(model_path), draft_path=find_draft_model(settings))
+        )
+
     def stop(self, grace_s: float = STOP_GRACE_S) -> int:
         """Ask the engine core to end, wait, then kill; returns its return code. Idempotent."""
         returncode = self._supervisor.stop(grace_s)

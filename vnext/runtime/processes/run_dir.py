@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import tempfile
 import time
@@ -18,7 +19,9 @@ from pathlib import Path
 
 PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
-READY, PROGRESS, SUSPECT = "core.ready", "core.progress", "core.suspect"
+READY, PROGRESS, SUSPECT, REFUSAL = "core.ready", "core.progress", "core.suspect", "core.refusal"
+LEAVE = signal.SIGUSR1
+"""Ends an engine core in whose place another one is started."""
 
 
 class RunDir:
@@ -78,7 +81,8 @@ def _sweep(folder: Path) -> None:
 
 class CoreNotes:
     """What an engine core notes in its run directory as it happens, because it may be killed at any time: that it is ready, that it
-    has sent a token, and the name of the request that it is about to begin, if it had better not be that one. `folder` "": nowhere.
+    has sent a token, why it refuses its settings, and the name of the request that it is about to begin, if it had better not be
+    that one. `folder` "": nowhere.
     """
 
     def __init__(self, folder: Path | str) -> None:

@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from vnext.exits import DONE, FAILED, REFUSED
-from vnext.runtime.processes.run_dir import PROGRESS, READY, SUSPECT, CoreNotes
+from vnext.runtime.processes.run_dir import LEAVE, PROGRESS, READY, REFUSAL, SUSPECT, CoreNotes
 from vnext.runtime.processes.subprocesses import Child, ChildDied, start_child
 from vnext.runtime.settings import CoreSettings, Predecessor
 
 WELL_S = 5.0
 """A process that has been ready for this long has made progress, even if nobody has asked it for anything."""
 BACK_OFF_S, BACK_OFF_MAX_S = 0.1, 10.0
-POLL_S = 0.5
+POLL_S, LEAVE_S = 0.5, 10.0
 LAST_STATUSES = (DONE, FAILED, REFUSED)
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,9 @@ class Supervisor:
     def __init__(self, child: Child, core: CoreSettings, new_log_dir: Callable[[], str]) -> None:
         self.child, self.core, self.end = child, core, None
         self._new_log_dir = new_log_dir
+        self._wanted: CoreSettings | None = None
+        self._before: CoreSettings | None = None  # until the one that replaces it is ready
+        self.refusal = ""
         self._notes = CoreNotes(core.run_dir)
         self._restarts = Restarts(core.engine.max_restarts)
         self.end_fd, self._end_writer = os.pipe()
@@ -67,6 +70,21 @@ class Supervisor:
             for fd in (self.end_fd, self._end_writer, self._wake, self._waker):
                 os.close(fd)
         return self.child.terminate(grace_s)
+
+    def replace(self, core: CoreSettings) -> None:
+        """End the engine core in order and start one with these settings in its place. If that one cannot start, one with the
+        present settings is started again, and `refusal` says why."""
+        self.refusal, self._wanted = "", core
+        self._notes.erase(READY)
+        self.child.process.send_signal(LEAVE)
+        late = threading.Timer(LEAVE_S, self.child.process.kill)
+        late.daemon = True
+        late.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the present engine core has said that it is ready."""
+        return self._wanted is None and self._notes.text(READY) is not None
 
     def _run(self) -> None:
         try:
@@ -95,6 +113,14 @@ class Supervisor:
     def _next_wait_s(self) -> float | None:
         """How long to wait before the next start; None if there is none."""
         notes = self._notes
+        if self._wanted is not None:
+            return 0.0
+        if notes.text(READY) is not None:
+            self._before = None
+        if self._before is not None:
+            self.refusal = notes.text(REFUSAL) or f"the {self.child.end_in_words}"
+            self._wanted, self._before = self._before, None
+            return 0.0
         has_progressed = notes.text(PROGRESS) is not None or notes.age_s(READY) > WELL_S
         if self.child.process.returncode in LAST_STATUSES:
             return None
@@ -105,15 +131,20 @@ class Supervisor:
 
     def _start_next(self) -> None:
         before, cause, blamed = self.core, self.child.end_in_words, self._notes.text(SUSPECT) or ""
-        for name in (READY, PROGRESS, SUSPECT):
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            cause, blamed = "engine core was replaced by its operator", ""
+            self._before = None if self.refusal else before
+        log_dir = wanted.log_dir if wanted is not None and self.refusal else before.log_dir
+        for name in (READY, PROGRESS, SUSPECT, REFUSAL):
             self._notes.erase(name)
         number = 0 if before.predecessor is None else before.predecessor.number + 1
         self.core = msgspec.structs.replace(
-            before,
+            wanted or before,
             log_dir=self._new_log_dir(),
-            predecessor=Predecessor(cause=cause, log=before.log_dir, blamed=blamed, number=number),
+            predecessor=Predecessor(cause=cause, log=log_dir, blamed=blamed, number=number, replaced=wanted is not None),
         )
-        log.warning("The %s and is started again; its log is in %s", cause, before.log_dir or "no folder: it was off")
+        log.warning("The %s and is started again; its log is in %s", cause, log_dir or "no folder: it was off")
         Path(self.core.ranks_dir).mkdir(exist_ok=True)
         self.child.terminate(0.0)
         self.child = start_child("engine core", "vnext.runtime.core.main")

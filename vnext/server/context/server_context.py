@@ -83,7 +83,11 @@ class ServerContext:
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size
         self.started_s = int(time.time())
-        self.fingerprint = system_fingerprint(client.ready)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the present engine."""
+        return system_fingerprint(self.client.ready)
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ModelUnknown."""

@@ -1,0 +1,196 @@
+"""`vnext restart`: another engine takes over while clients wait, and their streams go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from serving import ROOT, Server, eventually, serving
+
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import open_log
+from vnext.restart import SIGNAL, changed, refusal
+from vnext.runtime.processes.launch import DEMO_MODEL
+from vnext.runtime.settings import EngineSettings
+from vnext.state.events import EngineRecovered, RequestResumed
+
+BODIES = [
+    {"prompt": f"def f{place}(x):", "max_tokens": 400, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
+    for place, more in enumerate([{}, {}, {"logprobs": 1}, {"presence_penalty": 0.6}, {"n": 2, "ignore_eos": False}, {"best_of": 1}])
+]
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder in which servers are listed."""
+    folder = tmp_path_factory.mktemp("state")
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    yield folder
+    os.environ.pop("XDG_STATE_HOME")
+    if before is not None:
+        os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def server(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--threads", "1", "--dtype", "float32", "--log", "full", "--max-num-batched-tokens", "64")
+    with serving(tmp_path_factory.mktemp("log"), *options) as running:
+        yield running
+
+
+def restart(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vnext.cli", "restart", *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)
+
+
+async def answers(url: str, between: Any = None) -> list[dict[int, list[int]]]:
+    """The tokens of each body's answers, all streamed at once; `between` is called in a thread once each has some."""
+    begun = [asyncio.Event() for _ in BODIES]
+
+    async def answer(session: aiohttp.ClientSession, place: int) -> dict[int, list[int]]:
+        tokens: dict[int, list[int]] = {}
+        async with session.post(f"{url}/v1/completions", json=BODIES[place] | {"stream": True, "return_token_ids": True}) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    for choice in event["choices"]:
+                        tokens.setdefault(choice["index"], []).extend(choice.get("token_ids") or ())
+                    begun[place].set()
+            assert line.startswith(b"data: [DONE]") or not line.strip()
+        return tokens
+
+    async def interrupt() -> None:
+        for each in begun:
+            await each.wait()
+        if between is not None:
+            await asyncio.to_thread(between)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        found = await asyncio.gather(*(answer(session, place) for place in range(len(BODIES))), interrupt())
+    return found[:-1]
+
+
+def test_streams_go_on_with_the_same_tokens(server: Server) -> None:
+    alone = asyncio.run(answers(server.url))
+    said: list[subprocess.CompletedProcess[str]] = []
+    before = server.process_of("vnext.runtime.core.main").pid
+
+    found = asyncio.run(answers(server.url, lambda: said.append(restart("--max-num-batched-tokens", "48"))))
+
+    assert said[0].returncode == 0, said[0].stderr
+    assert "is replaced" in said[0].stdout
+    assert server.process_of("vnext.runtime.core.main").pid != before
+    assert found == alone
+
+
+def test_the_next_log_names_the_one_before(server: Server) -> None:
+    logs = sorted(server.log_dir.parent.iterdir())
+    newest = open_log(logs[-1])
+    events = [item.event for item in fold(newest) if isinstance(item, Folded)]
+    recovered = next(event for event in events if isinstance(event, EngineRecovered))
+    assert "replaced by its operator" in recovered.cause and Path(recovered.log) in logs and recovered.frames > 0
+    assert any(isinstance(event, RequestResumed) and event.generated for event in events)
+    for each in logs[-2:]:
+        assert replay(["verify", str(each)]) == 0
+
+
+def test_an_engine_that_cannot_start_changes_nothing(server: Server) -> None:
+    alone = asyncio.run(answers(server.url))
+    said: list[subprocess.CompletedProcess[str]] = []
+    found = asyncio.run(answers(server.url, lambda: said.append(restart("--kv-cache-memory", "1k"))))
+    assert said[0].returncode == 2 and "too small for one block" in said[0].stderr and "goes on as before" in said[0].stderr
+    assert found == alone
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--max-model-len", "100"], "max_model_len cannot change"),
+        (["/nowhere/at/all"], "there is no folder"),
+        (["--port", "1"], "which server?"),
+        (["--thread", "2"], "did you mean --threads"),
+        (["--threads", "0.5"], "--threads"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(server: Server, words: list[str], sentence: str) -> None:
+    said = restart(*words)
+    assert said.returncode == 2 and sentence in said.stderr and "Traceback" not in said.stderr
+
+
+def test_a_signal_reads_the_command_line_again(server: Server) -> None:
+    before = server.process_of("vnext.runtime.core.main").pid
+    os.kill(server.process.pid, SIGNAL)
+
+    def is_replaced() -> bool:
+        with suppress(psutil.Error, StopIteration):  # one that is ending
+            return server.process_of("vnext.runtime.core.main").pid != before
+        return False
+
+    assert eventually(is_replaced)
+    assert len(asyncio.run(answers(server.url))) == len(BODIES)
+
+
+def test_another_model_takes_over(server: Server, tmp_path: Path) -> None:
+    """The same tokenizer and template, other weights: here a copy with another vector of a norm."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "tuned"
+    shutil.copytree(DEMO_MODEL, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "norm" in name)
+    tensors[name] = tensors[name] * torch.linspace(0.5, 1.5, len(tensors[name])).to(tensors[name].dtype)
+    save_file(tensors, folder / "model.safetensors")
+    before = fingerprint(server)
+    said = restart(str(folder))
+    assert said.returncode == 0, said.stderr
+    assert fingerprint(server) != before
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
+    said = restart(str(folder))
+    assert said.returncode == 2 and "another tokenizer" in said.stderr
+
+
+def fingerprint(server: Server) -> str:
+    async def ask() -> str:
+        body = {"prompt": "a", "max_tokens": 1}
+        async with aiohttp.ClientSession() as session, session.post(f"{server.url}/v1/completions", json=body) as response:
+            return (await response.json())["system_fingerprint"]
+
+    return asyncio.run(ask())
+
+
+def test_settings_change_one_by_one() -> None:
+    before = EngineSettings(model=str(DEMO_MODEL), threads=2)
+    after = changed(before, {"threads": 1, "dtype": "float32"})
+    assert (after.threads, after.dtype, after.model) == (1, "float32", before.model)
+    assert refusal(before, after, DEMO_MODEL, DEMO_MODEL) == ""
+    assert "max_restarts" in refusal(before, changed(before, {"max_restarts": 3}), DEMO_MODEL, DEMO_MODEL)
+    never = EngineSettings(max_restarts=0)
+    assert "--max-restarts is 0" in refusal(never, never, DEMO_MODEL, DEMO_MODEL)
+
+
+def test_servers_that_have_ended_are_not_listed(state: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, "--threads", "1") as second:
+        files = {json.loads(file.read_text())["url"]: file for file in (state / "vnext" / "servers").glob("*.json")}
+        assert second.url in files and files[second.url].stat().st_mode & 0o077 == 0
+        second.process.send_signal(signal.SIGKILL)
+        second.process.wait()
+        time.sleep(0.1)
+        said = restart("--port", second.url.rpartition(":")[2])
+        assert said.returncode == 2 and second.url not in said.stderr
