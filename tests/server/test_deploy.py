@@ -1,0 +1,120 @@
+"""The systemd unit and the container file: what can be judged of them without systemd and without a builder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from edge_server import EdgeServer
+from fake_engine import wait_until
+
+from vnext.options.reader import DoctorCommand, ServeCommand, parse
+from vnext.production import FILES_MIN, PROCESSES_MIN
+from vnext.serve import EDGE_GRACE_S
+from vnext.server.settings import ServerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "scripts" / "deploy"
+PROGRAM = "/opt/vnext/bin/vnext"
+INSTRUCTIONS = {
+    "ARG", "FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT",
+}  # fmt: skip
+
+
+def unit() -> dict[str, list[str]]:
+    """The unit's assignments by name."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "vnext.service").read_text().splitlines():
+        if re.match(r"\w+=", line):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The container file's instructions, with their lines joined."""
+    lines = [line for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.strip() and not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined)]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_in_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "vnext.service").read_text()
+    assert text.count(PROGRAM) == 2
+    (tmp_path / "vnext.service").write_text(text.replace(PROGRAM, shutil.which("true")))
+    ran = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "vnext.service")], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_commands_of_the_unit_are_ours(tmp_path: Path) -> None:
+    found = unit()
+    check, serve = (shlex.split(found[name][0].removeprefix("-")) for name in ("ExecStartPre", "ExecStart"))
+    assert check[0] == serve[0] == PROGRAM
+    assert isinstance(parse(check[1:], {}), DoctorCommand)
+    (tmp_path / "config.yaml").write_text("model: /models/a\nlog-keep: 10\n")
+    command = parse([str(tmp_path / "config.yaml") if word == "/etc/vnext/config.yaml" else word for word in serve[1:]], {})
+    assert isinstance(command, ServeCommand) and command.engine.log_format == "json" and command.engine.log_keep == 10
+
+
+def test_the_unit_gives_what_the_checks_ask_for() -> None:
+    found = unit()
+    assert int(found["LimitNOFILE"][0]) >= FILES_MIN and int(found["TasksMax"][0]) >= PROCESSES_MIN
+    assert int(found["TimeoutStopSec"][0]) > ServerSettings().drain_s + 2 * EDGE_GRACE_S
+    assert found["RestartPreventExitStatus"] == ["2"] and found["OOMPolicy"] == ["continue"]
+
+
+def test_the_container_file_has_known_instructions_and_copies_what_is_there() -> None:
+    found = instructions()
+    assert {name for name, _ in found} <= INSTRUCTIONS and found[0][0] == "ARG" and found[-1][0] == "ENTRYPOINT"
+    for name, rest in found:
+        if name == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+        if name == "RUN":
+            assert subprocess.run(["sh", "-n", "-c", rest], capture_output=True).returncode == 0, rest
+
+
+def test_the_container_serves_with_its_variables() -> None:
+    found = dict(instructions())
+    assert json.loads(found["ENTRYPOINT"]) == ["vnext", "serve"]
+    environment = dict(pair.split("=", 1) for pair in found["ENV"].split())
+    command = parse([*json.loads(found["ENTRYPOINT"])[1:], "--model", "/models/a"], environment)
+    assert isinstance(command, ServeCommand) and (command.server.host, command.engine.log_keep) == ("0.0.0.0", 10)
+    assert str(command.server.port) == found["EXPOSE"] and command.engine.log_dir == found["VOLUME"]
+    probe = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])
+    assert probe[:2] == ["python", "-c"] and f":{command.server.port}/live'" in probe[2] and compile(probe[2], "probe", "exec")
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    rules = [rule for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+    asked = {name for rule in rules for name in re.findall(r"vnext_\w+", rule["expr"])}
+    with EdgeServer() as server:
+        assert server.post("/v1/completions", {"prompt": "say:a"})[0] == 200
+        wait_until(lambda: "vnext_num_preemptions_total" in server.get("/metrics")[1])
+        text = server.get("/metrics")[1]
+    shown = set(re.findall(r"^vnext_\w+", text, re.MULTILINE))
+    assert len(rules) > 5 and asked <= shown and all(rule["annotations"]["summary"] for rule in rules)
+
+
+def test_the_copied_files_are_enough_to_build_from(tmp_path: Path) -> None:
+    for name, rest in instructions():
+        if name == "COPY" and not rest.startswith("--from"):
+            *sources, target = rest.split()
+            for source in sources:
+                place = tmp_path / target if (ROOT / source).is_dir() else tmp_path / source
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+                else:
+                    shutil.copy(ROOT / source, place)
+    ran = subprocess.run([sys.executable, "setup.py", "-q", "egg_info"], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "opentelemetry-sdk" in (tmp_path / "vnext.egg-info" / "requires.txt").read_text()
+    listed = (tmp_path / "vnext.egg-info" / "SOURCES.txt").read_text()
+    assert "vnext/server/run.py" in listed and "vnext/runtime/ring/_ring.c" in listed
