@@ -2,7 +2,7 @@
 
 Owns the circumstances (neighbours, chunks, preemptions, caches, threads, another start) and the record. A circumstance
 counts only if the run's log or answers prove that it occurred. Every token is compared with the token of the same request
-run alone; the first difference ends the run with status 1. Each call adds one model to the record.
+run alone; the first difference ends the run with status 1. Each model, level and kind of cache is an entry of the record.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from random_model import SHAPES, write_checkpoint
 
+from vnext.kernels.cpu import native
 from vnext.llm import LLM, Generated
 from vnext.machine import machine
 from vnext.replay.reading.info import info
@@ -42,6 +44,15 @@ class Circumstance(msgspec.Struct, frozen=True, kw_only=True):
     turned: bool = False
     warm: bool = False
     preempts: bool = False
+
+
+class Numbers(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine stores and multiplies numbers: its settings of these names."""
+
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    isa: str
 
 
 ALONE = Circumstance(name="alone", together=False, settings={"enable_prefix_caching": False})
@@ -94,13 +105,15 @@ class Requests:
 def main() -> int:
     options = parsed()
     models = ["demo", *SHAPES] if options.model == ["all"] else options.model
+    levels = [level.name.lower() for level in native.levels()] if options.isa == ["all"] else options.isa
     requests = Requests(options.requests, options.tokens)
     before = machine()
-    for name in models:
+    for name, isa, kind in product(models, levels, options.kv_cache_dtype):
+        numbers = Numbers(dtype=options.dtype, quantization=options.quantization, kv_cache_dtype=kind, isa=isa)
         with tempfile.TemporaryDirectory(prefix="vnext-determinism-") as folder:
-            found = examine(name, requests, options, Path(folder))
+            found = examine(name, requests, numbers, Path(folder))
         if options.json:
-            add_to_record(options.json, name, found, options, before)
+            add_to_record(options.json, described(name, numbers), found, options, before)
         if found["different"]:
             return 1
     return 0
@@ -111,28 +124,36 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", default=["demo"], help=f"demo, {', '.join(SHAPES)} (random weights), or all")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", default="none")
-    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--kv-cache-dtype", nargs="+", default=["auto"], help="auto, int8, or both, one after the other")
+    parser.add_argument("--isa", nargs="+", default=["auto"], help="instruction sets of the CPU kernels, or all of this machine")
     parser.add_argument("--requests", type=int, default=90)
     parser.add_argument("--tokens", type=int, default=80, help="of each answer")
     parser.add_argument("--json", type=Path, help="record to begin or to add to")
     return parser.parse_args()
 
 
-def examine(name: str, requests: Requests, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def described(name: str, numbers: Numbers) -> str:
+    """The name of a model's entry in the record."""
+    weights = "" if numbers.quantization == "none" else f", {numbers.quantization}"
+    cache = "" if numbers.kv_cache_dtype == "auto" else f", keys and values in {numbers.kv_cache_dtype}"
+    return name + weights + cache + ("" if numbers.isa == "auto" else f", {numbers.isa}")
+
+
+def examine(name: str, requests: Requests, numbers: Numbers, folder: Path) -> dict[str, Any]:
     """Run all circumstances of one model and print progress."""
     path = "" if name == "demo" else str(folder / "model")
     if path:
         write_checkpoint(SHAPES[name], Path(path))
-    rounded = {"dtype": options.dtype, "quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
-    common = {**rounded, "executor": "inproc", "log": "shape"}
+    common = {**msgspec.structs.asdict(numbers), "executor": "inproc", "log": "shape"}
+    title = described(name, numbers)
     expected, environment, seconds = run(path, ALONE, requests, common, folder / "alone")
-    say(name, ALONE.name, sum(map(len, expected)), seconds)
+    say(title, ALONE.name, sum(map(len, expected)), seconds)
     compared, different = {}, []
     for place, circumstance in enumerate(CIRCUMSTANCES):
         found, _, seconds = run(path, circumstance, requests, common, folder / str(place))
         wrong = [index for index in range(requests.count) if found[index] != expected[index]]
         compared[circumstance.name] = sum(map(len, found))
-        say(name, circumstance.name, compared[circumstance.name], seconds, wrong)
+        say(title, circumstance.name, compared[circumstance.name], seconds, wrong)
         different += [{"circumstance": circumstance.name, "requests": wrong}] if wrong else []
     return {
         "tokens_compared": sum(compared.values()),
@@ -171,10 +192,8 @@ def say(model: str, name: str, count: int, seconds: float, wrong: list[int] | No
     print(f"{model}: {name}: {count:,} tokens, {verdict} ({seconds:.0f} s)", flush=True)
 
 
-def add_to_record(path: Path, name: str, found: dict[str, Any], options: argparse.Namespace, before: Any) -> None:
-    """Begin the record, or add this model to it."""
-    weights = "" if options.quantization == "none" else f", {options.quantization}"
-    key = name + weights + ("" if options.kv_cache_dtype == "auto" else f", keys and values in {options.kv_cache_dtype}")
+def add_to_record(path: Path, key: str, found: dict[str, Any], options: argparse.Namespace, before: Any) -> None:
+    """Begin the record, or add this entry to it."""
     record = json.loads(path.read_text()) if path.is_file() else {
         "command": "python scripts/determinism.py --model NAME --requests N --tokens N --json RECORD, once for each model",
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
