@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -195,7 +196,7 @@ def say(model: str, name: str, count: int, seconds: float, wrong: list[int] | No
 def add_to_record(path: Path, key: str, found: dict[str, Any], options: argparse.Namespace, before: Any) -> None:
     """Begin the record, or add this entry to it."""
     record = json.loads(path.read_text()) if path.is_file() else {
-        "command": "python scripts/determinism.py --model NAME --requests N --tokens N --json RECORD, once for each model",
+        "command": "python scripts/determinism.py " + shlex.join(sys.argv[1:]).replace(str(path), "RECORD"),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "vnext": __version__,
         "machine": msgspec.to_builtins(before),
