@@ -66,8 +66,9 @@ class Connection:
     def _read(self) -> None:
         """Take in what has arrived, the rest in the next turn: an engine that is ahead must not keep the loop. ZMQ's file reports
         a change once, and a change that sending has seen not at all."""
+        receive, socket = self._receive, self._socket
         for _ in range(MESSAGES_A_TURN):
-            if not self._take_one():
+            if self._is_closed or not socket.get(zmq.EVENTS) & _READABLE or not receive(socket.recv()):
                 return
         if not self._reads_on:
             self._reads_on = True
@@ -77,16 +78,12 @@ class Connection:
         self._reads_on = False
         self._read()
 
-    def _take_one(self) -> bool:
-        """Whether a message was there and the next one may be read."""
-        return not self._is_closed and bool(self._socket.get(zmq.EVENTS) & _READABLE) and self._receive(self._socket.recv())
-
     def _look_for_end(self) -> None:
         """Watch the connection: on one machine it breaks only when the other process ends."""
         if self._is_closed or not self._monitor.get(zmq.EVENTS) & _READABLE:
             return
         self._loop.remove_reader(self._monitor.fd)
-        while self._take_one():
+        while not self._is_closed and self._socket.get(zmq.EVENTS) & _READABLE and self._receive(self._socket.recv()):
             pass
         if not self._is_closed:
             self._lost()
