@@ -64,6 +64,7 @@ ENGINE_HELP = {
     "log_index": "index the log in the background, so that a long log opens at once; counts toward --log-max-bytes",
     "log_required": "stop rather than serve without a log when the disk is full or fails",
     "log_format": "how the server and the engine write their lines: text, or one JSON object a line",
+    "log_weights_digest": "keep a digest of every byte of the weights in the log, for audits; the start reads them all",
     "digest_interval": "steps between two comparisons of the ranks' states",
     "step_timeout_s": "seconds without a step's result after which the engine stops; 0 for never; see docs/server.md",
     "max_restarts": "how often in a row, without progress between, processes that end are started again; 0 for never",

@@ -33,8 +33,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     default. `log_max_bytes` and `log_max_age_s` bound that folder; 0 means no bound. `log_keep` and `log_keep_bytes`
     bound the logs of all starts in their parent: the number of starts, this one included, and their bytes. With `log_durable`
     each step waits for the disk. `log_compress` compresses closed segments. `log_index` builds the log tool's index beside long
-    segments. With `log_required` an engine that cannot write its log ends. `log_format` is that of the lines on stderr
-    (log_lines.py).
+    segments. With `log_required` an engine that cannot write its log ends. `log_weights_digest`: it has a digest of every
+    byte of the weights. `log_format` is that of the lines on stderr (log_lines.py).
     `quantization` "int8" rounds the weights while loading and computes in bfloat16; `kv_cache_dtype`
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
@@ -100,6 +100,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_compress: bool = False
     log_index: bool = True
     log_required: bool = False
+    log_weights_digest: bool = False
     log_format: LogFormat = "text"
     digest_interval: int = 64
     check_laws: bool = False
@@ -174,7 +175,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
     `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
     `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
-    `prefix_caching`: of hits too.
+    `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights.
     """
 
     rank: int
@@ -204,6 +205,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     returns_routed_experts: bool = False
     prefix_caching: bool = True
     numa: str = "auto"
+    digests_weights: bool = False
 
 
 class SettingsError(Exception):

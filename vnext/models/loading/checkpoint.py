@@ -28,6 +28,7 @@ DTYPES = MappingProxyType({"F32": host_dtype("float32"), "F16": host_dtype("floa
 INTEGERS = MappingProxyType({"I32": np.dtype("int32"), "I64": np.dtype("int64")})
 SAMPLE_COUNT = 16
 SAMPLE_SIZE_BYTES = 4096
+DIGESTED_TOGETHER = 2**22
 
 
 class Stored(NamedTuple):
@@ -139,7 +140,7 @@ def stored(file: Path, mapping: mmap.mmap, entry: dict[str, Any], begin: int) ->
 
 
 def fingerprint(path: Path | str) -> str:
-    """A digest of a checkpoint, 32 hexadecimal digits, the same wherever and whenever its files are the same.
+    """A digest of a checkpoint, 32 hexadecimal digits, the same wherever and whenever its files are the same. See `weights_digest`.
 
     Cheap, not complete: it covers config.json, generation_config.json, and of each weight file the name, size, header
     and SAMPLE_COUNT pages spread over it; not every byte of gigabytes. Two trainings of one model differ in every
@@ -158,4 +159,15 @@ def fingerprint(path: Path | str) -> str:
             for index in range(SAMPLE_COUNT):
                 stream.seek(size * index // SAMPLE_COUNT)
                 digest.update(stream.read(SAMPLE_SIZE_BYTES))
+    return digest.hexdigest()
+
+
+def weights_digest(path: Path | str) -> str:
+    """A digest of every byte of a checkpoint's weight files, 64 hexadecimal digits. Reads them all. Raises ModelError."""
+    digest = blake2b(digest_size=32)
+    for file in weight_files(Path(path)):
+        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+        with file.open("rb") as stream:
+            while piece := stream.read(DIGESTED_TOGETHER):
+                digest.update(piece)
     return digest.hexdigest()

@@ -35,7 +35,7 @@ def add(commands) -> None:
         commands, "exec", _exec, "run the model again on the recorded batches and compare every token",
         "LOG must contain texts (recorded with --log full). Settings are the log's unless given here.",
     )  # fmt: skip
-    _add_model(executing)
+    add_model(executing)
     add_range(executing)
     executing.add_argument("--solo", action="store_true", help="run each request alone, in its own engine")
     bisecting = command(
@@ -43,13 +43,13 @@ def add(commands) -> None:
         "Repeats each operation of each recorded step on the same inputs: with each request alone (the default), or as "
         "the other options say, and compares it with the log's own settings.",
     )  # fmt: skip
-    _add_model(bisecting)
+    add_model(bisecting)
     bisecting.add_argument("--steps", metavar="A:B", default="", help="steps from A up to, not including, B; a number is one step")
     bisecting.add_argument("--solo", action="store_true", help="compare with each request alone, by the same kernels")
     bisecting.add_argument("--tolerance", type=float, help="difference allowed, relative to a row's maximum (by dtype, 0 alone)")
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="PATH", help="the model's folder (default: where the log says it was)")
     parser.add_argument("--any-model", action="store_true", help="allow a model whose weights are not those of the log")
     parser.add_argument("--dtype", choices=DTYPES, help="data type of weights and cache")
@@ -62,29 +62,29 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _exec(arguments: argparse.Namespace, console: Console) -> int:
-    asked, chosen = asked_of(arguments.steps, arguments.requests), _chosen(arguments)
-    with _progress("requests" if arguments.solo else "steps") as progress:
+    asked, chosen = asked_of(arguments.steps, arguments.requests), chosen_of(arguments)
+    with progress_of("requests" if arguments.solo else "steps") as progress:
         answer = execute(arguments.log, asked, chosen, arguments.solo, progress)
     print_answer(arguments, console, answer, render_exec.print_executed)
     return SAME if answer.same else DIFFERENT
 
 
 def _bisect(arguments: argparse.Namespace, console: Console) -> int:
-    asked, chosen = asked_of(arguments.steps, ""), _chosen(arguments)
+    asked, chosen = asked_of(arguments.steps, ""), chosen_of(arguments)
     others = [f"--{name}" for name in OTHERWISE if chosen.changes[OTHERWISE[name]] is not None]
     if arguments.solo and others:
         raise UnusableLog(f"--solo compares under the log's own numbers: leave it or {' '.join(others)} out")
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         raise UnusableLog(f"--tolerance {arguments.tolerance}: it must be 0 or more")
-    with _progress("steps", "operations") as progress:
+    with progress_of("steps", "operations") as progress:
         alone = True if arguments.solo else False if others else None
         answer = bisect(arguments.log, asked, chosen, alone, arguments.tolerance, progress)
     print_answer(arguments, console, answer, render_exec.print_bisected)
     return SAME if answer.same else DIFFERENT
 
 
-def _chosen(arguments: argparse.Namespace) -> ModelChoice:
-    """The options of `_add_model`. Sets torch's thread count, which must happen before torch is imported."""
+def chosen_of(arguments: argparse.Namespace) -> ModelChoice:
+    """The options of `add_model`. Sets torch's thread count, which must happen before torch is imported."""
     for name in ("ranks", "threads"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise UnusableLog(f"--{'tp' if name == 'ranks' else name} {getattr(arguments, name)}: it must be at least 1")
@@ -96,7 +96,7 @@ def _chosen(arguments: argparse.Namespace) -> ModelChoice:
 
 
 @contextmanager
-def _progress(what: str, compared: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
+def progress_of(what: str, compared: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
     """Show progress on a terminal."""
     if not sys.stderr.isatty():
         yield None

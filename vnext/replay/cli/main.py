@@ -2,8 +2,8 @@
 
 Owns errors, exit codes, and which module declares which command. Exit codes: 0 all is well; 1 a difference was found,
 or the log is damaged, whatever was asked; 2 the input cannot be used; 130 Ctrl-C. Every command has --json. Only the
-module of the requested command is imported, and all of them for --help. Imports no torch except when exec or bisect
-run, so a log can be opened on any machine.
+module of the requested command is imported, and all of them for --help. Imports no torch except when exec, bisect or
+audit run, so a log can be opened on any machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MODULES = {
     "cli.log": ("info", "verify", "show", "state", "req"),
     "cli.compare": ("stat", "slow", "cache", "diff", "ranks"),
     "cli.exec": ("exec", "bisect"),
+    "cli.audit": ("rollouts", "audit"),
     "cli.files": ("redact", "cut", "merge", "convert"),
     "cli.ui": ("ui",),
     "futures.shrinking": ("shrink",),

@@ -24,6 +24,8 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import Request, State, blocks_for
 
 replace = msgspec.structs.replace
+SCORED_TOGETHER = 128
+"""Positions whose logits are in memory at once."""
 NOBODY_ELSE = dict(
     prefix_caching=False,
     pipeline_depth=1,
@@ -68,6 +70,25 @@ class Alone:
                 break
             state = reduce(state, StepCommitted(step=state.committed, tokens=b""))
         return caches
+
+    def logprobs(self, request: Request, tokens: np.ndarray, first: int) -> list[float]:
+        """The log-probabilities of `tokens` (int32[n]) from position `first`, at least 1, on: float32 values, an engine's bits."""
+        state, found, start = engine_of(replace(self._config, max_num_batched_tokens=SCORED_TOGETHER), request, tokens[:-1]), [], 0
+        caches = self._room(state.config)
+        while start < len(tokens) - 1:
+            state, inputs = self._planned(state)
+            end = start + len(inputs.forward.token_ids)
+            at = np.arange(max(first - 1, start), end)
+            if len(at):
+                logits = self._machine.logits(inputs.forward._replace(sample_at=at - start), caches)
+                following = torch.from_numpy(tokens[at + 1].astype(np.int64))
+                found += logits.log_softmax(-1).gather(1, following[:, None])[:, 0].tolist()
+            else:
+                self._machine.logits(inputs.forward._replace(sample_at=at), caches)
+            if end < len(tokens) - 1:
+                state = reduce(state, StepCommitted(step=state.committed, tokens=b""))
+            start = end
+        return found
 
     def answers(self, request: Request, tokens: np.ndarray, known: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         """(position, sampled token, its logits float32 [V]) for every position of `tokens` from `known` on. Each is

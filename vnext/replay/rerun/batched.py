@@ -37,6 +37,11 @@ class Batched:
         self.caches = self.machine.caches(self.caches.pages, self.caches.block_size)
         self._fresh = None
 
+    def mistrust(self) -> None:
+        """From here on a step reads only what is computed for it alone. Not of a `whole` run."""
+        assert self._fresh is not None, "a whole run remembers what it wrote"
+        self._fresh[:] = False
+
     def inputs(self, state: State, sampled: Sampled, drafts: Drafts) -> StepInputs:
         """The newest step in flight as arrays. What it reads is in the cache on return."""
         with refusing():

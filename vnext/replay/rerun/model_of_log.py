@@ -1,10 +1,11 @@
-"""The folder of the model that a log was recorded with. Loads nothing."""
+"""The folder of the model that a log was recorded with, and the digests of its files. Loads no weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from vnext.models.errors import ModelError
+from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.replay.rerun.numerics import CannotRun
 from vnext.runtime.processes.launch import DEMO_MODEL, model_folder
 from vnext.state.events import EngineStarted
@@ -21,4 +22,12 @@ def folder_of(started: EngineStarted, model: str | None) -> Path:
     try:
         return model_folder(name)
     except ModelError as error:
+        raise CannotRun(str(error)) from error
+
+
+def digests_of(folder: Path, whole: bool) -> tuple[str, str]:
+    """The digest of a checkpoint and, if `whole`, that of every byte of its weights, else "". Raises CannotRun."""
+    try:
+        return fingerprint(folder), weights_digest(folder) if whole else ""
+    except (ModelError, OSError) as error:
         raise CannotRun(str(error)) from error

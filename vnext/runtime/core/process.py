@@ -155,29 +155,29 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+SAME_FOR_RANKS = (
+    "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
+    "isa",
+)  # fmt: skip
+"""Fields that an engine's settings and a rank's have alike."""
+
+
 def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
     """The executor of the ranks' processes, which have received nothing yet; without processes, one rank in this process."""
     engine = settings.engine
     threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
+    alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS}
 
     def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
         return RankSettings(
             rank=rank,
             world_size=engine.tensor_parallel_size,
-            ipc_bytes_max=engine.ipc_bytes_max,
+            **alike,
             ring=ring,
             results_address=results_address,
             rendezvous=rendezvous,
             model_path=settings.model_path,
-            dtype=engine.dtype,
-            quantization=engine.quantization,
-            kv_cache_dtype=engine.kv_cache_dtype,
-            max_model_len=engine.max_model_len,
-            deterministic=engine.deterministic,
-            device=engine.device,
             threads=threads,
-            numa=engine.numa,
-            block_size=engine.block_size,
             kv_cache_bytes=engine.kv_cache_memory or 0,
             generation_config="auto" if reads_generation_config(engine) else "none",
             gpu=gpu_settings(engine, 0 if speculation is None else speculation.num_speculative_tokens),
@@ -185,10 +185,10 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
             measures_draft_costs=speculation is not None and speculation.row_cost == MEASURED,
             max_lora_rank=engine.max_lora_rank if engine.enable_lora else 0,
             draft_path=settings.draft_path,
-            isa=engine.isa,
             draft_method=speculation.method if speculation is not None else "",
             returns_routed_experts=engine.enable_return_routed_experts,
             prefix_caching=engine.enable_prefix_caching,
+            digests_weights=engine.log_weights_digest,
         )
 
     if engine.executor == "inproc":

@@ -14,7 +14,7 @@ from vnext.kernels.cpu import native
 from vnext.models.config.model_config import load_config
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel
-from vnext.models.loading.checkpoint import fingerprint
+from vnext.models.loading.checkpoint import fingerprint, weights_digest
 from vnext.runtime.collectives.group import join_group
 from vnext.runtime.messages import ModelFacts, RankReady
 from vnext.runtime.processes.determinism import describe_process, limit_torch
@@ -166,6 +166,8 @@ def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, s
     numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
     if settings.kv_cache_dtype != "auto":
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
+    if settings.digests_weights and settings.rank == 0:
+        numbers["weights_digest"] = weights_digest(settings.model_path)
     if runner.routed:
         numbers["routed_experts"] = "{} layers, {} of each token".format(*runner.routed.shape)
     if runner.device_type == "cpu":
