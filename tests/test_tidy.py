@@ -118,7 +118,7 @@ LATE_IMPORTS = {
     "vnext/cli.py": (6, "one for each command"),
     "vnext/bench/cli.py": (3, "an engine or a server is measured, never both"),
     "vnext/chat/terminal.py": (1, "a chat with a server needs no engine"),
-    "vnext/replay/cli/log.py": (9, "one for each command"),
+    "vnext/replay/cli/log.py": (10, "one for each command"),
     "vnext/replay/cli/ui.py": (3, "aiohttp and the page, for one command"),
     "vnext/replay/console/commands.py": (1, "a bar, for those who wait for an index"),
     "vnext/replay/reading/index.py": (1, "reading an index that is there needs no scheduler"),

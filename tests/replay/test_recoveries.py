@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
 import xxhash
-from log_drive import record
+from log_drive import engine, record, small_config, started
 from msgspec.structs import replace
 
 from vnext.log.codec import Frame
@@ -23,10 +24,22 @@ from vnext.replay.futures.what_if_run import retrace
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
 from vnext.replay.ui.step import reported
+from vnext.runtime.record.recorder import Recorder
+from vnext.runtime.record.segments import Bounds
 from vnext.state import events as all_events
-from vnext.state.events import EngineRecovered, RequestArrived, RequestResumed, StepCommitted, StepPlanned, unpack_tokens
+from vnext.state.digest import digest
+from vnext.state.events import (
+    EngineRecovered,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    pack_tokens,
+    unpack_tokens,
+)
 from vnext.state.outputs import outputs
 from vnext.state.params import Sampling
+from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 RESUMED = 5
@@ -336,3 +349,89 @@ def test_states_say_nothing_of_caution_without_any(logs):
 
 def after(item: Folded) -> State:
     return item.after
+
+
+# ---- the log before ----------------------------------------------------------------------------------------------
+
+
+def two_lives(folder: Path, lost: int = 1, change=lambda events: events) -> tuple[Path, Path]:
+    """A log whose engine dies in the middle, and that of its successor, to which each client says all but `lost` of its tokens."""
+    config = small_config(eos_token_ids=(), max_num_seqs=20, page_count=200)
+    before, after = (Recorder.open(folder / name, started(config), "full", Bounds()) for name in ("before", "after"))
+    state, tokens, arrivals = start(started(config)), {}, {}
+    for events, befores, state, ranks in islice(engine(config, 3, 12), 30):
+        before.append(events, befores, digest(state), ranks)
+        arrivals |= {event.id: event for event in events if isinstance(event, RequestArrived)}
+        for place, event in enumerate(events):
+            for output in outputs(befores[place], event, [*befores, state][place + 1]):
+                tokens.setdefault(output.id, []).append(output.token)
+    before.close()
+    live = sorted(state.requests.mapping())
+    more: list = [EngineRecovered(cause="the engine core was killed", log="/elsewhere/before", frames=30)]
+    for id_ in live:
+        told = tokens.get(id_, [])[: -lost or None]
+        fields = {name: getattr(arrivals[id_], name) for name in RequestArrived.__struct_fields__} | {"id": len(more) - 1}
+        more.append(RequestResumed(**fields, generated=pack_tokens(told)))
+    events = change(more)
+    befores, state = [], start(started(config))
+    for event in events:
+        befores.append(state)
+        state = reduce(state, event)
+    after.append(events, befores, digest(state), ())
+    after.close()
+    assert sum(bool(event.generated) for event in more[1:]) > 1
+    return folder / "before", folder / "after"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_requests_that_came_back_are_held_to_the_log_before(tmp_path, capsys, lost):
+    before, after_ = two_lives(tmp_path, lost)
+    code, found = answer(capsys, "verify", after_, "--before")
+    resumed = [event for event in events_of(after_) if isinstance(event, RequestResumed)]
+    assert code == 0 and found["same"] and found["continued"] == {
+        "log": str(before), "requests": len(resumed), "tokens": sum(len(event.generated) // 4 for event in resumed),
+        "unlogged": 0, "difference": "",
+    }  # fmt: skip
+    assert main(["verify", "--before", str(after_)]) == 0
+    assert "all of which it gave them" in " ".join(capsys.readouterr().out.split())
+
+
+def other_token(events: list) -> list:
+    place = next(place for place, event in enumerate(events) if place and event.generated)
+    tokens = unpack_tokens(events[place].generated).tolist()
+    return [*events[:place], replace(events[place], generated=pack_tokens([*tokens[:-1], (tokens[-1] + 1) % 6])), *events[place + 1 :]]
+
+
+def other_name(events: list) -> list:
+    place = next(place for place, event in enumerate(events) if place and event.generated)
+    return [*events[:place], replace(events[place], name="stranger"), *events[place + 1 :]]
+
+
+def other_prompt(events: list) -> list:
+    return [events[0], replace(events[1], prompt=events[1].prompt + pack_tokens([3])), *events[2:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(other_token, "that the older log did not give it"), (other_name, "does not know it"), (other_prompt, "another prompt")],
+)
+def test_what_the_log_before_does_not_hold_is_named(tmp_path, capsys, change, why):
+    _, after_ = two_lives(tmp_path, change=change)
+    code, found = answer(capsys, "verify", after_, "--before")
+    assert code == 1 and not found["same"] and why in found["continued"]["difference"] and found["difference"] is None
+    assert main(["verify", "--before", str(after_)]) == 1
+    assert "does not go on where the older one ended" in " ".join(capsys.readouterr().out.split())
+
+
+def test_without_a_log_before_there_is_one_sentence(logs, tmp_path, capsys):
+    def sentence(log_dir: Path) -> str:
+        assert main(["verify", "--before", str(log_dir)]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+        return said.err
+
+    before, after_ = two_lives(tmp_path)
+    assert "continues no other log" in sentence(before)
+    assert "continues /logs/before, which is not there" in sentence(logs["full"])
+    assert answer(capsys, "redact", after_, "-o", tmp_path / "shape")[0] == 0
+    assert "a log without texts has a hash of them" in sentence(tmp_path / "shape")

@@ -29,6 +29,7 @@ def add(commands) -> None:
     )  # fmt: skip
     verifying.add_argument("--laws", action="store_true", help="check all laws after every event (slower)")
     verifying.add_argument("--grammar", action="store_true", help="check that each token was one its grammar allowed")
+    verifying.add_argument("--before", action="store_true", help="hold requests that came back to the log that LOG continues")
     verifying.add_argument("--model", help="with --grammar: a folder or hub id of the model (default: the one in the log)")
     verifying.add_argument("--own-policy", action="store_true", help="import the policy that the log names, which runs its code")
     showing = command(
@@ -60,6 +61,11 @@ def _verify(arguments: argparse.Namespace, console: Console) -> int:
     answer = verify(log, arguments.laws, arguments.own_policy, also)
     if also is not None:
         answer = replace(answer, constrained_requests=also.requests, constrained_tokens=also.tokens)
+    if arguments.before:
+        from vnext.replay.reading.continued import continued
+
+        found = continued(log)
+        answer = replace(answer, continued=found, same=answer.same and not found.difference)
     print_answer(arguments, console, answer, render.print_verdict)
     return SAME if answer.same else DIFFERENT
 

@@ -158,6 +158,7 @@ def print_verdict(console: Console, answer: Verdict) -> None:
         ("snapshots", f"{answer.snapshots:,}"),
         ("laws", "all, after every event" if answer.laws == "all" else "the cheap ones, after every frame"),
         *_reported_grammars(answer),
+        *_reported_before(answer),
         ("end", answer.end or "stopped at the first difference"),
     ])  # fmt: skip
     if answer.decisions:
@@ -187,6 +188,14 @@ def _reported_grammars(answer: Verdict) -> list[tuple[str, str]]:
     return [("grammars", f"{counted(answer.constrained_tokens, 'token')} of {counted(answer.constrained_requests, 'request')}")]
 
 
+def _reported_before(answer: Verdict) -> list[tuple[str, str]]:
+    if (found := answer.continued) is None:
+        return []
+    late = f"; {counted(found.unlogged, 'request')} had not reached it" if found.unlogged else ""
+    back = f"{counted(found.requests, 'request')} came back with {counted(found.tokens, 'token')}"
+    return [("continues", f"{printable(found.log)}: {printable(found.difference) or f'{back}, all of which it gave them{late}'}")]
+
+
 def _reported_plans(answer: Verdict) -> str:
     if answer.plans_unchecked:
         return f"{answer.steps:,}, not decided again: {answer.plans_unchecked}"
@@ -199,6 +208,8 @@ def conclusion(answer: Verdict) -> str:
         return f"the log folds, but {counted(answer.decisions_differ, 'decision')} of {answer.steps:,} would differ"
     if answer.difference is not None:
         return "the log does not replay"
+    if answer.continued is not None and answer.continued.difference:
+        return "the log replays, and does not go on where the older one ended"
     if answer.end is not None and answer.end.kind == "torn":
         return "the log replays exactly up to its torn end"
     if answer.same:

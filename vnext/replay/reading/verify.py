@@ -15,6 +15,7 @@ import msgspec
 from vnext.log import codec
 from vnext.log.codec import LogEnd, RankDetail, RankDigest
 from vnext.log.snapshot import BadSnapshot, decode, snapshot
+from vnext.replay.reading.continued import Continued
 from vnext.replay.reading.folding import Broken, Folded, FrameFolded, Planning, SegmentFolded, first_state, fold
 from vnext.replay.reading.source import Log
 from vnext.sched.policies import BUILT_IN, PolicyError, policy_of
@@ -72,6 +73,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshots": "k
     end: LogEnd | None
     constrained_requests: int = 0
     constrained_tokens: int = -1
+    continued: Continued | None = None
 
 
 class EventCheck(Protocol):
