@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from vnext.exits import DONE, FAILED
 from vnext.options.reader import DoctorCommand
+from vnext.runtime.processes.cpu_limits import cpu_quota
 from vnext.runtime.settings import EngineSettings
 from vnext.server.address import AddressUnusable, bind
 from vnext.server.http.connections import FILES_BESIDE
@@ -138,7 +139,7 @@ def processors(host: Host) -> Iterator[Finding]:
     """NUMA nodes, frequency, clock."""
     nodes = [path for path in (host.root / "sys/devices/system/node").glob("node[0-9]*") if path.is_dir()]
     if len(nodes) > 1:
-        remedy = "bind an engine to one (numactl --cpunodebind=0 --membind=0), or start one for each"
+        remedy = "give each a rank (--tensor-parallel-size), or keep an engine on one (--numa 0)"
         yield Finding("advice", "NUMA", f"{len(nodes)} nodes, and memory of another one is slower: {remedy}")
         if host.text("proc/sys/kernel/numa_balancing") == "1":
             yield Finding("advice", "NUMA balancing", "on, which unmaps pages to watch them: sysctl kernel.numa_balancing=0")
@@ -157,12 +158,9 @@ def processors(host: Host) -> Iterator[Finding]:
 def control_group(host: Host) -> Iterator[Finding]:
     """Limits of the container or the unit, of either version of cgroups."""
     cores, group = len(os.sched_getaffinity(0)), _group(host)
-    quota, _, period = host.text(f"{group}/cpu.max").partition(" ")
-    if not quota:
-        quota, period = host.text("sys/fs/cgroup/cpu/cpu.cfs_quota_us"), host.text("sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if quota.isdigit() and period.isdigit() and (share := int(quota) / int(period)) < cores:
-        stall = f"{share:.1f} cores' time on {cores} cores, and threads stall when it is used up"
-        yield Finding("advice", "CPU quota", f"{stall}: --threads {max(1, int(share))}, or pin cores (--cpuset-cpus, AllowedCPUs=)")
+    if 0 < (share := cpu_quota(host.root)) < cores:
+        stall = f"{share:.1f} cores' time on {cores} cores, and everything stalls when it is used up"
+        yield Finding("advice", "CPU quota", f"{stall}: give whole cores in its place (--cpuset-cpus, AllowedCPUs=)")
     most = host.number(f"{group}/memory.max") or host.number("sys/fs/cgroup/memory/memory.limit_in_bytes")
     used = host.number(f"{group}/memory.current") or host.number("sys/fs/cgroup/memory/memory.usage_in_bytes") or 0
     if most is not None and most < 2**60 and most - used < MEMORY_FREE_MIN:

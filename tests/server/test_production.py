@@ -23,6 +23,7 @@ GOOD = {
     "proc/sys/net/core/somaxconn": "4096",
     "proc/sys/kernel/numa_balancing": "1",
     "proc/self/cgroup": "0::/system.slice/vnext.service",
+    "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
     "sys/fs/cgroup/system.slice/vnext.service/cpu.max": "max 100000",
     "sys/fs/cgroup/system.slice/vnext.service/memory.max": "max",
     "sys/fs/cgroup/system.slice/vnext.service/pids.max": "max",
@@ -88,7 +89,11 @@ def test_several_nodes_of_memory_and_their_balancing(host: Callable[..., Host]) 
 
 def test_the_first_version_of_control_groups(host: Callable[..., Host], tmp_path: Path) -> None:
     files = {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "memory/memory.limit_in_bytes": str(GIB)}
-    made = host(**{f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    of_process = {
+        "proc/self/mountinfo": "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
+        "proc/self/cgroup": "4:cpu:/\n1:memory:/",
+    }
+    made = host(**{f"sys/fs/cgroup/{name}": text for name, text in files.items()}, **of_process)
     for name in ("cpu.max", "memory.max", "pids.max"):
         (made.root / GROUP / name).unlink()
     assert [each.name for each in bad(made)] == ["memory limit", "CPU quota"]
