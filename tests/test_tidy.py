@@ -58,7 +58,7 @@ ARROWS = {
     },
     "runtime/rank": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/collectives", "runtime/batch", "runtime/gpu",
-        "state/*", "sampling", "models", "kernels",
+        "state/*", "log/snapshot", "sampling", "models", "kernels",
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank",

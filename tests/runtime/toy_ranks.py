@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from vnext.log import snapshot
 from vnext.runtime.messages import RankMessage, RankReady, StepResult
-from vnext.runtime.ring.broadcast import decode_events
+from vnext.runtime.ring.broadcast import BeginFrom, decode_events
 from vnext.state.digest import details, digest, histories
 from vnext.state.events import EngineStarted, StepCommitted, StepPlanned, pack_tokens
 from vnext.state.reduce import reduce, start
@@ -29,6 +30,8 @@ class ToyExecutor:
         self.results: list[StepResult] = []
         self.messages: list[bytes] = []
         self.drift: dict[int, int] = {}  # rank -> step from which its digest is wrong
+        self.are_ready = True  # what `started` says
+        self.has_ended = False  # whether they were killed
         self.wrong_tokens: dict[int, int] = {}  # rank -> step of which the last token is another there
         self._states: list[State | None] = [None] * world_size
         self._own: list[dict[int, bytes]] = [{} for _ in range(world_size)]
@@ -36,6 +39,18 @@ class ToyExecutor:
 
     def start(self) -> tuple[RankReady, ...]:
         return ()
+
+    def begin(self) -> None:
+        pass
+
+    def started(self) -> tuple[RankReady, ...] | None:
+        return () if self.are_ready else None
+
+    def stacks(self, step: int) -> dict[int, str]:
+        return {}
+
+    def kill(self) -> None:
+        self.has_ended = True
 
     def send(self, message: bytes) -> None:
         self.messages.append(message)
@@ -70,12 +85,15 @@ class ToyExecutor:
     def stall_seconds(self) -> float:
         return 0.0
 
-    def stop(self) -> None:
-        pass
+    def stop(self, grace_s: float = 0.0) -> None:
+        self.has_ended = True
 
     def _fold(self, rank: int, event: object) -> None:
         if isinstance(event, EngineStarted):
             self._states[rank] = start(event)
+            return
+        if isinstance(event, BeginFrom):
+            self._states[rank] = snapshot.load(snapshot.decode(event.snapshot), self._states[rank].config)
             return
         if isinstance(event, StepCommitted):
             assert event.tokens == b"", "tokens are not broadcast"

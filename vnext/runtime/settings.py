@@ -175,7 +175,8 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `speculates`: the engine drafts. `measures_draft_costs`: and asks what drafts cost a step.
     `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
     `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
-    `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights.
+    `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
+    the rank writes its stacks when it is asked for them.
     """
 
     rank: int
@@ -206,6 +207,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     numa: str = "auto"
     digests_weights: bool = False
+    stack_file: str = ""
 
 
 class SettingsError(Exception):

@@ -21,6 +21,7 @@ from vnext.runtime.core import engine_core, owners
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import MpExecutor
+from vnext.runtime.core.recovery import Recovery
 from vnext.runtime.messages import (
     AbortRequests,
     ClientMessage,
@@ -57,7 +58,7 @@ class Bench:
 
     def __init__(
         self, context: zmq.Context, log_dir: Path, executor: ToyExecutor, privacy: str = "full", all_laws: bool = True,
-        **config: object,
+        recovery: Recovery | None = None, **config: object,
     ) -> None:  # fmt: skip
         self.executor, self.log_dir = executor, log_dir
         self.config = SchedulerConfig(
@@ -75,7 +76,8 @@ class Bench:
         self._address = f"tcp://127.0.0.1:{port}"
         ready = EngineReady(config=self.config, model="toy", world_size=executor.world_size, log_dir="")
         recorder = Recorder.open(log_dir, started, privacy)
-        self.core = EngineCore(started, executor, recorder, Clients(self._front, ready, root_seed=7), all_laws)
+        clients = Clients(self._front, ready, root_seed=7)
+        self.core = EngineCore(started, executor, recorder, clients, all_laws, recovery=recovery)
         self._sockets = [self._front]
 
     def client(self) -> zmq.Socket:
@@ -304,6 +306,7 @@ def test_a_drifted_rank_is_named_at_its_step(make_bench, capsys: pytest.CaptureF
     bench = make_bench(executor)
     with pytest.raises(LawBroken, match=r"rank 1 has drifted: its state digest differs at step 3"):
         bench.say(bench.client(), wish("one", [1, 2, 3], 9))
+    bench.core.record_end()
     assert replay(["verify", str(bench.log_dir)]) == 1
     assert "rank 1" in capsys.readouterr().out
     assert replay(["ranks", "--json", str(bench.log_dir)]) == 1
@@ -319,6 +322,7 @@ def test_a_rank_with_other_tokens_is_named_with_its_request(make_bench, capsys: 
     first, second = bench.client(), bench.client()
     with pytest.raises(LawBroken, match=r"rank 1 has drifted: its token digest differs at step \d+ \(requests 1\)") as broken:
         bench.say(first, wish("one", [1, 2, 3], 30)), bench.say(second, wish("two", [4, 5], 30))
+    bench.core.record_end()
     step = int(str(broken.value).split("step ")[1].split()[0])
     assert replay(["verify", "--json", str(bench.log_dir)]) == 1
     found = json.loads(capsys.readouterr().out)["difference"]

@@ -37,7 +37,7 @@ Spoil = Callable[[PersistentBatch], None]
 class ToyRunner:
     """A model that answers 1 + position modulo 7; it has no weights and no cache."""
 
-    config, device, adapters, draft = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None
+    config, device, adapters, draft, routed = SimpleNamespace(vocab_size=50), torch.device("cpu"), None, None, None
 
     def vocabulary(self, end_tokens: Sequence[int]) -> Vocabulary:
         return Vocabulary(Path("without a tokenizer"), 50, end_tokens)
@@ -166,6 +166,7 @@ def test_the_log_names_what_was_fed_otherwise(make_bench, capsys: pytest.Capture
     bench = make_bench(Ranks(2, {1: column("top_p", 0.5)}))
     with pytest.raises(LawBroken):
         bench.say(bench.client(), wish("one", [1, 2, 3], 14), wish("two", [4, 5], 14))
+    bench.core.record_end()
     assert replay(["verify", "--json", str(bench.log_dir)]) == 1
     found = json.loads(capsys.readouterr().out)["difference"]
     assert (found["step"], found["field"]) == (SPOILT_STEP, "batch of rank 1") and "top_p" in found["message"]
@@ -177,7 +178,7 @@ def test_the_log_names_what_was_fed_otherwise(make_bench, capsys: pytest.Capture
 @pytest.mark.parametrize("special", [{}, SPECIAL])
 def test_batches_that_have_not_drifted_are_never_named(make_bench, special: dict) -> None:  # noqa: F811
     bench = served(make_bench, 2, {}, **special)
-    assert bench.core.state.counters.finished == 2 and not bench.core._due
+    assert bench.core.state.counters.finished == 2 and not bench.core._checks.due
     bench.core.shut_down()
     assert bench.verified()
 

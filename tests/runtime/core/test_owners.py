@@ -7,8 +7,8 @@ import random
 import pytest
 from core_drive import Engine
 
-from vnext.runtime.core.engine_core import to_client
 from vnext.runtime.core.owners import Owners
+from vnext.runtime.core.request_outputs import to_client
 from vnext.runtime.messages import Outputs, RequestOutput, encoder, engine_decoder
 from vnext.state.events import RequestAborted, StepCommitted, pack_tokens, unpack_tokens
 from vnext.state.fold_commit import match_samples

@@ -33,6 +33,10 @@ class AdapterLoading:
         self._reading: Reading | None = None
         self._loads = self._evictions = 0
 
+    def begin_again(self, send: Callable[[bytes], None]) -> None:
+        """Other ranks are in the place of those that were asked before: what these had read is gone."""
+        self._send, self._reading = send, None
+
     def know(self, files: AdapterFiles) -> None:
         """Remember where an adapter's files are; requests that name its digest follow."""
         self._files[files.digest] = files

@@ -15,21 +15,24 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
 
-from vnext.log.codec import RankDetail, RankDigest
+import zmq
+
+from vnext.log import snapshot as snapshots
+from vnext.log.log_plain import WIDTH_MAX
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
-from vnext.runtime.core.due_reports import DueReports
-from vnext.runtime.core.executor import Executor
+from vnext.runtime.core.due_reports import RankChecks
+from vnext.runtime.core.executor import Executor, NoRanks
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
+from vnext.runtime.core.recovery import LOSSES, RankGaveUp, Recovery
+from vnext.runtime.core.request_outputs import prompt_outputs, to_client
 from vnext.runtime.messages import (
     AdapterRead,
     EngineDied,
     EngineStats,
-    PromptResult,
     RankFailed,
     RankMessage,
     RequestOutput,
@@ -37,11 +40,11 @@ from vnext.runtime.messages import (
     TokenLogprobs,
 )
 from vnext.runtime.record.recorder import Recorder
-from vnext.runtime.ring.broadcast import encode_events
+from vnext.runtime.ring.broadcast import encode_begin, encode_events
 from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
-from vnext.state.digest import digest, requests_otherwise
-from vnext.state.errors import IllegalEvent, LawBroken
+from vnext.state.digest import digest
+from vnext.state.errors import IllegalEvent
 from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, RequestAborted, RequestId, StepCommitted, StepPlanned
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
@@ -51,7 +54,7 @@ from vnext.state.samples import still_owed
 from vnext.state.state import State
 
 STATS_INTERVAL_S = 0.25
-PATIENCE_MS, BEHIND_PATIENCE_MS = 1000, 50
+PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20
 NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 log = logging.getLogger(__name__)
 
@@ -67,20 +70,21 @@ class EngineCore:
         clients: Clients,
         all_laws: bool = False,
         step_timeout_s: float = 0.0,
+        recovery: Recovery | None = None,
     ) -> None:
+        """`recovery`: what replaces ranks that are lost; None: the engine ends with them."""
         self.state: State = start(started)
+        self._started = started
         self._executor = executor
+        self._recovery = recovery or Recovery()
+        self._poller: zmq.Poller | None = None
         self._recorder = recorder
         self._clients = clients
         self._check: Callable[[State], None] = check if all_laws else check_cheap
-        self._world_size = started.world_size
         self._unwritten: list[tuple[AnyEvent, State, MatchedSamples | None]] = []
         self._untold: list[News] = []
-        self._due: dict[int, DueReports] = {}  # by step
+        self._checks = RankChecks(started.world_size)
         self._drafts = DraftCounts()
-        self._rank_digests: list[RankDigest] = []
-        self._rank_details: list[RankDetail] = []
-        self._digest_checks = 0
         self._step_seconds = 0.0
         self._plan_seconds = 0.0
         self._stats_due_s = 0.0
@@ -102,14 +106,20 @@ class EngineCore:
 
         `ready` is what a poller reported, so that only those sources are asked; None asks all of them.
         """
-        self._executor.check(ready)
-        for event in self._clients.arrived(self.state, ready):
-            self._fold(event)
-        messages = self._executor.receive()
-        for message in messages:
-            self._take_result(message, message is messages[-1])
-        self._advance()
-        self._send_stats()
+        try:
+            self._executor.check(ready)
+            for event in self._clients.arrived(self.state, ready):
+                self._fold(event)
+            messages = self._executor.receive()
+            for message in messages:
+                self._take_result(message, message is messages[-1])
+            if self._recovery.sentence:
+                self._await_ranks()
+            else:
+                self._advance()
+            self._send_stats()
+        except LOSSES as error:
+            self._lose_ranks(error)
 
     def _advance(self) -> None:
         while True:
@@ -129,13 +139,16 @@ class EngineCore:
         """Give slots to adapters that the ranks have read; ask for those that waiting requests need."""
         if not self.state.slots:
             return
-        files = self._clients.adapter_files
-        while files:
-            self._adapters.know(files.pop())
+        self._know_adapters()
         while events := self._adapters.events(self.state):
             for event in events:
                 self._fold(event)
             self._carry_out()  # a rank that is asked for the next adapter has given this one its slot
+
+    def _know_adapters(self) -> None:
+        files = self._clients.adapter_files
+        while files:
+            self._adapters.know(files.pop())
 
     def _fold(
         self, event: AnyEvent, logprobs: tuple[TokenLogprobs | None, ...] = (), errors: Mapping[int, str] = NO_ERRORS
@@ -176,10 +189,10 @@ class EngineCore:
         events, befores, matched = zip(*self._unwritten) if self._unwritten else ((), (), ())
         self._unwritten = []
         state_digest = digest(self.state)
-        if events and isinstance(events[-1], StepPlanned):
-            self._expect_digests(events[-1].step, state_digest)
-        self._recorder.append(events, befores, state_digest, self._rank_digests, matched, self._rank_details)
-        self._rank_digests, self._rank_details = [], []
+        if events and isinstance(last := events[-1], StepPlanned) and last.step % self.state.config.digest_interval == 0:
+            self._checks.expect(last.step, state_digest, self.state)
+        reported = self._checks.take_new()
+        self._recorder.append(events, befores, state_digest, reported.digests, matched, reported.details)
         return events
 
     # ---- results of the ranks --------------------------------------------------------------------------------------
@@ -187,15 +200,16 @@ class EngineCore:
     def _take_result(self, message: RankMessage, is_last: bool) -> None:
         """Take one rank's message. If it `is_last` of the arrived ones, the next plan may be folded with it."""
         if isinstance(message, RankFailed):
-            raise RuntimeError(f"rank {message.rank} failed: {message.message}")
+            raise RankGaveUp(f"rank {message.rank} failed: {message.message}")
         if isinstance(message, AdapterRead):
             self._abort_with(self._adapters.answered(message, self.state))
             return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
-        self._compare_digests(message)
+        if message.step % self.state.config.digest_interval == 0:
+            self._checks.compare(message)
         if message.rank == 0:
             event = message.commit
-            for due in self._due.values():
+            for due in self._checks.due.values():
                 due.commits[message.step] = event
             self._step_seconds += message.seconds
             self._recorder.took(message.step, message.seconds)
@@ -234,33 +248,33 @@ class EngineCore:
         self._plan_seconds += time.perf_counter() - began
         return True
 
-    def _expect_digests(self, step: int, state_digest: int) -> None:
-        """Note the digests that every rank must report for a step, if one is due: those of the state in which it runs."""
-        if step % self.state.config.digest_interval == 0:
-            self._due[step] = DueReports(state_digest, self.state)
+    # ---- ranks that are lost ---------------------------------------------------------------------------------------
 
-    def _compare_digests(self, result: StepResult) -> None:
-        if result.step % self.state.config.digest_interval:
+    def _lose_ranks(self, error: Exception) -> None:
+        """Go on without ranks until others have started. Raises `error` or NoMoreRanks if there can be none."""
+        recovered, errors = self._recovery.begin(error, self._executor, self.state)
+        self._executor = NoRanks()
+        self._checks.due.clear()
+        self._stalled = ""
+        self._abort_with(errors)
+        self._fold(recovered)
+        self._carry_out()
+        self._clients.tell_stats(self._stats())
+
+    def _await_ranks(self) -> None:
+        """Record and report what has happened meanwhile. New ranks that are ready begin with the state behind it."""
+        self._know_adapters()
+        if self._unwritten:
+            self._carry_out()
+        if (executor := self._recovery.look()) is None:
             return
-        due = self._due[result.step]
-        self._rank_digests.append(RankDigest(result.rank, result.step, result.digest))
-        if (result.digest, result.token_digest) != (due.structure, due.state.token_digest):
-            self._drifted(result, due.state, "state" if result.digest != due.structure else "token")
-        self._digest_checks += 1
-        due.reports.append(result)
-        if len(due.reports) == self._world_size:
-            del self._due[result.step]
-            for report, fed in due.fed_otherwise():
-                self._drifted(report, due.state, "batch", fed)
-
-    def _drifted(self, result: StepResult, state: State, what: str, fed: tuple[str, ...] = ()) -> NoReturn:
-        """Raise, after logging the rank, the step, and where it differs from `state`."""
-        requests = requests_otherwise(state, result.histories) if what == "token" else ()
-        reported = RankDetail(result.rank, result.step, result.details, result.token_digest, requests, fed)
-        self._rank_details.append(reported)
-        self._write_frame()
-        whose = f" (requests {', '.join(map(str, requests))})" if requests else f" ({', '.join(fed)})" if fed else ""
-        raise LawBroken("Y1", f"rank {result.rank} has drifted: its {what} digest differs at step {result.step}{whose}")
+        self._executor = executor
+        executor.while_full = self._send_stats
+        self._adapters.begin_again(executor.send)
+        if self._poller is not None:
+            executor.watch(self._poller)
+        executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))
+        self._advance()
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
@@ -272,14 +286,26 @@ class EngineCore:
     @property
     def poll_timeout_ms(self) -> int | None:
         """How long to wait for news that a poller can see, None for no limit: steps and slow clients need looks."""
+        if self._recovery.sentence:
+            return RECOVERY_PATIENCE_MS
         if self._clients.is_behind:
             return BEHIND_PATIENCE_MS
         return PATIENCE_MS if self.state.in_flight else None
 
+    def watch(self, poller: zmq.Poller) -> None:
+        """As Executor.watch, for the ranks that there are and those that take their place."""
+        self._poller = poller
+        self._executor.watch(poller)
+
+    def stop_ranks(self, grace_s: float) -> None:
+        """As Executor.stop, and end ranks that start."""
+        self._executor.stop(grace_s)
+        self._recovery.stop()
+
     def record_end(self) -> None:
         """When the engine dies of an error, write the folded events and the event that could not be folded."""
         try:
-            if self._unwritten or self._rank_digests:
+            if self._unwritten or self._checks.new.digests:
                 self._write_frame()
         except IllegalEvent as error:  # a redacted log cannot represent an illegal event
             log.warning("the engine's last turn could not be recorded: %s", error)
@@ -326,7 +352,7 @@ class EngineCore:
         self._stalled = f"The engine is stalled: {sentence}."
 
     def _stats(self) -> EngineStats:
-        state, counters = self.state, self.state.counters
+        state, counters, recovery = self.state, self.state.counters, self._recovery
         return EngineStats(
             running=len(state.rows),
             waiting=len(state.waiting),
@@ -342,45 +368,19 @@ class EngineCore:
             generated_tokens=counters.generated_tokens,
             prefix_queried_tokens=counters.prefix_queried_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
-            ring_stalls=self._executor.stall_count,
-            ring_stall_seconds=self._executor.stall_seconds,
+            ring_stalls=recovery.stall_count + self._executor.stall_count,
+            ring_stall_seconds=recovery.stall_seconds + self._executor.stall_seconds,
             log_bytes=self._recorder.bytes_written,
             log_frames_lost=self._recorder.frames_lost,
             step_seconds_sum=self._step_seconds,
             plan_seconds_sum=self._plan_seconds,
-            digest_checks=self._digest_checks,
+            digest_checks=self._checks.count,
             stalled=self._stalled,
             step_silent_seconds=self._progress.silent_s,
             draft_tokens=counters.draft_tokens,
             accepted_tokens=counters.accepted_tokens,
             adapters=self._adapters.stats(state),
+            recovering=recovery.sentence,
+            recoveries=recovery.count,
+            recovery_seconds=recovery.seconds,
         )
-
-
-def prompt_outputs(state: State, results: Sequence[PromptResult]) -> list[RequestOutput]:
-    """What the requests that are live get of their prompts. It precedes the outputs of the step that computed it."""
-    return [
-        RequestOutput(name=state.requests[each.id].name, tokens=b"", number=each.id, prompt=(each,))
-        for each in results
-        if each.id in state.requests
-    ]
-
-
-def to_client(
-    output: Output, logprobs: Sequence[TokenLogprobs | None] | None, error: str = "", drafts: tuple[int, int] = NO_DRAFTS
-) -> RequestOutput:
-    """A request's output as its client reads it; `logprobs` has one entry per sample of the step, `error` says why the engine
-    aborts the request, and `drafts` are those accepted and rejected."""
-    scored = logprobs[output.sample] if logprobs and output.sample >= 0 else None
-    return RequestOutput(
-        name=output.name,
-        tokens=b"" if output.token < 0 else output.token.to_bytes(4, "little"),
-        finish=output.finish,
-        stop_token=output.stop_token,
-        cached_tokens=output.cached_tokens,
-        logprobs=() if scored is None else (scored,),
-        number=output.id,
-        error=error,
-        accepted_drafts=drafts[0],
-        rejected_drafts=drafts[1],
-    )

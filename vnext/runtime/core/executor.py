@@ -2,7 +2,8 @@
 
     mp        each rank its own process; events over the shared-memory ring, results over a Unix socket each
     inproc    one rank inside the engine core's process: the same program without a channel, for tests and small tools
-Owns the ranks' lifetime. Decides nothing and does not inspect messages.
+    none      no ranks, for as long as others start in the place of those that were lost
+Owns the ranks' lifetime: an executor serves one set of ranks. Decides nothing and does not inspect messages.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Protocol
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from vnext.models.errors import ModelError
 from vnext.runtime.messages import RankFailed, RankMessage, RankReady, StepResult, encoder, rank_decoder
 from vnext.runtime.processes.process_state import why_halted
+from vnext.runtime.processes.stacks import stacks_of
 from vnext.runtime.processes.subprocesses import Child, ChildDied, check_alive, terminate_all
 from vnext.runtime.ring.results import ResultsReceiver
 from vnext.runtime.ring.writer import RingWriter
@@ -44,6 +47,12 @@ class Executor(Protocol):
     def start(self) -> tuple[RankReady, ...]:
         """Load the ranks. Raises RankStartFailed or ChildDied."""
 
+    def begin(self) -> None:
+        """Let the ranks load, without waiting; `started` follows. Raises ChildDied."""
+
+    def started(self) -> tuple[RankReady, ...] | None:
+        """What `start` returns, None while a rank loads. Raises as `start` does."""
+
     def send(self, message: bytes) -> None:
         """Send one message to every rank; blocks while a rank is too far behind."""
 
@@ -58,6 +67,16 @@ class Executor(Protocol):
 
     def why_silent(self, step: int) -> str:
         """Which ranks have not answered a step that was sent, and why, as far as this process can see."""
+
+    def stacks(self, step: int) -> dict[int, str]:
+        """The stacks of those ranks, by rank, "" for one that does not tell; takes up to a second."""
+
+    def kill(self) -> None:
+        """End the ranks at once, without waiting for it: see `has_ended`. Only `stop` may follow."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all ranks have ended, so that their memory is free."""
 
     @property
     def has_results(self) -> bool:
@@ -76,50 +95,69 @@ class Executor(Protocol):
 
 
 class MpExecutor:
-    """Ranks as processes that wait for their settings: `settings_of(rank, ring name, results address, rendezvous)`."""
+    """Ranks as processes that wait for their settings: `settings_of(rank, ring name, results address, rendezvous)`.
+
+    `generation` counts the executors of an engine: ranks of one never meet those of another.
+    """
 
     while_full: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
-        self, children: Sequence[Child], run_dir: Path, settings_of: Callable[[int, str, str, str], RankSettings]
+        self,
+        children: Sequence[Child],
+        run_dir: Path,
+        settings_of: Callable[[int, str, str, str], RankSettings],
+        generation: int = 0,
     ) -> None:
+        """Raises OSError without room for the ring."""
         self._children = children
-        self._run_dir = run_dir
         self._settings_of = settings_of
+        self._ready: dict[int, RankReady] = {}
         self._are_ready = False
         self._answered = [-1] * len(children)  # each rank's latest step
         self._ring = RingWriter.create(reader_count=len(children))
         self._exit_fds = {child.exit_fd for child in children}
-        self._address = f"{run_dir}/results"
+        self._address = f"{run_dir}/results-{generation}"
+        self._rendezvous = run_dir / f"rendezvous-{generation}"
+        self._stack_files = [run_dir / f"stacks-{generation}-{rank}" for rank in range(len(children))]
         self._results = ResultsReceiver(self._address, len(children))
         self._came: list[RankMessage] = []
         self._poller: zmq.Poller | None = None
+        self._watched: set[int] = set()
 
     def start(self) -> tuple[RankReady, ...]:
-        for rank, child in enumerate(self._children):
-            settings = self._settings_of(rank, self._ring.name, self._address, str(self._run_dir / "rendezvous"))
-            child.send_config(encoder.encode(settings))
-        ready: dict[int, RankReady] = {}
-        while len(ready) < len(self._children):
+        self.begin()
+        while (ready := self.started()) is None:
             self._results.wait(POLL_S)
-            ready |= self._started()
-            try:
-                self.check()
-            except ChildDied:
-                self._results.wait(0.0)
-                self._started()  # its last message may have arrived since
-                raise
+        return ready
+
+    def begin(self) -> None:
+        for rank, child in enumerate(self._children):
+            settings = self._settings_of(rank, self._ring.name, self._address, str(self._rendezvous))
+            settings = replace(settings, stack_file=str(self._stack_files[rank]))
+            child.send_config(encoder.encode(settings))
+
+    def started(self) -> tuple[RankReady, ...] | None:
+        self._take_ready()
+        try:
+            self.check()
+        except ChildDied:
+            self._take_ready()  # its last message may have arrived since
+            raise
+        if len(self._ready) < len(self._children):
+            return None
         self._are_ready = True
         self._ring.unlink()  # all ranks are attached: a killed engine leaves nothing in shared memory
-        return tuple(ready[rank] for rank in range(len(ready)))
+        return tuple(self._ready[rank] for rank in range(len(self._ready)))
 
-    def _started(self) -> dict[int, RankReady]:
-        """The ranks that are ready, by rank. Raises RankStartFailed for one that cannot start."""
-        came = self.receive()
-        for message in came:
+    def _take_ready(self) -> None:
+        """Note the ranks that are ready. Raises RankStartFailed for one that cannot start."""
+        self._results.wait(0.0)
+        for message in self.receive():
             if isinstance(message, RankFailed):
                 raise RankStartFailed(message.message)
-        return {message.rank: message for message in came}
+            assert isinstance(message, RankReady), "a rank's first message"
+            self._ready[message.rank] = message
 
     def send(self, message: bytes) -> None:
         self._ring.write(message, is_alive=self._wait_on)
@@ -147,27 +185,49 @@ class MpExecutor:
             if isinstance(message, StepResult):
                 self._answered[message.rank] = message.step
         for ended in self._results.take_ended():
-            if self._poller is not None:
-                self._poller.unregister(ended.fileno())
+            self._unwatch(ended.fileno())
             ended.close()
 
     def watch(self, poller: zmq.Poller) -> None:
         self._poller = poller
-        for each in self._results.sockets:
-            poller.register(each.fileno(), zmq.POLLIN)
-        for child in self._children:
-            if child.exit_fd is not None:
-                poller.register(child.exit_fd, zmq.POLLIN)
+        exits = (child.exit_fd for child in self._children if child.exit_fd is not None)
+        self._watched = {*(each.fileno() for each in self._results.sockets), *exits}
+        for file in self._watched:
+            poller.register(file, zmq.POLLIN)
+
+    def _unwatch(self, *files: int) -> None:
+        """Forget files of which the poller was told, before they are closed: the system uses their numbers again."""
+        for file in self._watched.intersection(files):
+            self._poller.unregister(file)
+        self._watched.difference_update(files)
 
     def check(self, ready: Collection[object] | None = None) -> None:
         if ready is None or None in self._exit_fds or not self._exit_fds.isdisjoint(ready):
             check_alive(child for child in self._children if ready is None or child.exit_fd is None or child.exit_fd in ready)
 
     def why_silent(self, step: int) -> str:
-        silent = {rank: child.pid for rank, child in enumerate(self._children) if self._answered[rank] < step}
+        silent = self._silent(step)
         halted = {rank: why for rank, pid in silent.items() if (why := why_halted(pid))}
         named = [f"rank {rank} (process {silent[rank]}){halted.get(rank, '')}" for rank in halted or silent]
         return ", ".join(named) + ("" if halted else f" {'does' if len(named) == 1 else 'do'} not answer")
+
+    def stacks(self, step: int) -> dict[int, str]:
+        silent = self._silent(step)
+        found = stacks_of({self._stack_files[rank]: pid for rank, pid in silent.items()})
+        return {rank: found[self._stack_files[rank]] for rank in silent}
+
+    def _silent(self, step: int) -> dict[int, int]:
+        """The processes that have not answered a step, by rank."""
+        return {rank: child.pid for rank, child in enumerate(self._children) if self._answered[rank] < step}
+
+    def kill(self) -> None:
+        self._unwatch(*self._watched)
+        for child in self._children:
+            child.process.kill()
+
+    @property
+    def has_ended(self) -> bool:
+        return all(child.process.poll() is not None for child in self._children)
 
     @property
     def has_results(self) -> bool:
@@ -182,12 +242,15 @@ class MpExecutor:
         return self._ring.stall_seconds
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        self._unwatch(*self._watched)
         self._ring.close()
         end_s = time.monotonic() + grace_s
         for child in self._children if self._are_ready else ():  # a rank that is not ready does not read the ring
             child.wait(max(0.0, end_s - time.monotonic()))
         terminate_all(self._children, grace_s=1.0)
         self._results.close()
+        for file in (self._rendezvous, *self._stack_files):
+            file.unlink(missing_ok=True)
 
 
 class InprocExecutor:
@@ -206,7 +269,14 @@ class InprocExecutor:
             self._rank, runner = load_rank(self._settings, Path(self._settings.rendezvous))
         except (ModelError, SettingsError) as error:
             raise RankStartFailed(str(error)) from error
-        return (ready_message(self._settings, runner),)
+        self._ready = (ready_message(self._settings, runner),)
+        return self._ready
+
+    def begin(self) -> None:
+        self.start()
+
+    def started(self) -> tuple[RankReady, ...] | None:
+        return self._ready
 
     def send(self, message: bytes) -> None:
         self._rank.handle(message)
@@ -223,6 +293,14 @@ class InprocExecutor:
     def why_silent(self, step: int) -> str:
         return "it is computed in the engine core's own process"
 
+    def stacks(self, step: int) -> dict[int, str]:
+        return {}
+
+    def kill(self) -> None:
+        """Its rank cannot be lost alone."""
+
+    has_ended = False
+
     @property
     def has_results(self) -> bool:
         return self._rank.poll_timeout_s is not None
@@ -237,3 +315,13 @@ class InprocExecutor:
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Nothing to end."""
+
+
+class NoRanks(Executor):
+    """What is sent is dropped, since ranks that start later begin with a state that knows it; and nothing comes."""
+
+    has_ended, has_results = True, False
+    stall_count, stall_seconds = 0, 0.0
+
+    def receive(self) -> list[RankMessage]:
+        return []

@@ -29,13 +29,14 @@ from vnext.runtime.core.clients import MESSAGES_AHEAD_MAX, Clients, read_message
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import STOP_GRACE_S, Executor, InprocExecutor, MpExecutor, RankStartFailed
 from vnext.runtime.core.progress import RanksStalled
+from vnext.runtime.core.recovery import NoMoreRanks, Recovery
 from vnext.runtime.core.sizing import require_policy, scheduler_config
 from vnext.runtime.log_lines import begin
 from vnext.runtime.messages import EngineDied, EngineReady, RankReady, derived_seed, encoder
 from vnext.runtime.processes.determinism import prepare_process
-from vnext.runtime.processes.rank_processes import threads_of
+from vnext.runtime.processes.rank_processes import start_ranks, threads_of
 from vnext.runtime.processes.run_dir import LEAVE, READY, REFUSAL, CoreNotes
-from vnext.runtime.processes.subprocesses import Child, ChildDied
+from vnext.runtime.processes.subprocesses import Child, ChildDied, terminate_all
 from vnext.runtime.record.held import frames_held
 from vnext.runtime.record.recorder import LogLost, Recorder
 from vnext.runtime.record.segments import Bounds, LogUnwritable
@@ -56,7 +57,7 @@ from vnext.state.events import EngineRecovered, EngineStarted
 REFUSALS = (ModelError, SettingsError, RankStartFailed, LogUnwritable)
 START_ERRORS = (*REFUSALS, ChildDied, OSError)
 DEATHS = (ChildDied, LawBroken, IllegalEvent, LogLost, RingClosed, RuntimeError)
-LAST_DEATHS = (ChildDied, LogLost, RanksStalled)
+LAST_DEATHS = (ChildDied, LogLost, RanksStalled, NoMoreRanks)
 """What another engine core would meet too: ranks have ended more often than they may, or the log cannot be written."""
 FAREWELL_MS = 1500
 
@@ -97,7 +98,7 @@ def run_until(
             return REFUSED if refused else FOLLOWED if is_followed else FAILED
         grace_s = STOP_GRACE_S
         try:
-            return serve(core, executor, front, wake.fileno())
+            return serve(core, front, wake.fileno())
         except DEATHS as error:
             grace_s = 0.0 if isinstance(error, RanksStalled) else grace_s
             core.record_end()
@@ -105,7 +106,7 @@ def run_until(
             report_end(error, clients, settings, is_followed)
             return FOLLOWED if is_followed else FAILED
         finally:
-            executor.stop(grace_s)
+            core.stop_ranks(grace_s)
 
 
 def report_end(error: Exception, clients: Clients, settings: CoreSettings, is_followed: bool) -> None:
@@ -162,8 +163,8 @@ SAME_FOR_RANKS = (
 """Fields that an engine's settings and a rank's have alike."""
 
 
-def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
-    """The executor of the ranks' processes, which have received nothing yet; without processes, one rank in this process."""
+def make_executor(settings: CoreSettings, ranks: Sequence[Child], generation: int = 0) -> Executor:
+    """The executor of ranks' processes, which have received nothing yet; without them, one rank in this process. Raises OSError."""
     engine = settings.engine
     threads, speculation = threads_of(engine), speculation_of(engine.speculative_config)
     alike = {name: getattr(engine, name) for name in SAME_FOR_RANKS}
@@ -194,7 +195,17 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child]) -> Executor:
     if engine.executor == "inproc":
         prepare_process(threads, engine.deterministic is not False)
         return InprocExecutor(settings_of(0, "", "", ""))
-    return MpExecutor(ranks, Path(settings.ranks_dir), settings_of)
+    return MpExecutor(ranks, Path(settings.ranks_dir), settings_of, generation)
+
+
+def other_ranks(settings: CoreSettings, generation: int) -> Executor:
+    """An executor of new processes in the place of ranks that were lost. Raises OSError, with nothing started."""
+    ranks = start_ranks(settings.engine)
+    try:
+        return make_executor(settings, ranks, generation)
+    except OSError:
+        terminate_all(ranks, grace_s=0.0)
+        raise
 
 
 def gpu_settings(engine: EngineSettings, drafts_max: int) -> GpuSettings:
@@ -242,7 +253,9 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         replaces=before is not None and before.replaced,
     )
     clients = Clients(front, ready, ready.root_seed, notes, follows=before is not None)
-    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s)
+    again = partial(other_ranks, settings) if engine.executor == "mp" else None
+    recovery = Recovery(again, engine.max_restarts, ranks, "" if engine.log == "off" else settings.log_dir)
+    core = EngineCore(started, executor, recorder, clients, engine.check_laws, engine.step_timeout_s, recovery)
     if before is not None:
         core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames))
     notes.write(READY)
@@ -260,12 +273,12 @@ def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> Engin
     )
 
 
-def serve(core: EngineCore, executor: Executor, front: zmq.Socket, wake: int) -> int:
+def serve(core: EngineCore, front: zmq.Socket, wake: int) -> int:
     """Run turn after turn until a signal arrives, and end in order; sleep in the kernel between turns. Returns the exit status."""
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)
     poller.register(wake, zmq.POLLIN)
-    executor.watch(poller)
+    core.watch(poller)
     while True:
         ready = dict(poller.poll(0 if core.busy else core.poll_timeout_ms))
         if wake in ready:

@@ -34,14 +34,16 @@ _PASSING_ON = threading.Lock()
 
 
 class ChildDied(Exception):
-    """A child ended while it was needed. `returncode` is negative for a signal, as in subprocess."""
+    """A child ended while it was needed. `returncode` is negative for a signal, as in subprocess; `how` is the error without the
+    child's last lines."""
 
     def __init__(self, name: str, returncode: int, last_lines: Sequence[str]) -> None:
         self.name = name
         self.returncode = returncode
         self.last_lines = tuple(last_lines)
         words = "".join(f"\n    {line}" for line in self.last_lines) or " (nothing)"
-        super().__init__(f"{name} {_describe_end(returncode)}; its last lines on stderr:{words}")
+        self.how = f"{name} {_describe_end(returncode)}"
+        super().__init__(f"{self.how}; its last lines on stderr:{words}")
 
 
 class _StderrTee:

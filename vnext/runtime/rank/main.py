@@ -15,6 +15,7 @@ import msgspec
 from vnext.models.errors import ModelError
 from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.messages import RankFailed, encoder
+from vnext.runtime.processes.stacks import write_stacks_on_signal
 from vnext.runtime.processes.subprocesses import enter_child
 from vnext.runtime.ring.results import ResultsSender
 from vnext.runtime.settings import RankSettings, SettingsError
@@ -28,6 +29,8 @@ def main() -> int:
     from vnext.runtime.rank.serving import serve  # while the engine core gets ready
 
     settings = msgspec.msgpack.decode(enter_child(), type=RankSettings)
+    if settings.stack_file:
+        write_stacks_on_signal(settings.stack_file)
     try:
         sender = ResultsSender(settings.results_address)
     except OSError:  # the engine core has ended

@@ -12,11 +12,12 @@ from collections import deque
 
 import msgspec
 
+from vnext.log import snapshot
 from vnext.runtime.messages import AdapterRead, StepResult
 from vnext.runtime.rank.steps import Steps, is_due
-from vnext.runtime.ring.broadcast import ReadAdapter, decode_events
+from vnext.runtime.ring.broadcast import BeginFrom, ReadAdapter, decode_events
 from vnext.state.digest import details, digest, histories
-from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineStarted, StepCommitted, StepPlanned
+from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineStarted, Event, StepCommitted, StepPlanned
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -56,9 +57,9 @@ class Rank:
         completed, self._completed = self._completed, []
         return [*completed, *self.steps.adapters.done()] if self.steps.adapters else completed
 
-    def _apply(self, event: AnyEvent | ReadAdapter) -> None:
-        if isinstance(event, ReadAdapter):
-            self.steps.adapters.read(event)
+    def _apply(self, event: AnyEvent | ReadAdapter | BeginFrom) -> None:
+        if not isinstance(event, Event):
+            self._do(event)
             return
         if isinstance(event, EngineStarted):
             self._state = start(event)
@@ -72,6 +73,13 @@ class Rank:
         if isinstance(event, StepPlanned):
             self.steps.launch(self._state)
             self._asked.append(self._report(event.step))
+
+    def _do(self, wish: ReadAdapter | BeginFrom) -> None:
+        """What the engine core asks for beside the events."""
+        if isinstance(wish, ReadAdapter):
+            self.steps.adapters.read(wish)
+        else:
+            self._state = snapshot.load(snapshot.decode(wish.snapshot), self._state.config)
 
     def _own_commit(self, step: int) -> StepCommitted:
         """The commit of a step with this rank's samples."""

@@ -13,7 +13,7 @@ from typing import Union, get_args
 
 import msgspec
 
-from vnext.state.events import AnyEvent, RequestArrived, RequestId, StepCommitted
+from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepCommitted
 from vnext.state.params import Sampling
 
 _ID_BITS = 7  # one byte of msgpack
@@ -43,9 +43,16 @@ class ReadAdapter(_Wire, tag=100):
     path: str
 
 
+class BeginFrom(_Wire, tag=101):
+    """No event: a rank that has just started begins from this state (log/snapshot.py) in place of an engine's first."""
+
+    snapshot: bytes
+
+
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[Union[tuple([_Arrived, _Committed, ReadAdapter, *_as_they_are])], ...])  # noqa: UP007
+_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, *_as_they_are)
+_decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:
@@ -58,9 +65,14 @@ def encode_read(wish: ReadAdapter) -> bytes:
     return _encoder.encode([wish])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter, ...]:
-    """The events of a ring message, in order, or what a rank is asked to read; `next_id` is the id that the replica gives to
-    the next arrival.
+def encode_begin(started: EngineStarted, snapshot: bytes) -> bytes:
+    """The first ring message to ranks that are to go on from a state."""
+    return _encoder.encode([started, BeginFrom(snapshot=snapshot)])
+
+
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom, ...]:
+    """The events of a ring message, in order, or what a rank is asked to do; `next_id` is the id that the replica gives to the
+    next arrival.
 
     An arrival gets the id nearest to `next_id`; the reducer checks that it is exactly that one. A commit's tokens are empty,
     as are an arrival's name and time.
