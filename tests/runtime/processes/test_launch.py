@@ -85,10 +85,10 @@ def test_an_engine_serves_and_ends_in_order(tmp_path: Path, executor: str) -> No
     assert replay(["verify", "--laws", engine.log_dir]) == 0
 
 
-def test_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
+def test_without_restarts_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with running(tmp_path, tensor_parallel_size=2) as (engine, client):
+    with running(tmp_path, tensor_parallel_size=2, max_restarts=0) as (engine, client):
         outputs = client.run(requests(2, 900))
         next(outputs)
         ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_the_engine_and_the_other_rank_with_a_sentence(
 def test_a_stopped_rank_is_named_may_go_on_and_ends_the_engine_in_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with running(tmp_path, tensor_parallel_size=2, step_timeout_s=3.0) as (engine, client):
+    with running(tmp_path, tensor_parallel_size=2, step_timeout_s=3.0, max_restarts=0) as (engine, client):
         ranks = sorted(psutil.Process(engine.child.pid).children(), key=psutil.Process.create_time)
         assert lengths(list(client.run(requests(2, 20)))) == {"r0": 20, "r1": 20}
         outputs = client.run(requests(2, 300))

@@ -150,7 +150,7 @@ class Recovery:
             elif not self._log_dir:
                 log.warning("The stack of rank %d at step %d:\n%s", rank, step, text)
             else:
-                path = Path(self._log_dir) / f"stack-of-rank-{rank}-at-step-{step}.txt"
+                path = Path(self._log_dir) / f"stacks-of-rank-{rank}-at-step-{step}.txt"
                 try:
                     path.write_text(text)
                 except OSError as error:

@@ -1,0 +1,270 @@
+"""Ranks of a launched engine that are killed, hang or are poisoned: its clients get the tokens of an undisturbed engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_engine import wait_until
+from llguidance import LLMatcher
+from saved_adapters import DEMO, save_adapter
+from test_launch import running
+
+from vnext.models.config.adapter_config import adapter_digest
+from vnext.replay.cli.main import main as replay
+from vnext.runtime.client.client_sync import SyncEngineClient
+from vnext.runtime.client.output_stream import EngineDead
+from vnext.runtime.core import process as core_process
+from vnext.runtime.messages import AdapterFiles, EngineStats, RequestOutput, SubmitRequest
+from vnext.runtime.processes.determinism import process_environment
+from vnext.runtime.processes.run_dir import RunDir
+from vnext.runtime.processes.subprocesses import Child, start_child
+from vnext.runtime.settings import CoreSettings, EngineSettings
+from vnext.state.events import pack_tokens
+from vnext.state.params import Constraint, Sampling
+
+LENGTH = 60
+POISON = 2718
+HANG = 2719
+KINDS = (
+    {},
+    {"temperature": 0.0},
+    {"constraint": Constraint(grammar=LLMatcher.grammar_from_regex("[a-z ]{30,40}")), "ignore_eos": False},
+    {"logprobs": 2},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.25},
+    {"prompt_logprobs": 1},
+    {"temperature": 0.0, "logprobs": 0},
+    {"top_k": 20, "min_p": 0.02, "logit_bias": ((7, 2.0),), "min_tokens": 9, "ignore_eos": False},
+)
+Heard = dict[str, list[RequestOutput]]
+
+
+def mixed(adapters: Sequence[AdapterFiles] = (), count: int = 16) -> list[SubmitRequest]:
+    """Greedy and seeded requests with constraints, log-probabilities, penalties, scores of prompts and adapters."""
+    made = []
+    for number in range(count):
+        fields = {"seed": number, "max_tokens": LENGTH, "temperature": 0.8, "ignore_eos": True, **KINDS[number % len(KINDS)]}
+        prompt = pack_tokens([10 + number, 11, 12] * (1 + number))
+        adapter = adapters[number // 3] if number % 3 == 0 and number // 3 < len(adapters) else None
+        made.append(SubmitRequest(name=f"r{number}", prompt=prompt, sampling=Sampling(**fields), adapter=adapter))
+    return made
+
+
+def heard_of(outputs: Iterator[RequestOutput], at: dict[int, Callable[[], None]] | None = None) -> Heard:
+    """All outputs by name; `at[n]` is called after the first n."""
+    found, count = defaultdict(list), 0
+    for output in outputs:
+        found[output.name].append(output)
+        count += 1
+        if act := (at or {}).get(count):
+            act()
+    return found
+
+
+def told(heard: Heard) -> dict[str, tuple[object, ...]]:
+    """What a request's client makes of its outputs; parts of the prompt's scores may come again, with the same bits."""
+    return {
+        name: (
+            b"".join(output.tokens for output in outputs),
+            [score for output in outputs for score in output.logprobs],
+            {part.first: (part.logprobs, part.ranks, part.top_tokens, part.top_logprobs) for each in outputs for part in each.prompt},
+            [(output.finish, output.error) for output in outputs if output.finish],
+        )
+        for name, outputs in heard.items()
+    }
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    return sorted(psutil.Process(pid).children(), key=psutil.Process.create_time)
+
+
+def kill_last(pid: int) -> None:
+    os.kill(ranks_of(pid)[-1].pid, signal.SIGKILL)
+
+
+def kill_and_again_while_they_start(pid: int) -> None:
+    """The ranks, and those that take their place while these start."""
+    kill_last(pid)
+
+    def again() -> None:
+        before = {rank.pid for rank in ranks_of(pid)}
+        wait_until(lambda: any(rank.pid not in before for rank in ranks_of(pid)))
+        kill_last(pid)
+
+    threading.Thread(target=again).start()
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterFiles]:
+    folders = [save_adapter(DEMO, tmp_path_factory.mktemp("adapters") / str(seed), seed=seed) for seed in range(3)]
+    return [AdapterFiles(name=f"a{at}", digest=adapter_digest(each), path=str(each)) for at, each in enumerate(folders)]
+
+
+LORA = {"enable_lora": True, "max_loras": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, adapters: list[AdapterFiles]) -> dict[int, dict]:
+    found = {}
+    for size in (1, 2):
+        with running(tmp_path_factory.mktemp("logs"), tensor_parallel_size=size, **LORA) as (_, client):
+            found[size] = told(heard_of(client.run(mixed(adapters))))
+    return found
+
+
+@pytest.mark.parametrize(("size", "log"), [(1, "full"), (2, "shape")])
+def test_streams_outlive_killed_ranks_with_the_same_bits(
+    tmp_path: Path, adapters: list[AdapterFiles], undisturbed: dict, size: int, log: str
+) -> None:
+    """Killed in prompts, in answers, and while other ranks start in their place."""
+    files = len(os.listdir("/dev/shm"))
+    with running(tmp_path, tensor_parallel_size=size, log=log, **LORA) as (engine, client):
+        pid = engine.child.pid
+        kill, again = (lambda: kill_last(pid)), (lambda: kill_and_again_while_they_start(pid))
+        found = told(heard_of(client.run(mixed(adapters)), {3: kill, 200: kill, 500: again}))
+        wait_until(lambda: client.stats.recoveries == 3)
+        assert client.stats.recovering == "" and client.stats.recovery_seconds > 0
+        ranks = ranks_of(pid)
+        assert len(ranks) == size
+    assert found == undisturbed[size]
+    assert engine.stop() == 0 and not any(rank.is_running() for rank in ranks)
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+    assert len(os.listdir("/dev/shm")) <= files
+
+
+def test_an_idle_engine_whose_rank_dies_serves_the_next_request(tmp_path: Path) -> None:
+    with running(tmp_path, log="off") as (engine, client):
+        first = told(heard_of(client.run(mixed(count=2))))
+        kill_last(engine.child.pid)
+        assert told(heard_of(client.run(mixed(count=2)))) == first
+    assert engine.stop() == 0
+
+
+def test_a_signal_ends_an_engine_whose_ranks_start_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with running(tmp_path) as (engine, client):
+        outputs = client.run(mixed(count=4))
+        next(outputs)
+        old = ranks_of(engine.child.pid)
+        kill_last(engine.child.pid)
+        wait_until(lambda: any(rank not in old for rank in ranks_of(engine.child.pid)))
+        new = ranks_of(engine.child.pid)
+        assert engine.stop() == 0
+        assert not any(rank.is_running() for rank in new)
+        assert [output.finish for output in outputs if output.finish] == ["abort"] * 4
+    assert replay(["verify", engine.log_dir]) == 0 and "Traceback" not in capfd.readouterr().err
+
+
+def test_ranks_that_die_in_a_row_end_the_engine_with_the_log(tmp_path: Path) -> None:
+    """Whatever starts is killed at once."""
+    with running(tmp_path, max_restarts=2) as (engine, client):
+        outputs = client.run(mixed(count=2))
+        next(outputs)
+        stop = threading.Event()
+
+        def killer() -> None:
+            while not stop.wait(0.02) and engine.child.wait(0) is None:
+                for rank in ranks_of(engine.child.pid):
+                    rank.kill()
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            with pytest.raises(EngineDead, match=r"killed by SIGKILL[\s\S]*started again 2 times in a row[\s\S]*log that led to it"):
+                list(outputs)
+        finally:
+            stop.set()
+            thread.join()
+        assert engine.child.wait(20) == 1
+    assert replay(["verify", engine.log_dir]) == 0
+
+
+@pytest.mark.parametrize("log", ["full", "off"])
+def test_a_stopped_rank_is_replaced_and_said_to_be_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], log: str
+) -> None:
+    with running(tmp_path, step_timeout_s=2.0, log=log) as (engine, client):
+        first = told(heard_of(client.run(mixed(count=4))))
+        (rank,) = ranks_of(engine.child.pid)
+        found = told(heard_of(client.run(mixed(count=4)), {50: lambda: os.kill(rank.pid, signal.SIGSTOP)}))
+        assert found == first and not rank.is_running()
+        assert client.stats.recoveries == 1 and client.trouble is None
+    said = capfd.readouterr().err
+    assert f"rank 0 (process {rank.pid}) is stopped by a signal" in said and "Rank 0 could not write its stack" in said
+
+
+# ---- ranks that a test has spoilt --------------------------------------------------------------------------------
+
+
+@contextmanager
+def engine_of_spoilt_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[SyncEngineClient]:
+    """An engine core as a thread here, whose ranks are the processes of spoilt_rank.py."""
+    run_dir = RunDir()
+    engine = EngineSettings(**{"dtype": "float32", "threads": 1, "digest_interval": 1, "log": "full", **settings})
+    core = CoreSettings(
+        engine=engine, model_path=str(DEMO), address=f"ipc://{run_dir.path}/engine", run_dir=str(run_dir.path),
+        log_dir=str(tmp_path / "log"),
+    )  # fmt: skip
+    folder = str(Path(__file__).resolve().parents[1])
+    environment = {**process_environment(1), "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+
+    def ranks(engine: EngineSettings) -> list[Child]:
+        return [start_child("rank 0", "spoilt_rank", environment=environment)]
+
+    monkeypatch.setattr(core_process, "start_ranks", ranks)
+    wake, waker = socket.socketpair()
+    thread = threading.Thread(target=core_process.run_until, args=(wake, core, ranks(engine)))
+    thread.start()
+    try:
+        with SyncEngineClient.connect(core.address) as client:
+            yield client
+    finally:
+        waker.send(b"e")
+        thread.join(20)
+        run_dir.remove()
+    assert not thread.is_alive()
+
+
+def test_a_request_that_kills_its_ranks_is_ended_with_a_sentence_and_the_others_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison = SubmitRequest(name="p", prompt=pack_tokens([5, POISON, 6]), sampling=Sampling(seed=1, max_tokens=LENGTH))
+    with engine_of_spoilt_ranks(tmp_path, monkeypatch) as client:
+        first = told(heard_of(client.run(mixed(count=6))))
+        found = told(heard_of(client.run([*mixed(count=6), poison])))
+        stats: EngineStats | None = client.stats
+    tokens, _, _, [(finish, error)] = found.pop("p")
+    assert found == first
+    assert (tokens, finish) == (b"", "abort") and 2 <= stats.recoveries <= 4
+    assert re.fullmatch(
+        r"the engine's ranks were lost twice in a row while they computed this request, so it was ended: "
+        r"rank 0 was killed by SIGKILL \(.*\)",
+        error,
+    )
+    assert replay(["verify", "--laws", str(tmp_path / "log")]) == 0
+
+
+def test_the_stack_of_a_rank_that_hangs_lies_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It computes for ever, with a file that makes the next one not do so."""
+    once = tmp_path / "hung"
+    monkeypatch.setenv("HANG_ONCE", str(once))
+    hang = SubmitRequest(name="h", prompt=pack_tokens([5, HANG, 6]), sampling=Sampling(seed=1, max_tokens=LENGTH, ignore_eos=True))
+    with engine_of_spoilt_ranks(tmp_path, monkeypatch, step_timeout_s=2.0) as client:
+        first = told(heard_of(client.run(mixed(count=4))))
+        found = told(heard_of(client.run([*mixed(count=4), hang])))
+        assert client.stats.recoveries == 1
+    assert len(found.pop("h")[0]) == 4 * LENGTH and found == first and once.exists()
+    (stack,) = (tmp_path / "log").glob("stacks-of-rank-0-at-step-*.txt")
+    assert re.search(r"most recent call first\):\n[\s\S]*in hang\b[\s\S]*in launch", stack.read_text())
+    assert str(stack) in caplog.text
+    assert replay(["verify", "--laws", str(tmp_path / "log")]) == 0
