@@ -20,6 +20,7 @@ from vnext.options.reader import DoctorCommand
 from vnext.runtime.processes.cpu_limits import cpu_quota
 from vnext.runtime.settings import EngineSettings
 from vnext.server.address import AddressUnusable, bind
+from vnext.server.console import write_line
 from vnext.server.http.connections import FILES_BESIDE
 from vnext.server.settings import ServerSettings
 
@@ -78,7 +79,7 @@ def production(command: DoctorCommand) -> int:
         print(json.dumps([each._asdict() for each in found], indent=2))
     else:
         for each in found:
-            print(f"{each.level:8} {each.name}: {each.sentence}")
+            write_line(f"{each.level:8} {each.name}: {each.sentence}")
     return FAILED if any(each.level == "problem" for each in found) else DONE
 
 
