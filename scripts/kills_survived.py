@@ -264,7 +264,7 @@ async def survive(url: str, pid: int, kills: int, streams: int, seed: int, kinds
     running = asyncio.create_task(load.run())
     await asyncio.sleep(0.5)
     for number in range(kills):
-        moment = MOMENTS[number // len(kinds) % len(MOMENTS)]
+        moment = MOMENTS[(number + number // len(kinds)) % len(MOMENTS)]
         kind = kinds[number % len(kinds)]
         survived.append(each := await killer.kill(kind, moment))
         print(f"{number:4} {each.kind:24} {each.moment:10} flows after {each.flowing_after_s:6.2f} s", *load.wrong[:1], flush=True)

@@ -71,20 +71,20 @@ def status_of(url: str) -> tuple[int, str]:
         return 0, ""
 
 
-def test_streams_survive_the_engine_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Completions and chats through the openai package, greedy and seeded, with tools, schemas, log-probabilities; killed at a
-    random instant, in a prefill, while the log is written, and again during the recovery."""
+def test_streams_survive_whatever_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions and chats through the openai package, greedy and seeded, with tools, schemas, log-probabilities. The engine core
+    is killed at a random instant, a rank in a prefill, both ranks while the log is written, and all of them twice."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    from kills_survived import OPTIONS, logs_verified, survive
+    from kills_survived import KINDS, OPTIONS, logs_verified, survive
 
-    with serving(tmp_path, *OPTIONS, "--served-model-name", "demo") as server:
-        load, kills = asyncio.run(survive(server.url, server.process.pid, 4, 16, 7, ("core",)))
+    with serving(tmp_path, *OPTIONS, "--tensor-parallel-size", "2", "--served-model-name", "demo") as server:
+        load, kills = asyncio.run(survive(server.url, server.process.pid, 4, 16, 7, tuple(KINDS)))
         assert load.wrong == [] and load.compared >= 16
-        assert len(kills) == 4 and sum(each.processes for each in kills) == 5
-        assert server.metric("vnext_recoveries_total") == 4 and server.metric("vnext_recovery_seconds_total") > 0
+        assert [each.kind for each in kills] == list(KINDS) and sum(each.processes for each in kills) >= 8
+        assert server.metric("vnext_recoveries_total") >= 4 and server.metric("vnext_recovery_seconds_total") > 0
         assert server.stop() == 0
     count, wrong = logs_verified(tmp_path)
-    assert wrong == [] and 5 <= count <= 6
+    assert wrong == [] and 3 <= count <= 4
 
 
 def test_while_the_engine_recovers_health_says_so_and_requests_wait(tmp_path: Path) -> None:
