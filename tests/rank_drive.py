@@ -65,7 +65,7 @@ def runner_of(
 def device_rank(runner: ModelRunner, device: Device, forms: DeviceForms, max_loras: int = 0, max_lora_rank: int = 0) -> Rank:
     if max_loras:
         keep_adapters(runner, device, max_loras, max_lora_rank)
-    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft else None), runner.adapters))
+    return Rank(0, LaterSteps(step_maker(runner, device, forms, forms if runner.draft or runner.head else None), runner.adapters))
 
 
 def host_rank(runner: ModelRunner) -> Rank:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import draft_heads
 import msgspec
 import pytest
 from device_twin import TwinDevice
 from engine_here import engines_here
+from heads.saved import right_head, save_mimo, save_target
 from test_drafted_tokens import METHODS, Answer, answers, undrafted
 
 from vnext.kernels.table import operations
@@ -37,13 +39,18 @@ class Roomy(TwinDevice):
 def expected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Answer]]:
     """The answers of an engine on the CPU. From then on, engines with device "cuda" compute on the twin, by the CPU's kernels."""
     found = undrafted(1)
+    compute_on_twins(monkeypatch)
+    with engines_here():
+        yield found
+
+
+def compute_on_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on engines of this process with device "cuda" do."""
     monkeypatch.setattr(gpu_loading, "open_device", lambda rank: Roomy())
     monkeypatch.setattr(gpu_loading, "operations", lambda device_type: operations("cpu"))
     monkeypatch.setattr(gpu_loading, "sampler_for", lambda device_type: sampler_for("cpu"))
     monkeypatch.setattr(gpu_loading, "logits_processor_for", lambda device_type: adjust_rows)
     monkeypatch.setattr(gpu_loading, "masking_for", lambda device_type: keep_allowed)
-    with engines_here():
-        yield found
 
 
 @pytest.mark.parametrize(("method", "way"), [*zip(("ngram", "suffix", "grammar", "draft model"), WAYS, strict=True)])
@@ -58,3 +65,19 @@ def test_an_engine_on_a_device_answers_as_one_on_the_cpu_without_drafts(
     assert replay(["show", "--json", str(log)]) == 0
     counters = msgspec.json.decode(capsys.readouterr().out)["state"]["counters"]
     assert counters["draft_tokens"] > 0 and (counters["preempted"] > 0) >= (way == "preempted")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_heads_on_a_device_change_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    """The engine preempts. The log verifies, and drafts are kept."""
+    model = save_mimo(tmp_path / "model") if method == "mtp" else save_target(tmp_path / "model")
+    head = {} if method == "mtp" else {"model": str(right_head(tmp_path / "head", model))}
+    plain, logs = draft_heads.answers(model, log="off"), tmp_path / "logs"
+    compute_on_twins(monkeypatch)
+    settings = {**ON_DEVICE, "num_blocks_override": 40, "log": "full", "log_dir": str(logs)}
+    with engines_here():
+        asked = {"method": method, "num_speculative_tokens": 4, "row_cost": 0} | head
+        assert draft_heads.answers(model, speculative_config=asked, **settings) == plain
+    draft_heads.require_right(logs, capsys, preempts=True)

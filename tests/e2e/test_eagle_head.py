@@ -9,20 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import (
-    LAYERS,
-    VOCAB,
-    WAYS,
-    PlainHead,
-    Seen,
-    answers,
-    random_head,
-    repeated,
-    require_right,
-    right_head,
-    save_target,
-)
+from draft_heads import WAYS, PlainHead, Seen, answers, repeated, require_right
 from engine_here import engines_here
+from heads.saved import LAYERS, VOCAB, random_head, right_head, save_target
 from safetensors.torch import load_file, save_file
 
 from vnext import LLM, SamplingParams

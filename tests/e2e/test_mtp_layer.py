@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draft_heads import WAYS, PlainMtp, Seen, answers, repeated, require_right, save_mimo, save_target
+from draft_heads import WAYS, PlainMtp, Seen, answers, repeated, require_right
 from engine_here import engines_here
+from heads.saved import save_mimo, save_target
 from safetensors.torch import load_file, save_file
 
 from vnext import LLM

@@ -149,11 +149,6 @@ def test_a_speculation_that_cannot_be_is_refused(config: object, sentence: str) 
         LLM(speculative_config=config)
 
 
-def test_a_method_that_drafts_with_a_model_is_refused_on_a_gpu() -> None:
-    with pytest.raises(Exception, match="method mtp, which does not draft on a GPU yet: take ngram, suffix, grammar, draft_model, or device cpu"):
-        LLM(device="cuda", speculative_config={"method": "mtp"})
-
-
 @pytest.mark.parametrize("given", [None, 7])
 def test_the_row_cost_is_measured_unless_it_is_given(given: int | None, tmp_path: Path) -> None:
     config = {"method": "ngram"} | ({} if given is None else {"row_cost": given})

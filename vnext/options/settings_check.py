@@ -19,7 +19,7 @@ from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
 from vnext.runtime.settings import EngineSettings, SettingsError
-from vnext.runtime.speculation import require_gpu_drafter, speculation_of
+from vnext.runtime.speculation import speculation_of
 from vnext.sched.policies import PolicyError, require_name
 
 log = logging.getLogger(__name__)
@@ -192,8 +192,7 @@ def _check_together(settings: EngineSettings) -> None:
         )
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
-    if (speculation := speculation_of(settings.speculative_config)) and settings.device == "cuda":
-        require_gpu_drafter(speculation.method)
+    speculation_of(settings.speculative_config)
     if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
         raise SettingsError(
             f"tensor_parallel_size is {settings.tensor_parallel_size} and the executor inproc has one rank: use mp."

@@ -12,8 +12,6 @@ from vnext.state.config import DRAFTERS, MEASURED, Speculation
 from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
 WITH_MODEL = ("draft_model", "eagle3")
-ON_A_GPU = ("ngram", "suffix", "grammar", "draft_model")
-"""The methods that draft on a GPU, or beside it."""
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
@@ -44,15 +42,6 @@ def speculation_of(text: str) -> Speculation | None:
         raise SettingsError(f"speculative_config takes a model with method {which}: give both or neither.")
     _check_numbers(found)
     return found
-
-
-def require_gpu_drafter(method: str) -> None:
-    """Raise SettingsError where a method drafts with a head that reads hidden states, which a GPU does not do yet."""
-    if method not in ON_A_GPU:
-        raise SettingsError(
-            f"speculative_config asks for method {method}, which does not draft on a GPU yet: take {', '.join(ON_A_GPU)}, or "
-            "device cpu."
-        )
 
 
 def _check_numbers(found: Speculation) -> None:

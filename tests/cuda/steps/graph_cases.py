@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from device_twin import TwinDevice
+from heads.runners import head_runner
 from rank_drive import device_rank, drive, some_arrivals, started_with
 
 from vnext.kernels.table import Operations
@@ -20,13 +21,15 @@ from vnext.state.events import RequestArrived
 def answers(
     kernels: Operations, folder: Path, shapes: Shapes, count: int = 6, dtype: str = "float32", parallel: Parallel = alone(),
     arrive: Callable[[int, int], list[RequestArrived]] = some_arrivals, drafts_itself: bool = False,
-    kv_cache_dtype: str = "auto", **bounds: object,
+    kv_cache_dtype: str = "auto", head: Path | None = None, **bounds: object,
 ) -> tuple[dict, dict]:  # fmt: skip
     """Tokens of each request, and how often each form was run. `bounds` of the engine. `drafts_itself`: the model is its own
-    draft model."""
+    draft model. `head`: the folder of a head that drafts, or of the model itself, whose own layer drafts."""
     forms = DeviceForms(operations=kernels, choose=choose_by_kernel, adjust=adjust_by_kernel, keep=keep_allowed_by_kernel, shapes=shapes)
     runner = ModelRunner(folder, dtype, "cpu", parallel, kv_cache_dtype=kv_cache_dtype)
     runner.draft = ModelRunner(folder, dtype, "cpu", parallel) if drafts_itself else None
+    if head is not None:
+        runner = head_runner(folder, None if head == folder else head)
     rank = device_rank(runner, TwinDevice(), forms)
     found = drive(rank, started_with(runner, **bounds), arrive(count, 8))
     return {id_: [token for token, _ in each] for id_, each in found.items()}, rank.steps.made.forms_run

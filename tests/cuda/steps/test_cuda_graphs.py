@@ -16,6 +16,8 @@ from device_ranks import RankBackend, run_threads
 from device_twin import CaptureError, TwinDevice
 from device_watch import watch_steps
 from graph_cases import answers
+from heads.runners import head_runner
+from heads.saved import tiny_mimo
 from host_shim import ORDERS, HostBackend, HostLauncher
 from msgspec.structs import replace
 from rank_drive import (
@@ -248,10 +250,12 @@ def test_a_prefix_that_is_read_once_changes_no_token(
     assert found[0] == found[1]
 
 
-def test_a_compiler_takes_the_forward_as_one_graph(kernels: Operations, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_head", [False, True], ids=["alone", "with a head"])
+def test_a_compiler_takes_the_forward_as_one_graph(kernels: Operations, tmp_path: Path, has_head: bool) -> None:
     """Breaks in it would be errors. What is traced is run as it is: code for a GPU needs one."""
     dynamo.reset()
-    runner, device = runner_of(tiny_checkpoint(tmp_path / "tiny")), TwinDevice()
+    folder, device = tmp_path / "tiny", TwinDevice()
+    runner = head_runner(tiny_mimo(folder)) if has_head else runner_of(tiny_checkpoint(folder))
     config = started_with(runner).config
     model = runner.device_model(config.page_count, config.block_size)
     batch = DeviceBatch(config, runner.config.vocab_size, device, plain_batch_operations())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +12,21 @@ import torch
 from device_twin import WaitingError
 from device_watch import watch_steps
 from graph_cases import answers
+from heads.saved import random_head, tiny_mimo
 from host_shim import HostBackend
 from msgspec.structs import replace
 from rank_drive import WINDOWS, repetitive_arrivals, tiny_checkpoint
 
 from vnext.kernels.table import Operations
+from vnext.runtime.batch.draft_batch import DraftedRow
 from vnext.runtime.batch.draft_rows import Drafted, Kept
 from vnext.runtime.gpu import unread
 from vnext.runtime.gpu.buckets import Shapes, choose_form
 from vnext.runtime.gpu.decode_graphs import DecodeGraphs
 from vnext.runtime.gpu.device_batch import HostStep
+from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.model_drafts import ModelDrafts
-from vnext.runtime.gpu.unread import LaterDrafts, Unread
+from vnext.runtime.gpu.unread import MADE, LaterDrafts, Unread
 from vnext.state.config import Speculation
 from vnext.state.events import RequestArrived
 from vnext.state.params import Constraint
@@ -89,6 +92,34 @@ def test_a_model_drafts_in_graphs_and_pieces(
     assert found == expected and ran["eager"] == 0
     assert forms["graph"] > 20 and forms["pieces"] > 3 and forms["eager"] == 0
     assert drafts[0] > 40 and drafts[1] > 0.9 * drafts[0]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_drafts_behind_graphs_and_pieces(
+    kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Graphs and pieces leave the states that eager steps leave: the head drafts the same, and the tokens are those without drafts."""
+    folder = tiny_mimo(tmp_path / "tiny") if method == "mtp" else tiny_checkpoint(tmp_path / "tiny", num_hidden_layers=3)
+    head = folder if method == "mtp" else random_head(tmp_path / "head", vocab=211, known=180, layers=(0, 2))
+    speculation, drafts = Speculation(method=method, num_speculative_tokens=3), DeviceHeadDrafts.drafts
+    found: list[dict[bytes, list[int]]] = []
+
+    def watched(self: DeviceHeadDrafts, rows: Sequence[DraftedRow]) -> list[np.ndarray]:
+        made = drafts(self, rows)
+        found[-1] |= {row.tokens.tobytes(): self.made.numpy()[MADE - each].tolist() for row, each in zip(rows, made) if len(each)}
+        return made
+
+    monkeypatch.setattr(DeviceHeadDrafts, "drafts", watched)
+    expected, _ = answers(kernels, folder, EAGER, 7, arrive=repetitive_arrivals)
+    for shapes in (EAGER, GRAPHS):
+        found.append({})
+        tokens, ran = answers(kernels, folder, shapes, 7, arrive=repetitive_arrivals, speculation=speculation, head=head)
+        assert tokens == expected
+    assert ran["graph"] > 12 and ran["pieces"] > 3 and ran["eager"] == 0
+    both = found[0].keys() & found[1].keys()
+    assert len(both) > 20
+    for each in both:
+        assert all(a == b for a, b in zip(found[0][each], found[1][each]))
 
 
 def test_a_draft_that_a_row_takes_is_seen(kernels: Operations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

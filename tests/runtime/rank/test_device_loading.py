@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from device_twin import TwinDevice
+from heads.saved import random_head, save_mimo, save_target
 from msgspec.structs import replace
 from rank_drive import drive, host_rank, repetitive_arrivals, runner_of, some_arrivals, started_with
 
@@ -91,10 +93,26 @@ def test_drafting_costs_are_those_of_steps_with_drafts(roomy: None, monkeypatch:
     assert loading.ready_message(settings, runner).draft_costs == (round(50 / 1.05), round((300 - 50) / 1.05))
 
 
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_methods_that_do_not_draft_on_a_gpu_are_refused_by_name(method: str) -> None:
-    with pytest.raises(SettingsError, match=f"method {method}, which does not draft on a GPU yet: take ngram, suffix, grammar, draft_model, or"):
-        loading.load_rank(settings_of(speculates=True, draft_method=method), Path())
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "draft_model"])
+def test_a_rank_that_drafts_with_a_model_is_loaded_and_sized(roomy: None, tmp_path: Path, method: str) -> None:
+    """Its trial step writes states, pages have room for the head's part, and a draft's cost is measured on the device."""
+    model = save_mimo(tmp_path / "model") if method == "mtp" else save_target(tmp_path / "model")
+    paths = {"eagle3": partial(random_head, tmp_path / "head"), "draft_model": lambda: model, "mtp": lambda: ""}
+    settings = settings_of(
+        model_path=str(model), speculates=True, draft_method=method, draft_path=str(paths[method]()), measures_draft_costs=True,
+        gpu=replace(GPU, drafts_max=3), max_model_len=96,
+    )  # fmt: skip
+    rank, runner = loading.load_rank(settings, Path())
+    ready = loading.ready_message(settings, runner)
+    own, page, trial = runner.own_block_bytes(4), runner.block_bytes(4), 32 * 1 + 1
+    assert page > own and (runner.head is None) == (method == "draft_model")
+    peak = 2**28 - trial * (page if runner.head else own)
+    left = int(2**32 * 0.9) - 2**30 - peak - GRAPH_BYTES - (9 + 32) * runner.config.vocab_size * 4
+    assert ready.page_count_max == left // page and 0 < ready.draft_costs[0] <= 1000
+    speculation = Speculation(method=method, num_speculative_tokens=3)
+    arrivals = repetitive_arrivals(6, seed=2)
+    expected = drive(host_rank(runner_of(model)), started_with(runner), arrivals)
+    assert drive(rank, started_with(runner, speculation=speculation), arrivals) == expected
 
 
 @pytest.mark.parametrize("kind", ["auto", "int8"])

@@ -74,10 +74,11 @@ class Angles(NamedTuple):
 
 
 class AuxStates(NamedTuple):
-    """`states` [T, n, hidden], dense, takes the inputs of the layers with the indices `layers` int64 [n]: the sums of the embedding
-    and of what all layers before have added. The index behind the last layer's stands for the last sum."""
+    """`states` [T, n, hidden], dense, takes the inputs of the layers with the indices `layers`: the sums of the embedding
+    and of what all layers before have added. The index behind the last layer's stands for the last sum. The kernel takes `layers`
+    as int64 [n]; compilers want a tuple."""
 
-    layers: np.ndarray
+    layers: np.ndarray | tuple[int, ...]
     states: Array
 
 

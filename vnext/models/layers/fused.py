@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vnext.kernels.arrays import Array, is_dense, strides_of
 from vnext.kernels.cpu import stack as kernel
 from vnext.kernels.cpu.native import CACHE_KINDS, KINDS, Kind
@@ -59,9 +61,10 @@ def run(
     if plan.token_count != residual.shape[0]:
         return None
     angles = kernel.Angles(step.cosine, step.sine)
+    aux = batch.aux and batch.aux._replace(layers=np.array(batch.aux.layers, dtype=np.int64))
     return kernel.run(
         stack, residual, norm, caches, plan, step.slots, angles, batch.sample_at, config.rms_norm_eps, step.scale,
-        config.attention_softcap, batch.aux,
+        config.attention_softcap, aux,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class HeadBatch(NamedTuple):
     """What a head computes: `embeddings` of the tokens and `states` of those before them, [T, hidden] each.
 
     `rows`: its cache has pages of one token. Queries, their starts, contexts and the table are of the tokens at sample_at
-    alone: only they go on after their keys and values are written.
+    alone: only they go on after their keys and values are written. Prepared attention is theirs too.
     """
 
     rows: ForwardBatch
@@ -51,7 +51,10 @@ def run_head_layer(
     residual = residual.index_select(0, rows.sample_at)
     if not len(rows.sample_at):
         return residual, residual
-    metadata = chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, config.kv_head_count, (0,))
+    if rows.attention is not None:
+        (metadata,) = rows.attention.metadata
+    else:
+        metadata = chosen.attention_metadata(*host_batch(rows), rows.block_table, 1, config.kv_head_count, (0,))
     seen = chosen.paged_attention(query.index_select(0, rows.sample_at), *kv[0], metadata, config.head_dim**-0.5, 0, 0.0)
     mixed = chosen.linear(seen.flatten(1), layer.attention.output.weight, layer.attention.output.bias)
     normed, residual = chosen.add_rms_norm(mixed, residual, layer.mlp_norm, eps)

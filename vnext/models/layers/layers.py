@@ -114,7 +114,7 @@ def layer_steps(
     steps = [step_of(window, slots, each) for window, (slots, _), each in zip(groups.windows, places, metadata, strict=True)]
     still = [step._replace(cosine=None, sine=None) for step in steps] if config.still_layers else steps
     found = [(still if layer in config.still_layers else steps)[group] for layer, group in enumerate(groups.group_of)]
-    for place, layer in enumerate(batch.aux.layers.tolist() if batch.aux else ()):
+    for place, layer in enumerate(batch.aux.layers if batch.aux else ()):
         at, name = (layer, "aux") if layer < len(found) else (-1, "output")
         found[at] = found[at]._replace(**{name: batch.aux.states[:, place]})
     return tuple(found)

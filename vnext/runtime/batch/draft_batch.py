@@ -9,7 +9,7 @@ same of a token, they draw the same one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class DraftBatch:
 
     HOLDS_DRAFTS = True
     """Whether what the model has computed of a draft serves later, when the draft was right."""
+    made: Any = None
+    """The drafts on a device that keeps them (see runtime/gpu/head_drafts.py)."""
 
     def __init__(self, model: DraftModel, table: np.ndarray, sampling: SamplingColumns, config: SchedulerConfig) -> None:
         self._model, self._table, self._sampling, self._config = model, table, sampling, config

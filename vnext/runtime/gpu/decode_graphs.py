@@ -28,6 +28,7 @@ from vnext.runtime.gpu.device_batch import DeviceBatch, HostStep, Samples, decod
 from vnext.runtime.gpu.model import DeviceModel
 from vnext.runtime.gpu.sampling_updates import PLAIN, Wants
 from vnext.runtime.gpu.staging import Layout, Staging
+from vnext.runtime.gpu.unread import with_made
 from vnext.sampling.inputs import BehindDrafts
 from vnext.sampling.sampling import Adjust, Choose
 
@@ -173,7 +174,8 @@ class DecodeGraphs:
 
     def _token_ids(self, fields: dict[str, torch.Tensor]) -> torch.Tensor:
         last = self._batch.last.index_select(0, fields["places"])
-        return torch.where(fields["tokens"] == TAKE_LAST, last, fields["tokens"])
+        token_ids = torch.where(fields["tokens"] == TAKE_LAST, last, fields["tokens"])
+        return token_ids if self._batch.made is None else with_made(token_ids, self._batch.made)
 
     def _fed(self, fields: dict[str, torch.Tensor], step: HostStep) -> tuple[ForwardBatch, Samples]:
         """The rows of a step in the types of an uncaptured one, made of the same parts as `body`; those of a request become one."""

@@ -28,7 +28,7 @@ from vnext.runtime.gpu.device import Device
 from vnext.runtime.gpu.row_parameters import RowParameters
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates, Wants
 from vnext.runtime.gpu.staging import Staging
-from vnext.runtime.gpu.unread import LaterDrafts, StepSamples, Unread
+from vnext.runtime.gpu.unread import LaterDrafts, StepSamples, Unread, with_made
 from vnext.sampling.constraint import Vocabulary
 from vnext.sampling.inputs import BehindDrafts
 from vnext.state.config import SchedulerConfig
@@ -179,6 +179,11 @@ class DeviceBatch(PersistentBatch):
         """Whether steps may have drafts."""
         return self._config.speculation is not None
 
+    @property
+    def made(self) -> torch.Tensor | None:
+        """The newest drafts that the device keeps; None where it keeps none."""
+        return self._model_drafts and self._model_drafts.made
+
     def wants(self, rows: np.ndarray, positions: np.ndarray) -> Wants:
         """As SamplingUpdates.wants."""
         return self._updates.wants(rows, positions)
@@ -265,9 +270,10 @@ class DeviceBatch(PersistentBatch):
         self.bring(sent)
         if len(step.ahead):
             self._operations.place_tokens(self.last, sent["ahead_rows"], sent["ahead_at"], sent["token_ids"])
+        token_ids = sent["token_ids"] if self.made is None else with_made(sent["token_ids"], self.made)
         positions, contexts, places = self._index(step, sent)
         batch = ForwardBatch(
-            sent["token_ids"], positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
+            token_ids, positions, places[0].slots, sent["query_starts"], contexts, places[0].block_table,
             sent["sample_at"], host=HostBatch(step.query_starts, step.contexts), groups=tuple(places[1:]),
             tiles=ThinTiles(sent["tile_tokens"], sent["tiles"].view(-1, 3)) if step.tiles is not None else None,
         )  # fmt: skip

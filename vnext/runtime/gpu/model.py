@@ -5,10 +5,11 @@ Owns nothing. Gives the sizes that a captured step needs. See `decode_graphs.py`
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from vnext.kernels.cpu.stack import AuxStates
 from vnext.kernels.cuda import experts
 from vnext.kernels.thin_tiles import tile_room
 from vnext.models.config.model_config import ModelConfig
@@ -19,9 +20,23 @@ from vnext.models.registry import Family
 from vnext.runtime.gpu.adapter_regions import AdapterRegions
 
 
+class DeviceHead(Protocol):
+    """A draft head with its cache, which has the target's pages (runtime/rank/draft_head.py)."""
+
+    query_group: int
+    kv_head_count: int
+
+    def room(self, token_count: int) -> AuxStates: ...
+
+    def write(self, slots: torch.Tensor, aux: AuxStates) -> None: ...
+
+    def logits(self, rows: ForwardBatch, before: torch.Tensor) -> torch.Tensor | None: ...
+
+
 class DeviceModel(NamedTuple):
     """One rank's model with its cache, whose last page is the null page: no request holds it. `adapters`: where adapters are, and
-    how ranks sum in steps with them, whose products are not made in parts: a part would not see its tokens."""
+    how ranks sum in steps with them, whose products are not made in parts: a part would not see its tokens. `head`: what drafts
+    by the states of its layers."""
 
     family: Family
     params: Any
@@ -30,6 +45,7 @@ class DeviceModel(NamedTuple):
     parallel: Parallel
     adapters: AdapterRegions | None = None
     adapted_parallel: Parallel | None = None
+    head: DeviceHead | None = None
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -60,11 +76,16 @@ class DeviceModel(NamedTuple):
         return tile_room(token_max, self.adapters.memory.shape[0] if self.adapters else 0)
 
     def hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """Normed hidden states [S, hidden] of a step; writes its keys and values to the cache."""
+        """Normed hidden states [S, hidden] of a step; writes its keys and values to the cache, and what a head reads of it."""
         parallel = self.parallel
         if self.adapters is not None and batch.tiles is not None:
             batch, parallel = batch._replace(adapted=self.adapters.adapted(batch.tiles)), self.adapted_parallel
-        return self.family.forward(self.params, self.kv, batch, self.config, parallel)[0]
+        if self.head is None:
+            return self.family.forward(self.params, self.kv, batch, self.config, parallel)[0]
+        aux = self.head.room(batch.token_ids.shape[0])
+        found = self.family.forward(self.params, self.kv, batch._replace(aux=aux), self.config, parallel)[0]
+        self.head.write(batch.slots, aux)
+        return found
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [S, vocab_size], whole on every rank."""

@@ -73,9 +73,15 @@ class RowParameters:
         floats, longs = self._floats[:RATES_AT].index_select(1, places), self._longs[:MARKS_AT].index_select(1, places)
         return SamplingInputs(**dict(zip(FLOATS, floats)), **dict(zip(LONGS, longs)), position=positions)
 
-    def count(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Rows `places` have sampled `tokens` (int64 [S] each)."""
-        self._add(places * self._history.shape[1] + tokens)
+    def count(self, places: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows `places` have sampled `tokens` (int64 [S] each). Returns what `uncount` takes back."""
+        entries = places * self._history.shape[1] + tokens
+        self._add(entries)
+        return entries
+
+    def uncount(self, entries: torch.Tensor) -> None:
+        """Take back what was counted."""
+        self._history.view(-1).index_add_(0, entries, self._one.expand(entries.shape[0]), alpha=-1)
 
     def _add(self, entries: torch.Tensor) -> None:
         self._history.view(-1).index_add_(0, entries, self._one.expand(entries.shape[0]))

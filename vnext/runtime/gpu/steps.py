@@ -158,8 +158,10 @@ class DeviceSteps:
         if sampled is None and not prompts:
             return PendingStep(step.step, began_s, None, self._device.mark(), step.asked, fed)
         of_samples = [part for part in sampled or () if part is not None]
-        fetched, mark = self._device.fetch([*of_samples, *prompts])
-        samples = StepSamples(step.drafted, self._batch.bounds(step), fetched[0], mark) if of_samples else None
+        made = [self._batch.made] if of_samples and self._batch.made is not None and step.has_drafts else []
+        fetched, mark = self._device.fetch([*of_samples, *prompts, *made])
+        fetched, made = fetched[: len(of_samples) + len(prompts)], fetched[len(of_samples) + len(prompts) :]
+        samples = StepSamples(step.drafted, self._batch.bounds(step), fetched[0], mark, *made) if of_samples else None
         if samples is not None:
             self._batch.launched(step, samples)
         if masked.rows:

@@ -18,12 +18,23 @@ from vnext.runtime.gpu.device import Mark
 from vnext.runtime.gpu.sampling_updates import SamplingUpdates
 from vnext.state.state import Request, StepInFlight
 
+MADE = -2
+"""From here on down numbers stand for drafts that the device keeps; MADE - n is the one at place n."""
+
+
+def with_made(token_ids: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [T] with the drafts `made` (int64, any number) where numbers stand for them. Waits for no device."""
+    return torch.where(token_ids <= MADE, made.index_select(0, (MADE - token_ids).clamp(min=0)), token_ids)
+
 
 class StepSamples:
-    """What a step has sampled: `tokens` int64 [S] on the host once `mark` is reached. `most`: as in `kept`."""
+    """What a step has sampled: `tokens` int64 [S] on the host once `mark` is reached, and with them the drafts that the device has
+    `made` (None for none). `most`: as in `kept`."""
 
-    def __init__(self, drafted: Drafted, most: np.ndarray, tokens: torch.Tensor, mark: Mark) -> None:
-        self._drafted, self._most, self._tokens, self._mark = drafted, most, tokens, mark
+    def __init__(
+        self, drafted: Drafted, most: np.ndarray, tokens: torch.Tensor, mark: Mark, made: torch.Tensor | None = None
+    ) -> None:
+        self._drafted, self._most, self._tokens, self._mark, self._made = drafted, most, tokens, mark, made
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -34,7 +45,10 @@ class StepSamples:
     @cached_property
     def kept(self) -> Kept:
         """Those that are kept. Waits for them."""
-        return kept(*self._drafted, self.tokens, self._most)
+        (scheduled, drafts), tokens = self._drafted, self.tokens
+        if self._made is not None:
+            drafts = np.where(drafts <= MADE, self._made.numpy()[np.maximum(MADE - drafts, 0)], drafts).astype(np.int32)
+        return kept(scheduled, drafts, tokens, self._most)
 
     @property
     def is_read(self) -> bool:

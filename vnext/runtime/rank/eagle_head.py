@@ -23,7 +23,7 @@ def load_eagle_head(settings: RankSettings, target: ModelRunner) -> DraftHead:
     if reason := why_not(path, config, target):
         raise SettingsError(f"speculative_config names the EAGLE-3 head {path}, {reason}")
     require_same_drafts(settings, target)
-    params = load_params(path, config, alone(), torch_dtype(target.dtype), "cpu", form=target.invariance.form)
+    params = load_params(path, config, alone(), torch_dtype(target.dtype), target.device, form=target.invariance.form)
     if config.hidden_size != target.config.hidden_size and params.embedding is None:
         raise SettingsError(
             f"speculative_config names the EAGLE-3 head {path}, which has no embedding and the width {config.hidden_size}, and the "

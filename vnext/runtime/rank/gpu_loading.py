@@ -28,6 +28,7 @@ from vnext.runtime.gpu.buckets import Shapes, checked_rows, default_rows, defaul
 from vnext.runtime.gpu.cascade import Costs
 from vnext.runtime.gpu.cuda import CudaDevice
 from vnext.runtime.gpu.device import Device
+from vnext.runtime.gpu.head_drafts import DeviceHeadDrafts
 from vnext.runtime.gpu.model import why_not_captured
 from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
@@ -86,6 +87,14 @@ def device_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms:
     return with_attention(forms, runner, ATTENTION_BACKENDS[gpu.attention])
 
 
+def draft_forms(runner: ModelRunner, gpu: GpuSettings) -> DeviceForms | None:
+    """As device_forms, of the draft model or the head; None where neither drafts."""
+    if runner.head is None:
+        return device_forms(runner.draft, gpu) if runner.draft else None
+    why = why_eager(runner.head.config, runner.parallel, torch_dtype(runner.dtype), runner.invariance.form == "fixed")
+    return replace(device_forms(runner, gpu), shapes=captured_shapes(gpu, why), wrap=None)
+
+
 def with_attention(forms: DeviceForms, runner: ModelRunner, backend: AttentionBackend) -> DeviceForms:
     """The device operations with a backend's attention where it can do the same. Raises SettingsError."""
     if not backend.module:
@@ -123,8 +132,7 @@ def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> 
     if settings.max_lora_rank:
         with enough_memory("the adapters do", "lower --max-loras or --max-lora-rank"):
             keep_adapters(runner, device, settings.gpu.adapters_max, settings.max_lora_rank)
-    draft_forms = device_forms(runner.draft, settings.gpu) if runner.draft else None
-    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms)
+    make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms(runner, settings.gpu))
     return Rank(settings.rank, LaterSteps(make, runner.adapters))
 
 
@@ -139,14 +147,17 @@ def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_m
 def step_maker(
     runner: ModelRunner, device: Device, forms: DeviceForms, draft_forms: DeviceForms | None = None
 ) -> Callable[[State], DeviceSteps]:
-    """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_forms`: those of the
-    draft model; without them it does not draft."""
+    """A function that makes the cache and the steps, and captures the graphs that most steps need. `draft_forms`: those of what
+    drafts; without them it does not draft."""
 
     def make(state: State) -> DeviceSteps:
         sizes = (state.config.page_count, state.config.block_size)
         model, drafts_of = runner.device_model(*sizes), None
-        if runner.draft is not None and draft_forms is not None:
-            drafts_of = partial(ModelDrafts, device, runner.draft.device_model(*sizes), draft_forms)
+        if draft_forms is not None and state.config.speculation is not None:
+            if runner.head is not None:
+                drafts_of = partial(DeviceHeadDrafts, device, runner.head, draft_forms)
+            elif runner.draft is not None:
+                drafts_of = partial(ModelDrafts, device, runner.draft.device_model(*sizes), draft_forms)
         vocabulary = runner.vocabulary(state.config.eos_token_ids)
         steps = DeviceSteps(device, model, state, forms, vocabulary, drafts_of, runner.adapters)
         steps.prepare()
@@ -160,7 +171,7 @@ def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Devi
     gpu = replace(settings.gpu, rows_max=ROWS, drafts_max=0, graph_sizes=(), tokens_max=ROWS * BLOCK_SIZE, compile=False)
 
     def make_steps(of: ModelRunner) -> LaterSteps:
-        return LaterSteps(step_maker(of, device, device_forms(of, gpu), device_forms(of.draft, gpu) if of.draft else None))
+        return LaterSteps(step_maker(of, device, device_forms(of, gpu), draft_forms(of, gpu)))
 
     return draft_costs(runner, make_steps, pipeline_depth=2)
 

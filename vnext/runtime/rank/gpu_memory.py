@@ -67,7 +67,8 @@ def try_largest_step(
     changed = logits.clone()
     report_in_parts(logits, choose(changed, trial_sampling(rows, device.torch_device)), LOGPROBS_MAX)
     del logits, changed
-    return device.memory(), (pages + 1) * runner.own_block_bytes(block_size)
+    page_bytes = runner.own_block_bytes(block_size) + (runner.head.block_bytes(block_size) if runner.head else 0)
+    return device.memory(), (pages + 1) * page_bytes
 
 
 def trial_batch(tokens: int, rows: int, block_size: int, groups: int, device: torch.device) -> tuple[ForwardBatch, int]:

@@ -28,7 +28,6 @@ from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
-from vnext.runtime.speculation import require_gpu_drafter
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +46,6 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     start_threads(settings.threads)
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
-    if settings.speculates:
-        require_gpu_drafter(settings.draft_method)
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
 
     device = open_device(settings.rank)
@@ -57,8 +54,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     )
     with enough_memory("the model's weights do"):
         runner = load_runner(settings, device.torch_device, parallel)
-    if settings.draft_path:
-        runner.draft = load_draft_model(settings, runner)
+    with enough_memory("the draft model or head does"):
+        load_drafter(settings, runner)
     runner.steps_device = device
     return device_rank(settings, runner, device), runner
 
@@ -71,6 +68,12 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         from vnext.runtime.rank.routed_experts import RoutedExperts  # of steps in torch
 
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
+    load_drafter(settings, runner)
+    return Rank(settings.rank, HostSteps(runner)), runner
+
+
+def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
+    """Load the draft model or head that the settings name, if any, on the runner's device. Raises ModelError, SettingsError."""
     if settings.draft_method == "eagle3":
         from vnext.runtime.rank.eagle_head import load_eagle_head  # heads compute in torch
 
@@ -81,7 +84,6 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         runner.head = load_mtp_layer(settings, runner)
     elif settings.draft_path:
         runner.draft = load_draft_model(settings, runner)
-    return Rank(settings.rank, HostSteps(runner)), runner
 
 
 def device_of(settings: RankSettings) -> str:

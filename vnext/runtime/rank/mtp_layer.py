@@ -22,7 +22,7 @@ def load_mtp_layer(settings: RankSettings, target: ModelRunner) -> DraftHead:
     require_same_drafts(settings, target)
     config = replace(target.config, layer_count=1)
     params = load_params(
-        target.path, config, alone(), torch_dtype(target.dtype), "cpu", None, settings.quantization, target.invariance.form,
+        target.path, config, alone(), torch_dtype(target.dtype), target.device, None, settings.quantization, target.invariance.form,
         assemble=mimo.assemble_mtp,
     )  # fmt: skip
     functions = Functions(

@@ -34,6 +34,7 @@ from vnext.sampling.inputs import SamplingInputs, is_plain
 if TYPE_CHECKING:
     import torch
 
+    from vnext.kernels.cpu.stack import AuxStates
     from vnext.runtime.gpu.adapter_regions import AdapterRegions
     from vnext.runtime.gpu.device import Device
     from vnext.runtime.gpu.model import DeviceModel
@@ -45,13 +46,23 @@ if TYPE_CHECKING:
 class Head(Protocol):
     """A draft head (draft_head.py)."""
 
+    config: ModelConfig
+    query_group: int
+    kv_head_count: int
+
     def block_bytes(self, block_size: int) -> int: ...
 
     def make_cache(self, page_count: int, block_size: int) -> None: ...
 
     def with_room(self, batch: ForwardBatch) -> ForwardBatch: ...
 
+    def room(self, token_count: int) -> AuxStates: ...
+
     def keep(self, batch: ForwardBatch) -> None: ...
+
+    def write(self, slots: torch.Tensor, aux: AuxStates) -> None: ...
+
+    def logits(self, rows: ForwardBatch, before: torch.Tensor) -> torch.Tensor | None: ...
 
     def run(self, rows: ForwardBatch, before: np.ndarray, sampling: SamplingInputs | None) -> np.ndarray: ...
 
@@ -152,12 +163,16 @@ class ModelRunner:
             self.routed.make(page_count, block_size)
 
     def device_model(self, page_count: int, block_size: int) -> DeviceModel:
-        """The model with a cache of its own for steps on a device: `page_count` pages and one null page for padding."""
+        """The model with a cache of its own for steps on a device, the head's too: `page_count` pages and one null page for
+        padding."""
         from vnext.runtime.gpu.model import DeviceModel  # a device needs torch
 
         dtype, whole = torch_dtype(self._kv_dtype), replace(self.parallel, begin_all_reduce=None)
         kv = make_kv_cache(self.config, page_count + 1, block_size, dtype, self.device, self.parallel)
-        return DeviceModel(self._family, tensors_of(self._params), kv, self.config, self.parallel, self.regions, whole)
+        if self.head is not None:
+            self.head.make_cache(page_count + 1, block_size)
+        params = tensors_of(self._params)
+        return DeviceModel(self._family, params, kv, self.config, self.parallel, self.regions, whole, self.head)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """Compute one step: write its keys and values to the cache and sample a token for each sampled row.
