@@ -29,6 +29,9 @@ class Reported(NamedTuple):
     details: list[RankDetail]
 
 
+NOTHING_REPORTED = Reported([], [])
+
+
 class DueReports:
     """The reports of one step. Mutable. `structure` is the digest of `state`, in which the step runs; `commits` holds what
     rank 0 has sampled since then, by step."""

@@ -23,7 +23,7 @@ from vnext.log.log_plain import WIDTH_MAX
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
-from vnext.runtime.core.due_reports import RankChecks
+from vnext.runtime.core.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.core.executor import Executor, NoRanks
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
@@ -191,7 +191,7 @@ class EngineCore:
         state_digest = digest(self.state)
         if events and isinstance(last := events[-1], StepPlanned) and last.step % self.state.config.digest_interval == 0:
             self._checks.expect(last.step, state_digest, self.state)
-        reported = self._checks.take_new()
+        reported = self._checks.take_new() if self._checks.new.digests else NOTHING_REPORTED
         self._recorder.append(events, befores, state_digest, reported.digests, matched, reported.details)
         return events
 
