@@ -17,6 +17,7 @@ from vnext.state.config import SchedulerConfig
 from vnext.state.digest import digest
 from vnext.state.events import (
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
@@ -25,6 +26,7 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     pack_tokens,
 )
 from vnext.state.feasibility import refusal
@@ -32,6 +34,7 @@ from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
+from vnext.state.weights import is_drained
 
 Iteration = tuple[list[AnyEvent], list[State], State, list[RankDigest]]
 
@@ -65,16 +68,17 @@ def started(config: SchedulerConfig, world_size: int = 2) -> EngineStarted:
 
 
 def engine(
-    config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2, recovering: float = 0.0, resumed: int = 0
-) -> Iterator[Iteration]:
+    config: SchedulerConfig, seed: int, arrivals: int, world_size: int = 2, recovering: float = 0.0, resumed: int = 0,
+    changing: float = 0.0,
+) -> Iterator[Iteration]:  # fmt: skip
     """Iterations until every request has ended: events, the state before each, the state after all, rank digests. In a share
-    `recovering` of them the ranks are replaced; with `resumed` it continues another engine with so many requests."""
+    `recovering` of them the ranks are replaced; with `resumed` it continues another engine with so many requests; in a share `changing` it pauses for other weights."""
     rng, state, histories = random.Random(seed), start(started(config)), [[1] * 9]
     reports: list[RankDigest] = []
     while arrivals or state.requests or state.in_flight:
         events: list[AnyEvent] = []
         befores: list[State] = []
-        chosen = _taken_over(rng, state, histories, resumed) if resumed else _chosen(rng, state, histories, arrivals, recovering)
+        chosen = _taken_over(rng, state, histories, resumed) if resumed else _chosen(rng, state, histories, arrivals, recovering, changing)
         resumed = 0
         for event in chosen:
             befores.append(state)
@@ -105,13 +109,16 @@ def _taken_over(rng: random.Random, state: State, histories: list[list[int]], co
 
 
 def _chosen(
-    rng: random.Random, state: State, histories: list[list[int]], arrivals: int, recovering: float
+    rng: random.Random, state: State, histories: list[list[int]], arrivals: int, recovering: float, changing: float
 ) -> Iterator[AnyEvent]:
     """One iteration's events, each chosen in the state that the ones before it left."""
     if recovering and rng.random() < recovering:
         event = EngineRecovered(cause="rank 1 was killed (signal 9)", cautious=rng.choice((0, state.next_id)))
         yield event
         return  # new ranks start meanwhile
+    for event in _changed(rng, state, changing):
+        yield event
+        state = reduce(state, event)
     if arrivals and rng.random() < 0.5:
         event = _arrival(rng, state, histories)
         yield event
@@ -130,6 +137,18 @@ def _chosen(
     plan = schedule(state) if len(state.in_flight) < state.config.pipeline_depth else None
     if plan is not None:
         yield plan
+
+
+def _changed(rng: random.Random, state: State, changing: float) -> tuple[AnyEvent, ...]:
+    """The pause for other weights, or, once it is due, their change."""
+    if state.paused and is_drained(state):
+        version = state.weights.version if state.weights else 0
+        asleep = (EnginePaused(mode="sleep"),) if rng.random() < 0.3 else ()
+        change = WeightsChanged(version=version + 1, digest=f"digest {version + 1}", path="/secret/path")
+        return *asleep, change, EnginePaused(mode="")
+    if state.paused or not changing or rng.random() > changing:
+        return ()
+    return (EnginePaused(mode=rng.choice(("wait", "keep"))),)
 
 
 def _arrival(rng: random.Random, state: State, histories: list[list[int]]) -> RequestArrived:

@@ -4,6 +4,8 @@
     arrive a prompt=1*5,7 ...    a request named a; prompts are tokens, `1*5` is five ones; fields of Sampling, priority, salt
     plan | commit 9 b=0          decide and fold a step; give its samples: everybody 9, b 0
     step 9 b=0 | step x3         plan, then commit the oldest step (9 where nothing is said); three times
+    pause keep | unpause         an engine pauses in a mode, and goes on
+    weights 1 d                  version 1 of the weights, with digest d
     abort a b | reset | blocks   abort; forget cached contents; show every block table and the free blocks
     recover cautious=2           other ranks begin; requests numbered below 2 join one at a time
     resume a prompt=1*5 has=9,9  `arrive`, of a request that has these tokens from another engine
@@ -15,7 +17,7 @@ from __future__ import annotations
 from core_drive import Engine, arrival_of, check_decision, resumed_of
 
 from vnext.sched.schedule import schedule
-from vnext.state.events import PrefixCacheReset, StepPlanned
+from vnext.state.events import EnginePaused, PrefixCacheReset, StepPlanned, WeightsChanged
 from vnext.state.feasibility import refusal
 from vnext.state.pool import free_blocks
 from vnext.state.state import State
@@ -70,6 +72,12 @@ class Player:
                 return [self._line("  ".join(f"{self.names[news.id]}:{news.finish}" for news in self.engine.news) or "nothing")]
             case "reset":
                 self.engine.fold(PrefixCacheReset())
+                return [self._line("")]
+            case "pause" | "unpause":
+                self.engine.fold(EnginePaused(mode="".join(arguments)))
+                return [self._line("")]
+            case "weights":
+                self.engine.fold(WeightsChanged(version=int(arguments[0]), digest=arguments[1]))
                 return [self._line("")]
             case "blocks":
                 return [self._blocks()]

@@ -16,7 +16,7 @@ from vnext.sched.schedule import schedule
 from vnext.sched.sim.scenario import Scenario
 from vnext.sched.sim.scenario_draw import scenario
 from vnext.sched.sim.simulator import simulate
-from vnext.state.events import StepPlanned
+from vnext.state.events import EnginePaused, StepPlanned
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 from vnext.state.store.rows import wants
@@ -163,3 +163,16 @@ def test_a_budget_is_compared_with_what_the_cache_does_not_have(seed):
 )
 def test_what_bounds_the_rest_is_known_without_a_trial_only_if_nobody_gives_way(plan, tokens, running, due) -> None:
     assert bound_behind(config_of(), plan, tokens, running) == due
+
+
+def test_a_pause_is_a_reason():
+    engine = Engine()
+    first = engine.arrive([1] * 9)
+    engine.step()
+    second = engine.arrive([2] * 9)
+    engine.fold(EnginePaused(mode="wait"))
+    told = explain(engine.state)
+    assert told.plan == engine.decide() and [(wait.id, wait.why) for wait in told.waits] == [(second, "pause")]
+    engine.fold(EnginePaused(mode="keep"))
+    told = explain(engine.state)
+    assert told.plan is None and {(wait.id, wait.why) for wait in told.waits} == {(first, "pause"), (second, "pause")}

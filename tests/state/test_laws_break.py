@@ -219,6 +219,7 @@ BREAKS: list[tuple[str, Callable[[State], None], Break]] = [
     ("Y3", laws.arrivals_are_accounted, lambda s: replace(s, counters=replace(s.counters, finished=0))),
     ("R1", laws.adapters_are_resident, lambda state: replace(with_adapter(state), slots=(None, None))),
     ("R2", laws.roots_are_of_one_adapter, lambda state: with_adapter(state, state.requests[int(state.rows.id[1])].root)),
+    ("W1", laws.weights_root_the_names, lambda s: replace(s, waiting=(replace(s.waiting[0], block_hashes=(bytes(16),)),))),
 ]
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from vnext.log import pseudonyms
 from vnext.log.open_blocks import OpenBlocks
 from vnext.log.snapshot import indexed_blocks
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.fold_plan import row_tokens
-from vnext.state.state import State
+from vnext.state.state import State, label_of, root_of
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE, group_hash
 from vnext.state.windows import row_blocks
 
@@ -38,10 +38,12 @@ class Roots(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """A request that left its row: its real root hash, its known tokens (int32 bytes) and its pages (int32[n])."""
+    """A request that left its row: its real root hash, the label of the `weights`, its known tokens (int32 bytes) and its pages
+    (int32[n])."""
 
     roots: Roots
     root: bytes
+    weights: str
     tokens: bytes
     blocks: np.ndarray
 
@@ -63,8 +65,8 @@ class RedactedBlocks:
         """This row is about to end or to be preempted; its pages stay in the cache for a while."""
         if not self._naming:
             return
-        root = state.requests[int(state.rows.id[row])].root
-        left = _Left(roots, root, row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
+        root = root_of(state, state.requests[int(state.rows.id[row])])
+        left = _Left(roots, root, label_of(state.weights), row_tokens(state, row).tobytes(), row_blocks(state, row).copy())
         self._owner[left.blocks] = self._left_count
         self._left[self._left_count] = left
         self._left_count += 1
@@ -80,14 +82,16 @@ class RedactedBlocks:
         names = {name: block for block, name in enumerate(state.pool.prefix_index.keys()) if name is not None}
         for name, block in names.items():
             self._keys[block] = np.frombuffer(pseudonyms.block_label(key, name), dtype=np.uint8)
-        for root, roots, tokens in histories if names else ():
+        weights = label_of(state.weights)
+        for base, roots, tokens in histories if names else ():
+            root = versioned_root(base, weights)
             if names.keys() & set(block_hashes(root, tokens, self._size)) or self._config.windows:
-                self._write_known(self._keys, state, root, tokens, self.chain(roots, tokens)[1])
+                self._write_known(self._keys, state, root, tokens, self.chain(roots, tokens, weights)[1])
 
-    def chain(self, roots: Roots, tokens: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+    def chain(self, roots: Roots, tokens: bytes, weights: str) -> tuple[bytes, tuple[bytes, ...]]:
         """A history (int32 bytes) as in the log: its pseudonyms, and the hashes of its full blocks."""
         shaped = self._open_blocks.history(roots.secret, tokens)
-        return shaped, block_hashes(roots.key, shaped, self._size) if self._naming else ()
+        return shaped, block_hashes(versioned_root(roots.key, weights), shaped, self._size) if self._naming else ()
 
     def of(self, state: State, blocks: np.ndarray, hash_chains: list[tuple[bytes, ...]]) -> bytes:
         """The hashes (16 bytes each) of these pages, all indexed; `hash_chains` are those of the state's rows."""
@@ -95,7 +99,7 @@ class RedactedBlocks:
         keys = self._keys.copy()
         for row, chain in enumerate(hash_chains):
             if self._config.windows:
-                root = state.requests[int(state.rows.id[row])].root
+                root = root_of(state, state.requests[int(state.rows.id[row])])
                 self._write_known(keys, state, root, row_tokens(state, row).tobytes(), chain)
             else:
                 _write(keys, row_blocks(state, row), chain)
@@ -119,7 +123,7 @@ class RedactedBlocks:
             if number != NOBODY:
                 left = self._left[number]
                 own = self._owner[left.blocks] == number
-                _, chain = self.chain(left.roots, left.tokens)
+                _, chain = self.chain(left.roots, left.tokens, left.weights)
                 _write(self._keys, np.where(own, left.blocks, NOBODY), chain)
         self._owner[:] = NOBODY
         self._left, self._left_tokens = {}, 0
@@ -127,7 +131,7 @@ class RedactedBlocks:
     def _name_left_by_content(self, state: State) -> None:
         """The same without owners. Keeps requests that leave just now, because their last blocks are not hashed yet."""
         for left in self._left.values():
-            _, chain = self.chain(left.roots, left.tokens)
+            _, chain = self.chain(left.roots, left.tokens, left.weights)
             self._write_known(self._keys, state, left.root, left.tokens, chain)
         self._left = dict(list(self._left.items())[-self._config.max_num_seqs :])
         self._left_tokens = 0

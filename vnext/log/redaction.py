@@ -19,11 +19,12 @@ from vnext.log import open_blocks, pseudonyms
 from vnext.log.codec import pseudonym_base
 from vnext.log.redacted_blocks import RedactedBlocks, Roots, hash_after
 from vnext.log.snapshot import LiveRequest, Snapshot, snapshot, with_block_hashes
-from vnext.state.block_hash import root_hash
+from vnext.state.block_hash import root_hash, versioned_root
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
@@ -32,6 +33,7 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
     pack_tokens,
     unpack_tokens,
@@ -40,7 +42,7 @@ from vnext.state.fold_commit import MatchedSamples, match_samples
 from vnext.state.fold_drafts import rounds
 from vnext.state.fold_plan import row_tokens
 from vnext.state.params import Sampling
-from vnext.state.state import State
+from vnext.state.state import State, label_of
 
 SWEEP_MIN = 32
 
@@ -79,6 +81,12 @@ class Redactor:
             case EngineRecovered():
                 self._leave(before, range(len(before.rows)))
                 return msgspec.structs.replace(event, log=event.log.rpartition("/")[2])
+            case EnginePaused():
+                self._leave(before, range(len(before.rows) if event.mode == "sleep" else 0))
+                return event
+            case WeightsChanged():
+                self._leave(before, range(len(before.rows)))
+                return msgspec.structs.replace(event, path="")
             case AdapterLoaded():
                 return msgspec.structs.replace(event, name="", path="")
             case PrefixCacheReset() | EngineStarted() | AdapterEvicted():
@@ -128,11 +136,12 @@ class Redactor:
 
         Its chain of committed tokens starts anew. No event that comes after `state` may have been shaped yet.
         """
-        real, count = snapshot(state), len(state.rows)
-        lives, hash_chains = zip(*map(self._life, real.lives)) if real.lives else ((), ())
+        real, count, weights = snapshot(state), len(state.rows), label_of(state.weights)
+        lives, hash_chains = zip(*(self._life(life, weights) for life in real.lives)) if real.lives else ((), ())
         return msgspec.structs.replace(
             real,
             token_digest=0,
+            weights=real.weights and msgspec.structs.replace(real.weights, path=""),
             lives=lives,
             slots=tuple(slot and msgspec.structs.replace(slot, name="") for slot in real.slots),
             cells=with_block_hashes(
@@ -143,13 +152,13 @@ class Redactor:
             ),
         )
 
-    def _life(self, life: LiveRequest) -> tuple[LiveRequest, tuple[bytes, tuple[bytes, ...]]]:
+    def _life(self, life: LiveRequest, weights: str) -> tuple[LiveRequest, tuple[bytes, tuple[bytes, ...]]]:
         """A request as the log has it, and its root key and the names of its full blocks there."""
         roots = self._roots_of(life.id)
-        tokens, keys = self._redacted_blocks.chain(roots, life.tokens)
+        tokens, keys = self._redacted_blocks.chain(roots, life.tokens, weights)
         name, sampling = self._name(life.id, life.name), redact_sampling(life.sampling, self._base)
         shaped = msgspec.structs.replace(life, name=name, sampling=sampling, root=roots.key, tokens=tokens)
-        return shaped, (roots.key, keys)
+        return shaped, (versioned_root(roots.key, weights), keys)
 
     def _name(self, request_id: int, name: str) -> str:
         return pseudonyms.name_label(self._name_key, name) if self._name_key else str(request_id)

@@ -14,14 +14,14 @@ import numpy as np
 from vnext.log import log_bytes
 from vnext.log.log_plain import WIDTH_MAX
 from vnext.state.allocate import TOKENS_SPARE
-from vnext.state.block_hash import block_hashes
+from vnext.state.block_hash import block_hashes, versioned_root
 from vnext.state.config import SchedulerConfig
 from vnext.state.errors import LawBroken
-from vnext.state.events import RequestId
+from vnext.state.events import Pause, RequestId
 from vnext.state.laws import check
 from vnext.state.params import Sampling, reads_cache
 from vnext.state.pool import Pool, free_blocks
-from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Waiting
+from vnext.state.state import Counters, Request, Slot, State, StepInFlight, Waiting, Weights, label_of
 from vnext.state.store import extents, fields
 from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 from vnext.state.store.extents import Extents
@@ -60,7 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `in_flight` are (step, entries int64[4, n], samples bool[n]). `queue` int32 are the places from `head` on, NOBODY
     where one is stale; `named` int32 are the blocks with a name, in rising order, `keys` their names. With speculation,
     `drafting` is the rows' second matrix and `drafts` int64[n] those of each step in flight. `slots` are the adapters',
-    `cautious` is the state's.
+    `cautious`, `paused` and `weights` are the state's.
     """
 
     sequence: int
@@ -85,6 +85,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     drafts: tuple[bytes, ...] = ()
     slots: tuple[Slot | None, ...] = ()
     cautious: int = 0
+    paused: Pause = ""
+    weights: Weights | None = None
 
 
 class BadSnapshot(Exception):
@@ -127,6 +129,8 @@ def snapshot(state: State) -> Snapshot:
         drafts=tuple(scheduled.drafts.tobytes() for scheduled in state.in_flight if scheduled.drafts is not None),
         slots=state.slots,
         cautious=state.cautious,
+        paused=state.paused,
+        weights=state.weights,
     )
 
 
@@ -217,7 +221,7 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
     cells = np.zeros((fields.FIELD_COUNT, count), dtype=np.int64)
     cells[list(KEPT_FIELDS)] = kept
     rows = Rows(cells, _drafting(frame, config, count))
-    waiting = tuple(_waiting(config, life, *wait) for life, wait in zip(queued, frame.waits, strict=True))
+    waiting = tuple(_waiting(config, life, label_of(frame.weights), *wait) for life, wait in zip(queued, frame.waits, strict=True))
     return State(
         config=config,
         sequence=frame.sequence,
@@ -236,6 +240,8 @@ def _state(frame: Snapshot, config: SchedulerConfig) -> State:
         token_digest=frame.token_digest,
         slots=frame.slots,
         cautious=frame.cautious,
+        paused=frame.paused,
+        weights=frame.weights,
     )
 
 
@@ -257,8 +263,8 @@ def _request(life: LiveRequest) -> Request:
     )
 
 
-def _waiting(config: SchedulerConfig, life: LiveRequest, preemptions: int, cached: int) -> Waiting:
-    keys = block_hashes(life.root, life.tokens, config.block_size) if config.prefix_caching else ()
+def _waiting(config: SchedulerConfig, life: LiveRequest, weights: str, preemptions: int, cached: int) -> Waiting:
+    keys = block_hashes(versioned_root(life.root, weights), life.tokens, config.block_size) if config.prefix_caching else ()
     return Waiting(
         id=life.id,
         priority=life.priority,

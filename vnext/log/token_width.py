@@ -17,6 +17,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
@@ -25,6 +26,7 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
 )
 
@@ -45,7 +47,7 @@ def tokens_of(event: AnyEvent) -> bytes:
             return event.prompt + generated_by(event)
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered()
+            | EngineRecovered() | EnginePaused() | WeightsChanged()
         ):  # fmt: skip
             return b""
         case _:
@@ -64,7 +66,7 @@ def with_tokens(event: AnyEvent, tokens: bytes) -> AnyEvent:
             return msgspec.structs.replace(event, prompt=tokens)
         case (
             EngineStarted() | RequestAborted() | StepPlanned() | PrefixCacheReset() | AdapterLoaded() | AdapterEvicted()
-            | EngineRecovered()
+            | EngineRecovered() | EnginePaused() | WeightsChanged()
         ):  # fmt: skip
             return event
         case _:

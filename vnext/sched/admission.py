@@ -28,6 +28,8 @@ def admissions(state: State, running_tokens: int, running_pages: int) -> tuple[t
     if budget <= 0 or room <= 0 or not state.waiting:
         return ()
     places, pool = places_best_first(state, room), state.pool
+    if not places:
+        return ()
     blocks, status = pool.prefix_index.blocks(), pool.status.values()
     if kept_out(config, blocks, status, state.waiting[places[0]], budget, pool.free - running_pages):
         return ()

@@ -26,8 +26,9 @@ from vnext.state.fold_plan import planned_work, without_rows
 from vnext.state.pool import Pool
 from vnext.state.state import State, Waiting
 from vnext.state.store.rows import Rows, wants
+from vnext.state.weights import has_begun
 
-Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution"]
+Why = Literal["budget", "blocks", "sequences", "adapter", "order", "preempted", "room", "caution", "pause"]
 """budget: requests before it use up the step's tokens, or leave too few for a prompt that may not be split
 blocks: it is the best waiting request, and the cache has too few free pages for it
 sequences: the batch has its maximum number of requests
@@ -36,6 +37,7 @@ order: a better request waits for one of the reasons above, and no request may o
 preempted: it is preempted in this step, as the worst running request when pages are missing
 room: other requests are preempted in this step, which therefore admits none
 caution: behind fatal steps, requests are admitted one at a time
+pause: the engine is paused
 """
 NOBODY = -1
 
@@ -64,14 +66,24 @@ def explain(state: State) -> Explanation:
     """The decision in this state, and the reason for every wait. No waits while the pipeline is full, as there is no step."""
     if len(state.in_flight) >= in_flight_max(state):
         return Explanation(None, ())
+    if state.paused not in ("", "wait"):
+        going = state.rows.id[wants(state.rows) > 0].tolist()
+        return Explanation(None, tuple(map(_paused, (*going, *(entry.id for entry in state.waiting)))))
     work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:
         return _explain_room(state, work)
     held_up = _held_up(state.rows, work.tokens, state.config.max_num_batched_tokens - work.tokens_sum)
     admitted, waits = _explain_admissions(state, work)
+    if state.paused:
+        fresh = {entry.id for entry in state.waiting if not has_begun(state, entry)}
+        waits = [*(wait for wait in waits if wait.id not in fresh), *map(_paused, sorted(fresh))]
     if work.tokens_sum == 0 and not admitted:
         return Explanation(None, (*held_up, *waits))
     return Explanation(StepPlanned(step=state.planned, admitted=tuple(admitted)), (*held_up, *waits))
+
+
+def _paused(id_: int) -> Wait:
+    return Wait(id=id_, why="pause", need=0, have=0)
 
 
 def first_bound(config: SchedulerConfig, tokens: int, running: int) -> Why | None:

@@ -10,18 +10,23 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from vnext.sched.policies import BUILT_IN, Candidate, Key, key_of, policy_of
 from vnext.state.state import State
 from vnext.state.store import fields
+from vnext.state.weights import has_begun
 
 PATIENCE = 8
 """The number of preemptions after which a request comes before all others, so that no user policy can starve it."""
 
 
 def places_best_first(state: State, count: int) -> Sequence[int]:
-    """Up to `count` places in the queue, best first."""
+    """Up to `count` places in the queue, best first; in a paused engine only of requests that have begun."""
     waiting = state.waiting
+    if state.paused:
+        best_first = places_best_first(replace(state, paused=""), len(waiting))
+        return [place for place in best_first if has_begun(state, waiting[place])][:count]
     if state.config.policy == "fcfs":
         return range(min(count, len(waiting)))
     if state.config.policy == "priority":

@@ -18,8 +18,8 @@ from vnext.state.state import State
 
 
 def schedule(state: State) -> StepPlanned | None:
-    """The next step's plan, or None if the pipeline is full or there is nothing to compute."""
-    if len(state.in_flight) >= in_flight_max(state):
+    """The next step's plan, or None if the engine is paused, the pipeline is full or there is nothing to compute."""
+    if state.paused not in ("", "wait") or len(state.in_flight) >= in_flight_max(state):
         return None
     work = expected_work(state.config, state.rows, state.pool.free)
     if work.pages_sum > state.pool.free:

@@ -85,6 +85,7 @@ def _may_be_steady(state: State, event: StepCommitted, recorded: bool) -> bool:
         or len(event.tokens) % 4
         or config.windows
         or state.cautious
+        or state.paused
         or event.counts
         or (in_flight[0].drafts is not None and in_flight[0].drafts.any())
         or (state.waiting and len(state.rows) < config.max_num_seqs and not recorded)

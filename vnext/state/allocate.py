@@ -88,8 +88,9 @@ def new_row(
     tokens: int,
     tokens_at: int,
     table_at: int,
+    root: bytes,
 ) -> np.ndarray:
-    """The admitted request's column of the matrix (int64[FIELD_COUNT])."""
+    """The admitted request's column of the matrix (int64[FIELD_COUNT]); `root` is the parent of its first block."""
     sampling, computed = request.sampling, allocation.hit_tokens + tokens
     row = np.zeros(fields.FIELD_COUNT, dtype=np.int64)
     row[fields.ID], row[fields.KNOWN], row[fields.COMPUTED] = request.id, waiting.known, computed
@@ -108,7 +109,7 @@ def new_row(
     parent = (
         waiting.block_hashes[allocation.hashed_blocks - 1]
         if waiting.block_hashes and allocation.hashed_blocks
-        else request.root
+        else root
     )
     row[fields.BLOCK_HASH_0 :] = np.frombuffer(parent, dtype=np.int64)
     return row

@@ -15,6 +15,8 @@ from vnext.state.store.columns_numpy import BLOCK_HASH_SIZE
 
 ADAPTER = b"adapter"
 """Personalises the digest of a salt with an adapter; without this, a salt could spell both."""
+WEIGHTS = b"weights"
+"""Personalises the digest of a root with the weights."""
 SALT_LIKE_A_BLOCK = b"cache salt"
 """Personalises the digest of a salt as long as a hash and a block's tokens; other lengths cannot be confused with a block."""
 
@@ -27,6 +29,14 @@ def root_hash(cache_salt: str, block_size: int, adapter: str = "") -> bytes:
         return hashlib.blake2b(both, digest_size=BLOCK_HASH_SIZE, person=ADAPTER).digest()
     person = SALT_LIKE_A_BLOCK if len(salt) == BLOCK_HASH_SIZE + 4 * block_size else b""
     return hashlib.blake2b(salt, digest_size=BLOCK_HASH_SIZE, person=person).digest()
+
+
+def versioned_root(root: bytes, weights: str) -> bytes:
+    """The parent of a first block that is computed with other weights than those the engine started with ("")."""
+    if not weights:
+        return root
+    both = hashlib.blake2b(weights.encode(), digest_size=BLOCK_HASH_SIZE).digest() + root
+    return hashlib.blake2b(both, digest_size=BLOCK_HASH_SIZE, person=WEIGHTS).digest()
 
 
 def block_hashes(parent: bytes, tokens: bytes, block_size: int) -> tuple[bytes, ...]:

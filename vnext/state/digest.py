@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import xxhash
 
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, label_of
 from vnext.state.store import extents
 from vnext.state.store.fields import FIELD_NAMES, STRUCTURE_FIELD_COUNT
 
@@ -51,6 +51,8 @@ def digest(state: State) -> int:
         words.append(hashed(_slots(state)))
     if state.cautious:
         words.append(state.cautious)
+    if state.paused or state.weights:
+        words.append(hashed(_weights(state)))
     return hashed(struct.pack(f"<{len(words)}Q", *words))
 
 
@@ -65,7 +67,7 @@ def parts(state: State) -> list[tuple[str, bytes]]:
         ("holders and free order", pool.status.values().tobytes()),
         ("waiting", _queue(state)),
         ("flights", b"".join(_step_in_flight(scheduled) for scheduled in state.in_flight) + _drafting(state)),
-        ("adapters", _slots(state)),
+        ("adapters", _slots(state) + _weights(state)),
     ]
 
 
@@ -130,6 +132,11 @@ def _drafting(state: State) -> bytes:
 def _slots(state: State) -> bytes:
     """What each slot holds, by digest and last use; empty in an engine without adapters."""
     return b"".join(f"{slot.digest} {slot.used};".encode() if slot else b";" for slot in state.slots)
+
+
+def _weights(state: State) -> bytes:
+    """The pause and the version of the weights; empty in an engine that has met neither."""
+    return f"{state.paused} {label_of(state.weights)}".encode() if state.paused or state.weights else b""
 
 
 def _step_in_flight(scheduled: StepInFlight) -> bytes:

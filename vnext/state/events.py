@@ -1,7 +1,6 @@
 """Events: the facts of a run, in the order in which the engine core numbered them.
 
 Each with who emits it and who reacts. Token ids are little-endian int32 bytes.
-
     EngineStarted      engine core; everyone       first record of every log
     RequestArrived     engine core; scheduler      a client's request, already checked and numbered
     RequestAborted     engine core; scheduler      client gone, stop string found, shutdown
@@ -10,6 +9,7 @@ Each with who emits it and who reacts. Token ids are little-endian int32 bytes.
     PrefixCacheReset   engine core; everyone       cached contents are forgotten
     AdapterLoaded, AdapterEvicted                  a slot holds an adapter, which every rank has read; it is empty again
     EngineRecovered, RequestResumed                the ranks' memory is gone; a request that another engine had begun
+    EnginePaused, WeightsChanged                   who goes on; other weights
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # modules that only pass events on start faster without numpy
 
 RequestId = NewType("RequestId", int)
 AbortReason = Literal["client", "stop", "shutdown", "error"]
+Pause = Literal["", "wait", "keep", "abort", "sleep"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -132,9 +133,28 @@ class RequestResumed(RequestArrived, frozen=True, tag=9):
     generated: bytes = b""
 
 
+class EnginePaused(Event, frozen=True, tag=10):
+    """From here on the scheduler plans by `mode`: "" as usual; "wait" only for requests that have begun, "keep" and "abort" (which
+    ends all requests first) not at all, and "sleep" not at all because pages have no memory: nothing is in flight, running
+    requests wait again, and no block is a hit any more."""
+
+    mode: Pause
+
+
+class WeightsChanged(Event, frozen=True, tag=11):
+    """The ranks compute with the weights of this `digest` (models/loading/update.py) from now on. `version` grows with every
+    change; the engine starts with version 0. Only a paused engine with nothing in flight changes its weights. Requests that have
+    begun wait again with their tokens, and every name of a block is another. `path` is the folder or file that ranks have read.
+    """
+
+    version: int
+    digest: str
+    path: str = ""
+
+
 AnyEvent = (
     EngineStarted | RequestArrived | RequestAborted | StepPlanned | StepCommitted | PrefixCacheReset | AdapterLoaded
-    | AdapterEvicted | EngineRecovered | RequestResumed
+    | AdapterEvicted | EngineRecovered | RequestResumed | EnginePaused | WeightsChanged
 )  # fmt: skip
 
 

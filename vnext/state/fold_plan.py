@@ -30,7 +30,7 @@ from vnext.state.errors import IllegalEvent, require
 from vnext.state.events import StepPlanned
 from vnext.state.expected import Work, expected_work, work_of
 from vnext.state.params import reads_cache
-from vnext.state.state import Counters, State, StepInFlight, Waiting
+from vnext.state.state import Counters, State, StepInFlight, Waiting, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.rows import Rows, kept_rows, more_rows, wants
 from vnext.state.waiting_queue import dequeue, enqueue
@@ -73,6 +73,8 @@ def _require_due(state: State, event: StepPlanned) -> None:
     """Require that this step is the next, that the pipeline has room, and that no plan both admits and preempts."""
     if event.step != state.planned:
         raise IllegalEvent(f"step {event.step} planned where step {state.planned} is due")
+    if state.paused not in ("", "wait"):
+        raise IllegalEvent(f"step {event.step} planned in an engine that is paused ({state.paused})")
     if len(state.in_flight) >= state.config.pipeline_depth:
         raise IllegalEvent(f"step {event.step} planned with {len(state.in_flight)} steps in flight already")
     if event.preempted and event.admitted:
@@ -120,7 +122,7 @@ def _back_in_queue(state: State, row: int) -> Waiting:
         id=request.id,
         priority=request.priority,
         tokens=tokens,
-        block_hashes=block_hashes(request.root, tokens, config.block_size) if config.prefix_caching else (),
+        block_hashes=block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else (),
         preemption_count=int(rows.preemption_count[row]) + 1,
         cached=int(rows.cells[fields.CACHED, row]),
         reads_cache=reads_cache(request.sampling),
@@ -250,7 +252,7 @@ def admit(state: State, waiting: Waiting, tokens: int) -> tuple[State, np.ndarra
     allocation = allocate(config, state.pool, waiting, hits, tokens)
     histories, tokens_at = extents.reserve(state.tokens, tokens_size(request, waiting))
     tables, table_at = extents.reserve(state.tables, table_size(config, request))
-    row = new_row(config, request, waiting, allocation, tokens, tokens_at, table_at)
+    row = new_row(config, request, waiting, allocation, tokens, tokens_at, table_at, root_of(state, request))
     return replace(
         state,
         pool=allocation.pool,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from vnext.state.adapters import held
+from vnext.state.block_hash import block_hashes
 from vnext.state.config import SchedulerConfig, Speculation
 from vnext.state.drafting import spare_tokens
 from vnext.state.errors import LawBroken
 from vnext.state.pool import free_blocks
-from vnext.state.state import State, StepInFlight
+from vnext.state.state import State, StepInFlight, root_of
 from vnext.state.store import columns, extents, fields
 from vnext.state.store.extents import Extents
 from vnext.state.waiting_queue import queue_hash
@@ -347,6 +348,22 @@ def roots_are_of_one_adapter(state: State) -> None:
         _hold(first == request.sampling.adapter, "R2", f"request {id_} would share blocks with another adapter's")
 
 
+def weights_root_the_names(state: State) -> None:
+    """W1: the name of a request's first block comes from its own root and the version of the weights, so that no block of other
+    weights is a hit."""
+    if not state.config.prefix_caching:
+        return
+    size, rows = state.config.block_size, state.rows
+    for entry in state.waiting:
+        root = root_of(state, state.requests[entry.id])
+        right = block_hashes(root, entry.tokens[: 4 * size], size)
+        _hold(entry.block_hashes[:1] == right, "W1", f"request {entry.id} waits with names that other weights have")
+    for row in (rows.hashed_blocks == 0).nonzero()[0].tolist():
+        id_ = int(rows.id[row])
+        root = root_of(state, state.requests[id_])
+        _hold(rows.block_hash(row) == root, "W1", f"request {id_} names its blocks as other weights do")
+
+
 def arrivals_are_accounted(state: State) -> None:
     """Y3: arrived = finished + aborted + live."""
     ended = state.counters.finished + state.counters.aborted
@@ -358,7 +375,7 @@ ALL = (
     holders_are_counted, hashes_are_kept, writers_are_exclusive, queue_hash_is_kept, queue_is_sorted_and_distinct,
     full_blocks_are_hashed, placeholders_match, drafts_are_bounded,
     steps_continue, prefix_index_is_mutual, histories_begin_with_prompts,
-    adapters_are_resident, roots_are_of_one_adapter,
+    adapters_are_resident, roots_are_of_one_adapter, weights_root_the_names,
 )  # fmt: skip
 CHEAP = (
     bounds_hold, progress_is_ordered, capacity_covers, steps_are_in_order, arrivals_are_accounted, adapters_are_resident,

@@ -19,6 +19,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
@@ -26,17 +27,19 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
 )
 from vnext.state.feasibility import refusal
 from vnext.state.fold_commit import Effects, count_ended, finish, fold_step_committed
 from vnext.state.fold_plan import fold_step_planned, preempt
 from vnext.state.params import reads_cache
-from vnext.state.state import Counters, Request, State, Status, Waiting, status_of
+from vnext.state.state import Counters, Request, State, Status, Waiting, root_of, status_of
 from vnext.state.store import extents
 from vnext.state.store.rows import no_rows
 from vnext.state.store.versions import VersionedMap
 from vnext.state.waiting_queue import dequeue, enqueue
+from vnext.state.weights import fold_paused, fold_weights_changed
 
 replace = msgspec.structs.replace
 ARENA_PLACES_MIN = 1 << 12
@@ -104,6 +107,10 @@ def fold(state: State, event: AnyEvent) -> tuple[State, Effects]:
             folded = fold_adapter_evicted(state, event)
         case EngineRecovered():
             folded = _fold_engine_recovered(state, event)
+        case EnginePaused():
+            folded = fold_paused(state, event)
+        case WeightsChanged():
+            folded = fold_weights_changed(state, event)
         case EngineStarted():
             raise IllegalEvent("an engine starts once")
         case _:
@@ -129,15 +136,15 @@ def _fold_request_arrived(state: State, event: RequestArrived) -> State:
         arrival_ns=event.arrival_ns,
         root=root_hash(event.cache_salt, state.config.block_size, event.sampling.adapter),
     )
-    state = enqueue(state, _first_wait(state.config, request, generated_by(event)))
+    state = enqueue(state, _first_wait(state, request, generated_by(event)))
     return replace(
         state, next_id=state.next_id + 1, requests=state.requests.with_items([(request.id, request)])
     )
 
 
-def _first_wait(config: SchedulerConfig, request: Request, generated: bytes) -> Waiting:
-    tokens = request.prompt + generated
-    keys = block_hashes(request.root, tokens, config.block_size) if config.prefix_caching else ()
+def _first_wait(state: State, request: Request, generated: bytes) -> Waiting:
+    tokens, config = request.prompt + generated, state.config
+    keys = block_hashes(root_of(state, request), tokens, config.block_size) if config.prefix_caching else ()
     return Waiting(
         id=request.id,
         priority=request.priority,

@@ -12,8 +12,9 @@ from enum import Enum
 import msgspec
 import numpy as np
 
+from vnext.state.block_hash import versioned_root
 from vnext.state.config import SchedulerConfig
-from vnext.state.events import RequestId
+from vnext.state.events import Pause, RequestId
 from vnext.state.params import Sampling
 from vnext.state.pool import Pool
 from vnext.state.store.extents import Extents
@@ -22,7 +23,8 @@ from vnext.state.store.versions import VersionedMap
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The data that never changes while a request lives. `root` is the parent hash of its first block."""
+    """The data that never changes while a request lives. `root` is the parent hash of its first block, computed
+    with the weights that the engine started with."""
 
     id: RequestId
     name: str
@@ -98,6 +100,19 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     used: int
 
 
+class Weights(msgspec.Struct, frozen=True, array_like=True):
+    """The weights that ranks compute with since a WeightsChanged."""
+
+    version: int
+    digest: str
+    path: str
+
+    @property
+    def label(self) -> str:
+        """What roots the names of blocks: each version's alone, also where weights return."""
+        return f"{self.version} {self.digest}"
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the engine started."""
 
@@ -117,7 +132,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `waiting` is in order of arrival, and digests read `waiting_hash` in its place. `token_digest` chains all committed
     tokens. `slots` are those of adapters, None where one is empty. While requests with ids below `cautious` wait or have
-    not come, steps follow one another and each admits one request at most.
+    not come, steps follow one another and each admits one request at most. `paused` is the mode of EnginePaused; `weights` are None
+    before the first change.
     """
 
     config: SchedulerConfig
@@ -137,6 +153,17 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     token_digest: int
     slots: tuple[Slot | None, ...] = ()
     cautious: int = 0
+    paused: Pause = ""
+    weights: Weights | None = None
+
+
+def root_of(state: State, request: Request) -> bytes:
+    """The parent hash of the first block that a request computes with the state's weights."""
+    return versioned_root(request.root, label_of(state.weights))
+
+
+def label_of(weights: Weights | None) -> str:
+    return weights.label if weights else ""
 
 
 class Status(Enum):

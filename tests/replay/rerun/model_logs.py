@@ -13,6 +13,7 @@ from vnext.log.codec import SegmentHeader
 from vnext.log.reading import read
 from vnext.runtime.core.engine_core import EngineCore
 from vnext.runtime.core.executor import InprocExecutor
+from vnext.runtime.processes.run_dir import CoreNotes
 from vnext.runtime.record.recorder import Recorder
 from vnext.runtime.record.segments import Bounds
 from vnext.runtime.settings import RankSettings
@@ -37,6 +38,7 @@ class Story:
 
     def __init__(self, seed: int, requests: int, tokens: int, vocabulary: int) -> None:
         self.left = requests
+        self.notes, self.operations = CoreNotes(""), []
         self._rng = random.Random(seed)
         self._tokens, self._vocabulary = tokens, vocabulary
         self._shared = [self._rng.randrange(vocabulary) for _ in range(24)]

@@ -17,12 +17,14 @@ from vnext.replay.reading.verify import why_not_decided
 from vnext.sched.explain import Why, explain
 from vnext.state.adapters import slot_of
 from vnext.state.events import (
+    EnginePaused,
     EngineRecovered,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
 )
 from vnext.state.outputs import outputs
@@ -128,6 +130,10 @@ class _Story:
                 self._aborted(item, item.event)
             case EngineRecovered():
                 self._recovered(item, item.event)
+            case WeightsChanged():
+                self._waits_again(item, f"version {item.event.version} of the weights computes its tokens anew")
+            case EnginePaused(mode="sleep"):
+                self._waits_again(item, "the engine sleeps")
 
     def _arrived(self, item: Folded, event: RequestArrived) -> None:
         if event.id == self.id:
@@ -214,6 +220,11 @@ class _Story:
     def _aborted(self, item: Folded, event: RequestAborted) -> None:
         if self.id in item.before.requests and self.id not in item.after.requests:
             self._ended(item, item.before.planned - 1, f"abort ({event.reason})")
+
+    def _waits_again(self, item: Folded, why: str) -> None:
+        rows = item.before.rows
+        if self.arrival is not None and len(place := (rows.id == self.id).nonzero()[0]):
+            self.tell(item, "preempted", item.before.planned - 1, int(rows.computed[place[0]]), why)
 
     def _recovered(self, item: Folded, event: EngineRecovered) -> None:
         """The ranks are new; what they had computed of the request is gone, and its tokens are not."""

@@ -55,7 +55,7 @@ class StuckDetector:
         if any(isinstance(event, StepPlanned) for event in frame.events) or not after.requests or after.in_flight:
             self._idle_frames = 0
             return ""
-        if self._recovers or _awaits_adapter(after):  # ranks that start plan nothing
+        if self._recovers or after.paused or _awaits_adapter(after):  # ranks that start plan nothing
             return ""
         if _decides_nothing(after):
             return f"law S6: {len(after.requests)} requests live, nothing runs, and the decision is to do nothing"

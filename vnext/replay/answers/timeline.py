@@ -21,12 +21,14 @@ from vnext.sched.explain import bound_behind, explain, first_bound
 from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
+    EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
 )
 from vnext.state.state import State, StepInFlight
 
@@ -142,6 +144,10 @@ class Timeline:
                         self._end(id_, now_us, f"abort ({event.reason})")
             case PrefixCacheReset():
                 self._instant(ENGINE, STEPS_LANE, now_us, "prefix cache reset", "p")
+            case EnginePaused():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"paused ({event.mode})" if event.mode else "resumed", "p")
+            case WeightsChanged():
+                self._instant(ENGINE, STEPS_LANE, now_us, f"weights, version {event.version} ({event.digest})", "p")
             case AdapterLoaded():
                 self._instant(ENGINE, STEPS_LANE, now_us, f"adapter {event.name or event.digest} in slot {event.slot}", "p")
             case AdapterEvicted():
@@ -260,7 +266,7 @@ class Timeline:
         if not state.waiting or self._why_unknown:
             return not state.waiting or self._reasoned == (state.waiting, UNKNOWN)
         config, running = state.config, len(state.rows)
-        if state.cautious or running >= config.max_num_batched_tokens:
+        if state.cautious or state.paused or running >= config.max_num_batched_tokens:
             return False  # a step with fewer tokens has another reason
         bound = first_bound(config, running, running)
         return bound is not None and self._reasoned == (state.waiting, bound)
@@ -296,7 +302,7 @@ class Timeline:
         reason changes."""
         whys, bound = {}, UNKNOWN
         if not self._why_unknown:
-            known = not before.cautious
+            known = not before.cautious and not before.paused
             bound = bound_behind(after.config, plan, after.in_flight[-1].tokens, len(after.rows)) if known else None
             if bound is None:
                 reported = explain(before)

@@ -89,6 +89,7 @@ def print_info(console: Console, answer: Info) -> None:
         ("privacy", header.privacy),
         ("begins", _beginning(answer)),
         *_recoveries(answer),
+        *([("weights", f"changed, at last to {answer.weights}")] if answer.weights else []),
         ("size", f"{answer.size_bytes:,} bytes, {answer.bytes_per_sampled_token:.2f} per sampled token"),
         *([("packed", f"{answer.room_bytes:,} bytes on the disk")] if answer.room_bytes < answer.size_bytes else []),
         ("frames", f"{answer.frames:,} in {counted(answer.segments, 'segment')}, {answer.frames_lost} lost"),

@@ -111,6 +111,7 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
     numerics = numerics_of(walk, chosen.changes if changes is None else changes)
     from vnext.replay.rerun.machine import open_machine
 
+    walk.any_weights = chosen.any_model
     machine = open_machine(walk.log.header.started, chosen.model, numerics, chosen.any_model, walk.adapter_folders())
     walk.begin(machine.config.vocab_size)
     return machine

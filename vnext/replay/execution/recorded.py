@@ -23,13 +23,14 @@ from vnext.state.events import (
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
     unpack_tokens,
 )
 from vnext.state.fold_plan import row_tokens
 from vnext.state.outputs import outputs
 from vnext.state.samples import runs_in, with_kept_drafts
-from vnext.state.state import Request, State
+from vnext.state.state import Request, State, Weights
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,11 @@ class Reported(msgspec.Struct):
     steps: list[int]
 
 
+def _needs(weights: Weights | WeightsChanged) -> str:
+    which = f"version {weights.version} of the weights ({weights.digest})"
+    return f"with {which}: give a checkpoint of these with --model and --any-model"
+
+
 def require_texts(log: Log) -> None:
     """Raises UnusableLog for a log without token ids to compare with."""
     if log.header.privacy != "full":
@@ -101,6 +107,7 @@ class Walk:
         self.end = "the end of the steps that were asked for"
         self.is_sound = True
         self.uncommitted = self.unseen = self.recoveries = 0
+        self.any_weights = False  # whether the model is said to have them
         self._vocab_size: int | None = None
 
     def adapter_folders(self) -> dict[str, str]:
@@ -116,7 +123,10 @@ class Walk:
             self._meet(request, tokens)
 
     def steps(self) -> Iterator[RecordedStep]:
-        """Committed steps in order, from the first requested one to the last."""
+        """Committed steps in order, from the first requested one to the last. Raises UnusableLog where they begin behind a change
+        of the weights."""
+        if self.first.weights:
+            self._stops_at(self.first.weights, 0)
         states: dict[int, State] = {}
         placeholders: dict[tuple[int, int, int], list[int]] = {}
         for item in fold_items(self.first, self._items):
@@ -126,6 +136,8 @@ class Walk:
                 self._meet(item.after.requests[item.event.id], unpack_tokens(item.event.prompt + generated_by(item.event)))
             elif isinstance(item.event, StepPlanned) and self._asked.holds(item.event.step):
                 states[item.event.step] = item.after
+            elif isinstance(item.event, WeightsChanged) and self._stops_at(item.event, item.after.planned):
+                break
             elif isinstance(item.event, EngineRecovered):
                 self.uncommitted += len(states)
                 states.clear()
@@ -137,6 +149,14 @@ class Walk:
                 if found := self._committed(item, states.pop(step, None), placeholders):
                     yield found
         self.uncommitted += len(states)
+
+    def _stops_at(self, change: Weights | WeightsChanged, step: int) -> bool:
+        """Whether the walk ends at this change, which `step` follows: the model that was loaded has other weights."""
+        if not self.any_weights and step <= self._asked.first:
+            raise UnusableLog(f"the steps asked for were computed {_needs(change)}")
+        if not self.any_weights:
+            self.end = f"the weights change: later steps were computed {_needs(change)}"
+        return not self.any_weights
 
     def _committed(
         self, item: Folded, state: State | None, placeholders: dict[tuple[int, int, int], list[int]]

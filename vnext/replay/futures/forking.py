@@ -27,7 +27,15 @@ from vnext.sched.sim.rng import STRIDE, WORD, Rng
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest
 from vnext.state.errors import LawBroken
-from vnext.state.events import AnyEvent, PrefixCacheReset, RequestAborted, RequestArrived, StepCommitted, StepPlanned
+from vnext.state.events import (
+    AnyEvent,
+    EnginePaused,
+    PrefixCacheReset,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+)
 from vnext.state.feasibility import refusal
 from vnext.state.laws import check, check_cheap
 from vnext.state.reduce import reduce
@@ -105,6 +113,8 @@ class _Course:
         self._arrival_at = self._gap(options.arrivals_per_mille if options.arrivals else 0)
         self._abort_at = self._gap(options.aborts_per_mille)
         self._reset_at = self._gap(options.resets_per_mille)
+        if state.paused:
+            self._fold(EnginePaused(mode=""))  # each future goes on
 
     def run(self) -> None:
         options = self._options

@@ -29,6 +29,7 @@ from vnext.replay.reading.source import Log, UnusableLog
 from vnext.replay.reading.times import Clock, timestamps_of
 from vnext.state.events import (
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
@@ -36,6 +37,7 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
@@ -185,6 +187,8 @@ class _Taken:
                 if isinstance(event, RequestResumed):
                     self._answers[event.id] = unpack_tokens(event.generated).tolist()
                 self._outside.append(Outside(now_us, event, {}))
+            case WeightsChanged() | EnginePaused(mode="sleep"):
+                self._outside.append(Outside(now_us, PrefixCacheReset(), {}))
             case RequestAborted():
                 reported = {id_: len(self._answers.get(id_, ())) for id_ in event.ids}
                 self._outside.append(Outside(now_us, event, reported))

@@ -14,12 +14,14 @@ from vnext.replay.futures.step_times import Outside, Recorded
 from vnext.replay.reading.folding import Folded, first_state, fold
 from vnext.replay.reading.source import Log
 from vnext.state.events import (
+    EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
+    WeightsChanged,
     unpack_tokens,
 )
 from vnext.state.outputs import outputs
@@ -51,6 +53,8 @@ def on_times_of(log: Log, learnt: Recorded) -> Recorded:
             outside.append(Outside(now_us, replace(event, reason="stop"), reported))
         elif isinstance(event, RequestArrived | PrefixCacheReset | EngineRecovered):
             outside.append(Outside(now_us, event, {}))
+        elif isinstance(event, WeightsChanged) or (isinstance(event, EnginePaused) and event.mode == "sleep"):
+            outside.append(Outside(now_us, PrefixCacheReset(), {}))
     return replace(
         learnt, first=first, lives=lives, outside=outside, entries=[], commits=[], answers=answers, events=[], times_us=[],
         loads=Loads([], learnt.loads.took_us), drafts=drafts, places={},

@@ -19,7 +19,16 @@ import numpy as np
 
 from vnext.replay.reading.step_counts import rounded
 from vnext.replay.reading.times import STEP_US, Clock
-from vnext.state.events import EngineRecovered, RequestAborted, RequestArrived, StepCommitted, StepPlanned, generated_by
+from vnext.state.events import (
+    EnginePaused,
+    EngineRecovered,
+    RequestAborted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+    generated_by,
+)
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.state import State, StepInFlight
 
@@ -219,7 +228,7 @@ class LatencyCollector:
                 for id_ in event.ids:
                     if id_ not in after.requests:
                         self._close(id_)
-            case EngineRecovered():
+            case EngineRecovered() | WeightsChanged() | EnginePaused(mode="sleep"):
                 self._recovered(before)
 
     # ---- event by event ------------------------------------------------------------------------------------------

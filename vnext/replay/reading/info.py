@@ -14,7 +14,15 @@ from vnext.log.codec import Frame, LogEnd, SegmentHeader
 from vnext.log.reading import Skim
 from vnext.log.schema import schema_digest
 from vnext.replay.reading.source import Log
-from vnext.state.events import EngineRecovered, RequestAborted, RequestArrived, RequestResumed, StepCommitted, StepPlanned
+from vnext.state.events import (
+    EngineRecovered,
+    RequestAborted,
+    RequestArrived,
+    RequestResumed,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+)
 
 PERCENTILES = (50, 90, 99, 100)
 RECOVERIES_SHOWN = 16
@@ -45,7 +53,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshot_bytes": 
     The header omits its snapshot, which takes `snapshot_bytes`. `header.first_event` exceeds 1 where older segments are
     missing. `sampled_tokens` includes tokens that a preemption dropped and that were sampled again. `size_bytes` were
     written and take `room_bytes` on disk, fewer where segments are compressed. `recoveries` counts the times that all ranks
-    were replaced, the last of which are in `last_recoveries`.
+    were replaced, the last of which are in `last_recoveries`. `weights` are those of the last change, "" without one.
     """
 
     header: SegmentHeader
@@ -72,6 +80,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True, rename={"snapshot_bytes": 
     continues: Continues | None = None
     recoveries: int = 0
     last_recoveries: list[Recovery] = []
+    weights: str = ""
 
 
 class _Counts:
@@ -84,6 +93,7 @@ class _Counts:
         self.batches: list[np.ndarray] = []
         self.arrivals_ns: list[np.ndarray] = []
         self.begun: EngineRecovered | None = None
+        self.weights: WeightsChanged | None = None
         self.recoveries: list[Recovery] = []
         self.resumed = self.resumed_tokens = 0
 
@@ -115,6 +125,8 @@ class _Counts:
             self.resumed += 1
             self.resumed_tokens += len(event.generated) // 4
         match event:
+            case WeightsChanged():
+                self.weights = event
             case EngineRecovered() if number == 1:
                 self.begun = event
             case EngineRecovered():
@@ -175,6 +187,7 @@ def _summary(log: Log, counts: _Counts, segments: int, end: LogEnd) -> Info:
         continues=_continues(counts),
         recoveries=len(counts.recoveries),
         last_recoveries=counts.recoveries[-RECOVERIES_SHOWN:],
+        weights=f"version {counts.weights.version} ({counts.weights.digest})" if counts.weights else "",
     )
 
 

@@ -17,12 +17,14 @@ from vnext.sched.policies import BUILT_IN
 from vnext.state.digest import digest, hexadecimal
 from vnext.state.events import (
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     RequestResumed,
     StepCommitted,
+    WeightsChanged,
 )
 from vnext.state.state import State
 from vnext.state.windows import row_blocks
@@ -134,5 +136,9 @@ def reported(event: AnyEvent) -> dict[str, Any]:
             return {"kind": "committed", "step": event.step, "tokens": len(event.tokens) // 4}
         case PrefixCacheReset():
             return {"kind": "reset"}
+        case EnginePaused():
+            return {"kind": "paused", "mode": event.mode}
+        case WeightsChanged():
+            return {"kind": "weights", "version": event.version, "digest": event.digest}
         case _:
             return {"kind": type(event).__name__}

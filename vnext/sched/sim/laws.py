@@ -23,10 +23,12 @@ from vnext.state.errors import LawBroken
 from vnext.state.events import (
     AdapterEvicted,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
 )
 from vnext.state.outputs import Output
@@ -148,16 +150,29 @@ def rows_best_first(seen: PlainState) -> list[int]:
 def work_is_conserved(seen: PlainState, share: Share) -> None:
     """S6: a decision to do nothing means a full pipeline, or that no row and no waiting request could compute a token."""
     state = seen.state
-    if not state.requests or len(state.in_flight) >= (1 if state.cautious else state.config.pipeline_depth):
+    most = 1 if state.cautious else state.config.pipeline_depth
+    if not state.requests or len(state.in_flight) >= most or state.paused in ("keep", "abort", "sleep"):
         return
     key_of = policy_keys(seen) if state.waiting else {}
-    best = min(state.waiting, key=lambda entry: key_of[entry.id], default=None)
+    best = min(queue := going(seen), key=lambda entry: key_of[entry.id], default=None)
+    if state.paused and not queue and not seen.id:
+        return
     if not state.in_flight and (seen.id or best is None or not needs_slot(seen, best)):
         raise LawBroken("S6", f"{len(state.requests)} requests live and the decision is to do nothing")
     if any(share.tokens):
         raise LawBroken("S6", f"{sum(share.tokens)} tokens could be computed and the decision is to do nothing")
     if best and not share.victims and len(seen) < state.config.max_num_seqs:
         _must_wait(seen, seen, best, state.config.max_num_batched_tokens)
+
+
+def going(seen: PlainState) -> list[Waiting]:
+    """The waiting requests that may be admitted: in a pause, those that were preempted or have tokens of their answer."""
+    state = seen.state
+    prompts = {id_: len(request.prompt) for id_, request in state.requests.items()} if state.paused else {}
+    return [
+        entry for entry in state.waiting
+        if not state.paused or (state.paused == "wait" and (entry.preemption_count or len(entry.tokens) > prompts[entry.id]))
+    ]  # fmt: skip
 
 
 def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, share: Share) -> None:
@@ -182,20 +197,20 @@ def budget_is_used(before: PlainState, plan: StepPlanned, after: PlainState, sha
 def nobody_is_passed_over(before: PlainState, plan: StepPlanned, after: PlainState) -> None:
     """S3: the admitted requests are the best of the queue by policy, best first, and the next one does not fit."""
     queue, config = before.state.waiting, before.state.config
-    if not queue:
+    if not going(before):
         return
     budget = config.max_num_batched_tokens - sum(after.in_flight[-1].counts)
-    more = bool(after.state.waiting) and not plan.preempted and len(after) < config.max_num_seqs and budget > 0
+    more = bool(going(after)) and not plan.preempted and len(after) < config.max_num_seqs and budget > 0
     more = more and not (before.state.cautious and (plan.admitted or _is_in_prompt(before)))
     if not plan.admitted and not more:
         return
     key_of = policy_keys(before)
-    best_first = sorted((entry.id for entry in queue), key=key_of.__getitem__)
+    best_first = sorted((entry.id for entry in going(before)), key=key_of.__getitem__)
     admitted = [queue[place].id for place, _ in plan.admitted]
     if admitted != best_first[: len(admitted)]:
         raise LawBroken("S3", f"admitted are the requests {admitted} where the best are {best_first[: len(admitted)]}")
     if more:
-        _must_wait(before, after, min(after.state.waiting, key=lambda entry: key_of[entry.id]), budget)
+        _must_wait(before, after, min(going(after), key=lambda entry: key_of[entry.id]), budget)
 
 
 def _must_wait(before: PlainState, after: PlainState, best: Waiting, budget: int) -> None:
@@ -288,10 +303,9 @@ def windows_hold_what_they_see(seen: PlainState) -> None:
 
 def preemption_counts_are_new(before: PlainState, event: AnyEvent, after: PlainState) -> None:
     """A2: a preempted request returns with its preemption count increased and with every known token."""
-    if not isinstance(event, StepPlanned) or not event.preempted:
-        return
-    queued: dict[int, Waiting] = {entry.id: entry for entry in after.state.waiting}
-    for row in event.preempted:
+    rows = preempted_by(before, event)
+    queued: dict[int, Waiting] = {entry.id: entry for entry in after.state.waiting} if rows else {}
+    for row in rows:
         id_, known, preemptions = before.id[row], before.histories[row], before.preemption_count[row]
         entry = queued.get(id_)
         if entry is None or (entry.tokens, entry.preemption_count) != (known, preemptions + 1):
@@ -337,6 +351,14 @@ def arrivals_bring_their_tokens(event: RequestArrived, after: PlainState) -> Non
     found = entry.id, entry.tokens, entry.preemption_count, len(entry.block_hashes)
     if found != right or after.state.requests[event.id].prompt != event.prompt:
         raise LawBroken("C4", f"request {event.id} came with other tokens than those with which it waits: {entry}")
+
+
+def preempted_by(before: PlainState, event: AnyEvent) -> Sequence[int]:
+    """The rows that an event sends back to the queue."""
+    if isinstance(event, StepPlanned):
+        return event.preempted
+    everything = isinstance(event, WeightsChanged) or (isinstance(event, EnginePaused) and event.mode == "sleep")
+    return range(len(before.id)) if everything else ()
 
 
 def arrivals_come_in_order(seen: PlainState) -> None:

@@ -23,7 +23,17 @@ from vnext.sched.sim.drafts import drafts_behind
 from vnext.sched.sim.toy import constrained
 from vnext.sched.sim.toy_grammar import ToyVocabulary, nearest
 from vnext.state.digest import digest
-from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, RequestArrived, StepCommitted, StepPlanned, first_of
+from vnext.state.events import (
+    AnyEvent,
+    EnginePaused,
+    EngineRecovered,
+    EngineStarted,
+    RequestArrived,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+    first_of,
+)
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -131,6 +141,7 @@ class Rank:
         self._groups = config.group_count
         self._nothing = [-1] * config.block_size  # what stands in a page that is none
         self._salts: dict[int, str] = {}
+        self._weights = ""
         self._chain_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._vocabulary = ToyVocabulary(config.vocab_size, config.eos_token_ids)
@@ -167,6 +178,7 @@ class Rank:
             self._arrived(event)
         if isinstance(event, EngineRecovered):
             self._begin()
+        self._forget(event)
         if not isinstance(event, StepPlanned):
             return None
         commit = self._run(event.step, shared or PlainState(self.state))
@@ -174,6 +186,13 @@ class Rank:
 
     def _arrived(self, event: RequestArrived) -> None:
         self._salts[event.id] = f"{event.cache_salt} {event.sampling.adapter}" if event.sampling.adapter else event.cache_salt
+
+    def _forget(self, event: AnyEvent) -> None:
+        """Other weights compute other content of the same tokens; a rank that sleeps loses the content of all pages."""
+        if isinstance(event, WeightsChanged):
+            self._weights, self._stories = f"{event.version} {event.digest}", {}
+        if isinstance(event, EnginePaused) and event.mode == "sleep":
+            self.cache = [[0] * len(page) for page in self.cache]
 
     def _run(self, step: int, seen: PlainState) -> StepCommitted:
         works, self._masks, self._failed = self._works(seen), 0, []
@@ -213,7 +232,7 @@ class Rank:
         """A row's story and its known length, including tokens that its steps in flight sampled."""
         story = self._stories.get(id_)
         if story is None:
-            story = self._stories[id_] = Story(self._salts[id_])
+            story = self._stories[id_] = Story(self._salts[id_] + self._weights)
         for tokens in self._in_flight:
             history += tokens.get((id_, preemptions), b"")
         story.agree(history)

@@ -7,6 +7,7 @@ from functools import cache
 import msgspec
 
 from vnext.state.config import SchedulerConfig
+from vnext.state.events import Pause
 from vnext.state.params import Sampling
 
 NEVER = -1
@@ -53,7 +54,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a simulation needs; `reset_us` are the times of prefix cache resets, at `shutdown_us` (NEVER if
-    nobody does) everything that lives is aborted at once."""
+    nobody does) everything that lives is aborted at once. `weights` are the times at which other weights come, each with the pause
+    in which they change."""
 
     seed: int
     config: SchedulerConfig
@@ -62,6 +64,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     rank_count: int
     faults: Faults
     shutdown_us: int = NEVER
+    weights: tuple[tuple[int, Pause], ...] = ()
 
 
 def capacity(config: SchedulerConfig) -> int:

@@ -14,6 +14,7 @@ from vnext.sched.sim.sample_policies import POLICIES
 from vnext.sched.sim.scenario import NEVER, Client, Faults, Scenario, capacity
 from vnext.sched.sim.toy_grammar import BREAKS
 from vnext.state.config import SchedulerConfig, Speculation
+from vnext.state.events import Pause
 from vnext.state.params import ENGINE_DRAFTS, LAST, MEAN, NO_LOGPROBS, NO_POOLING, Constraint, Sampling
 
 LARGE_MAX_NUM_SEQS = 20
@@ -32,6 +33,8 @@ DRAFTING_SEEDS = 8
 ADAPTED_SEEDS = 16
 """In one of so many scenarios requests have adapters, which share one to three slots; nothing is drawn for it."""
 ADAPTERS = ("", "a", "b", "a", "c", "d")
+WEIGHTS_SEEDS = 9
+"""In one of so many scenarios the weights change, at times drawn from a seed of their own."""
 CONSTRAINED_SEEDS = 3
 """In one of so many scenarios, if answers can end, two of three requests have constraints, drawn from a seed of their own."""
 DYING_SEEDS = 5
@@ -72,7 +75,19 @@ def scenario(seed: int, client_count: int = 60) -> Scenario:
         rank_count=rng.choose((1, 1, 1, 1, 1, 1, 2, 2, 2, 3)),
         faults=with_deaths(Rng(seed + 2**61), draw_faults(rng.fork(), config), seed),
         shutdown_us=rng.below(end_us + 1) if rng.happens(5) else NEVER,
+        weights=draw_weights(Rng(seed + 2**61), end_us) if changes_weights(seed) else (),
     )
+
+
+def draw_weights(rng: Rng, end_us: int) -> tuple[tuple[int, Pause], ...]:
+    """One to six changes of the weights; "sleep" stands for a sleep in mode "keep" before the change."""
+    modes: tuple[Pause, ...] = ("wait", "keep", "abort", "sleep")
+    return tuple((rng.below(end_us + 1), rng.choose(modes)) for _ in range(rng.between(1, 6)))
+
+
+def changes_weights(seed: int) -> bool:
+    """Whether the weights change in this seed's scenario."""
+    return seed % WEIGHTS_SEEDS == WEIGHTS_SEEDS - 4
 
 
 def constrains(seed: int) -> bool:

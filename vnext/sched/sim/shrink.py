@@ -23,6 +23,7 @@ from vnext.state.events import (
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
     PrefixCacheReset,
@@ -31,6 +32,7 @@ from vnext.state.events import (
     RequestResumed,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     first_of,
     pack_tokens,
     unpack_tokens,
@@ -277,7 +279,7 @@ class Author:
                 return self._committed()
             case PrefixCacheReset():
                 return move
-            case AdapterLoaded() | AdapterEvicted() | EngineRecovered():
+            case AdapterLoaded() | AdapterEvicted() | EngineRecovered() | EnginePaused() | WeightsChanged():
                 return self._if_legal(move)
         return None
 

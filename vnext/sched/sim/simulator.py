@@ -24,13 +24,17 @@ from vnext.sched.sim.rng import Rng
 from vnext.sched.sim.scenario import NEVER, Scenario, servable
 from vnext.sched.sim.streams import Streams
 from vnext.sched.sim.toy import Answer
+from vnext.sched.sim.weight_changes import WeightChanges
 from vnext.state.adapters import held
 from vnext.state.events import (
+    AbortReason,
     AdapterEvicted,
     AdapterLoaded,
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     EngineStarted,
+    Pause,
     PrefixCacheReset,
     RequestAborted,
     RequestArrived,
@@ -55,7 +59,7 @@ STALE_PERCENT = 50
 CAUTIOUS_PERCENT = 40
 RESUME_US = 200
 
-Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "wake", "resume"]
+Kind = Literal["arrival", "abort", "stop", "reset", "shutdown", "result", "adapter", "weights", "wake", "resume"]
 
 
 class CoreDied(Exception):
@@ -104,6 +108,7 @@ class Simulation:
         self._results: dict[int, StepResult] = {}
         self._leaving: list[RequestId] = []
         self._is_loading = False
+        self._changes = WeightChanges(self.rng)
 
     @property
     def state(self) -> State:
@@ -126,6 +131,8 @@ class Simulation:
                 self._at(client.abort_us, "abort", number)
         for time_us in self.scenario.reset_us:
             self._at(time_us, "reset", None)
+        for time_us, mode in self.scenario.weights:
+            self._at(time_us, "weights", mode)
         if self.scenario.shutdown_us != NEVER:
             self._at(self.scenario.shutdown_us, "shutdown", None)
 
@@ -165,6 +172,7 @@ class Simulation:
             self._require_slots_refused()
         self._begin_load()
         self._plan()
+        self._change_weights()
         self.fleet.end_of_iteration()
         self.streams.sent()
 
@@ -183,8 +191,10 @@ class Simulation:
             case "reset":
                 self._fold(PrefixCacheReset())
             case "shutdown":
-                live = [*(entry.id for entry in self.state.waiting), *self.core.seen.id]
-                self._fold(RequestAborted(ids=tuple(map(RequestId, live)), reason="shutdown"))
+                self._end_all("shutdown")
+            case "weights":
+                assert what in ("wait", "keep", "abort", "sleep")
+                self._pause(what)
             case "result":
                 assert isinstance(what, StepResult)
                 self._take_result(what)
@@ -203,6 +213,25 @@ class Simulation:
             self._fold(RequestAborted(ids=(id_,), reason="stop"))
         else:
             self._leaving.append(id_)
+
+    def _end_all(self, reason: AbortReason) -> None:
+        self._fold(RequestAborted(ids=tuple(RequestId(id_) for id_, _ in self.state.requests.items()), reason=reason))
+
+    def _pause(self, mode: Pause) -> None:
+        """Let requests go on as `mode` has it until the weights may change; another change that comes meanwhile is one with it."""
+        if self._changes.begin(self.core, mode):
+            if mode == "abort" and self.state.requests:
+                self._end_all("client")
+            self._fold(EnginePaused(mode="keep" if mode == "sleep" else mode))
+
+    def _change_weights(self) -> None:
+        """Change the weights that are due once nothing is computed with the old ones, and go on."""
+        events = self._changes.events(self.core) if self.scenario.weights else ()
+        for event in events:
+            self._fold(event)
+        if events:
+            self._begin_load()
+            self._plan()
 
     def _abort(self) -> None:
         """Abort all requests that leave at one time in one event, with some of them listed twice."""

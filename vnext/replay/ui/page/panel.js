@@ -9,6 +9,8 @@ import { Timeline } from "./timeline.js";
 const TOLD = {
   arrived: (event) => `request ${event.id} arrived with ${event.prompt} tokens${event.priority ? `, priority ${event.priority}` : ""}`,
   resumed: (event) => `request ${event.id} came back with ${event.prompt} tokens of its prompt and ${event.generated} of its answer`,
+  paused: (event) => event.mode ? `paused (${event.mode})` : "resumed",
+  weights: (event) => `weights: version ${event.version} (${event.digest})`,
   recovered: (event) => `recovery: ${event.cause}${event.log ? ` (continues ${event.log})` : ""}`,
   aborted: (event) => `request ${event.ids.join(", ")} aborted (${event.reason})`,
   committed: (event) => `step ${event.step} gave ${event.tokens} tokens`,

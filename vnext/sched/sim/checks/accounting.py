@@ -13,11 +13,13 @@ from vnext.sched.sim.checks.errors import Divergence
 from vnext.sched.sim.checks.plain_state import PlainState
 from vnext.state.events import (
     AnyEvent,
+    EnginePaused,
     EngineRecovered,
     RequestAborted,
     RequestArrived,
     StepCommitted,
     StepPlanned,
+    WeightsChanged,
     generated_by,
     unpack_tokens,
 )
@@ -61,7 +63,7 @@ class Accounting:
                     raise Divergence(f"Y1: the digest of all tokens is wrong after step {event.step}")
             case RequestAborted():
                 self._aborted(event, news)
-            case EngineRecovered():
+            case EngineRecovered() | WeightsChanged() | EnginePaused(mode="sleep"):
                 self._preempted(before, range(len(before)))
         if before.state.counters is not after.state.counters:
             self._compare(after.state.counters)
