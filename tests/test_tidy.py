@@ -133,6 +133,7 @@ LATE_IMPORTS = {
     # an extra
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
+    "vnext/engine_operations.py": (2, "the engine starts while texts and client are imported"),
     "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
     "vnext/serve.py": (1, "the engine starts meanwhile"),

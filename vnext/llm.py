@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vnext.engine_operations import EngineOperations
 from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
 from vnext.lora_request import AdapterChoice, KnownAdapters
@@ -49,7 +50,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
-class LLM:
+class LLM(EngineOperations):
     """`LLM("folder or hub id", max_num_seqs=64, ...)`: every engine option of `vnext serve` is a keyword.
 
     Raises SettingsError for a setting that cannot work, StartFailed for an engine that cannot start. Close it, or use
@@ -66,7 +67,8 @@ class LLM:
         self.tokenizer = _tokenizer(model_path, starting)
         self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
-        client = SyncEngineClient.connect(self._engine.address)
+        self._address = self._engine.address
+        client = SyncEngineClient.connect(self._address)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client, self.ready = client, client.ready

@@ -10,6 +10,7 @@ import hashlib
 
 import msgspec
 
+from vnext.runtime.operations import AnyOperation, Residence
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import AbortReason, StepCommitted
 from vnext.state.params import Sampling
@@ -71,7 +72,14 @@ class Ping(Message, tag=5):
     """Asks whether a silent engine core still runs; answered by Pong."""
 
 
-ClientMessage = Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye | Ping
+class Operate(Message, tag=6):
+    """Asks for an operation; answered by an Operated of this name."""
+
+    name: str
+    operation: AnyOperation
+
+
+ClientMessage = Operate | Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye | Ping
 
 # ---- engine core -> API process ----------------------------------------------------------------------------------
 
@@ -208,6 +216,7 @@ class EngineStats(Message, tag=13):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     adapters: AdapterStats | None = None
+    residence: Residence = Residence()
     recovering: str = ""
     recoveries: int = 0
     recovery_seconds: float = 0.0
@@ -226,7 +235,15 @@ class Pong(Message, tag=15):
     """Answers Ping: the engine core runs."""
 
 
-EngineMessage = EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong
+class Operated(Message, tag=16):
+    """What became of an operation: its value as JSON, or one sentence that says why it was not carried out."""
+
+    name: str
+    error: str = ""
+    value: bytes = b"null"
+
+
+EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong
 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 
@@ -302,7 +319,16 @@ class AdapterRead(Message, tag=23):
     error: str = ""
 
 
-RankMessage = RankReady | StepResult | RankFailed | AdapterRead
+class RankAnswer(Message, tag=24):
+    """A rank's answer to a command: its value as JSON, or why it was not carried out."""
+
+    rank: int
+    serial: int
+    error: str = ""
+    value: bytes = b"null"
+
+
+RankMessage = RankAnswer | RankReady | StepResult | RankFailed | AdapterRead
 
 encoder = msgspec.msgpack.Encoder()
 client_decoder = msgspec.msgpack.Decoder(ClientMessage)

@@ -29,6 +29,19 @@ from vnext.server.views.operations import (
 )
 from vnext.server.views.responses import count_input_tokens, create_response, delete_response, get_response, list_input_items
 from vnext.server.views.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from vnext.server.views.weights import (
+    CallBody,
+    UpdateBody,
+    collective_rpc,
+    is_paused,
+    is_sleeping,
+    pause,
+    reset_prefix_cache,
+    resume,
+    sleep,
+    update_weights,
+    wake_up,
+)
 from vnext.server.views.welcome import BYTES, EVENTS, HTML, JSON, TEXT, Route, get_docs, get_welcome
 
 ROUTES = (
@@ -76,6 +89,15 @@ ROUTES = (
     Route("GET", "/load", get_load, "how many answers wait or run"),
     Route("GET", "/version", get_version, "the version"),
     Route("GET", "/server_info", get_server_info, "version, settings of the engine and its environment"),
+    Route("POST", "/update_weights", update_weights, "computes with other weights (with --enable-rl-routes)", UpdateBody),
+    Route("POST", "/pause", pause, "lets nothing begin (with --enable-rl-routes)"),
+    Route("POST", "/resume", resume, "goes on"),
+    Route("GET", "/is_paused", is_paused, "whether it is paused, and the version of the weights"),
+    Route("POST", "/sleep", sleep, "gives the memory of weights and cache back (with --enable-rl-routes)"),
+    Route("POST", "/wake_up", wake_up, "takes it again"),
+    Route("GET", "/is_sleeping", is_sleeping, "whether it sleeps, and the ranks' resident bytes"),
+    Route("POST", "/reset_prefix_cache", reset_prefix_cache, "forgets what the cache holds (with --enable-rl-routes)"),
+    Route("POST", "/collective_rpc", collective_rpc, "calls a registered function on every rank", CallBody),
     Route("GET", "/log", list_segments, "the log as it grows, with --show-log: vnext-replay ui --live reads it"),
     Route("GET", r"/log/{segment:\d{1,9}}", read_segment, answers=(BYTES,)),
     Route("GET", "/", get_welcome, answers=(TEXT,)),

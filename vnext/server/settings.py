@@ -41,6 +41,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
     "error".
 
+    With `enable_rl_routes` clients may change the weights, pause the engine and put it to sleep.
+
     `lora_modules` are LoRA adapters (name=path) that requests may name as their model; others may be loaded from folders under
     `lora_root`, "" for none.
 
@@ -69,6 +71,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     show_log: bool = False
+    enable_rl_routes: bool = False
     log_dir: str = ""
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("*",)

@@ -14,6 +14,7 @@ from edge_server import EdgeServer
 from fake_engine import wait_until
 
 from vnext.runtime.messages import AdapterStats, EngineStats, SubmitRequest
+from vnext.runtime.operations import Residence
 from vnext.server import load_line
 from vnext.server.context import stopwatch
 from vnext.server.context.metrics import ServerMetrics, _lengths_up_to
@@ -155,8 +156,8 @@ def test_lengths_are_told_up_to_the_longest_request() -> None:
 
 
 def stats(**figures: object) -> EngineStats:
-    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "blocks_total": 200} | figures
-    return EngineStats(**numbers)
+    numbers = dict.fromkeys(EngineStats.__struct_fields__, 0) | {"stalled": "", "recovering": "", "adapters": None, "blocks_total": 200}
+    return EngineStats(**numbers | {"residence": Residence()} | figures)
 
 
 def test_adapters_have_metrics_where_an_engine_has_slots() -> None:

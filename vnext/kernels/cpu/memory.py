@@ -14,6 +14,7 @@ import numpy as np
 HUGE_PAGE_BYTES = 2 << 20
 CHUNK_BYTES = 64 << 20
 ALIGNMENT = 4096
+DONTNEED = 4  # Linux's number for the advice
 
 
 MBIND = {"x86_64": 237, "aarch64": 235}
@@ -65,6 +66,14 @@ def apart(size_bytes: int) -> np.ndarray:
     For what is large and short-lived: on the heap it would leave holes between what stays.
     """
     return np.frombuffer(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+
+
+def give_back(first: int, size_bytes: int) -> None:
+    """Give the memory of the whole pages in [first, first + size_bytes) back to the system. They stay where they are and read as
+    zeros; who writes them takes memory again."""
+    begin, end = -(-first // ALIGNMENT) * ALIGNMENT, (first + size_bytes) // ALIGNMENT * ALIGNMENT
+    if end > begin and ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONTNEED):
+        raise OSError(ctypes.get_errno(), "memory cannot be given back")
 
 
 def huge(size_bytes: int) -> np.ndarray:

@@ -47,16 +47,16 @@ class PackedExperts(NamedTuple):
         return self.weights[expert]
 
 
-def packed(weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain") -> Packed:
+def packed(weight: Array | tuple[Array, ...], gate: str = "", form: str = "plain", arena: Arena | None = None) -> Packed:
     """A weight [out, in], or its parts one below the other, float32 or bfloat16, as linear.pack takes it; `form` as in
-    kernels/forms.py."""
-    found = linear.pack(weight, gate=gate, int8=form == "int8", arena=_arena)
+    kernels/forms.py. `arena`: None for that of weights that stay."""
+    found = linear.pack(weight, gate=gate, int8=form == "int8", arena=arena or _arena)
     return Packed(found, (found.outputs, found.inputs))
 
 
-def packed_experts(weights: Array, gate: str, form: str) -> PackedExperts:
+def packed_experts(weights: Array, gate: str, form: str, arena: Arena | None = None) -> PackedExperts:
     """Weights [E, out, in], each packed as `packed` does."""
-    return PackedExperts(tuple(packed(weight, gate, form) for weight in weights), tuple(weights.shape))
+    return PackedExperts(tuple(packed(weight, gate, form, arena) for weight in weights), tuple(weights.shape))
 
 
 def serves(dtype: str) -> bool:

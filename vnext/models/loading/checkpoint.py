@@ -53,6 +53,13 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def names(self) -> list[str]:
+        return sorted(self._tensors)
+
+    def stored_dtype(self, name: str) -> str:
+        """A tensor's dtype by its file's own name for it."""
+        return self._tensors[name].dtype
+
     def dtype(self, name: str) -> np.dtype | None:
         """A tensor's dtype in its file, None where `part` would refuse it."""
         return DTYPES.get(self._tensors[name].dtype) if name in self._tensors else None

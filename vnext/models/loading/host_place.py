@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vnext.kernels.arrays import Array
-from vnext.kernels.cpu.memory import apart
+from vnext.kernels.cpu.memory import Arena, apart
 from vnext.kernels.cpu.packed import packed, packed_experts
 
 APART_BYTES_MIN = 2**18  # smaller tensors are norms and biases, which stay
@@ -44,9 +44,12 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """Arrays of numpy, float32 or bfloat16, or float16 that is packed as int8."""
+    """Arrays of numpy, float32 or bfloat16, or float16 that is packed as int8. `passing`: what is packed does not stay."""
 
     is_host = True
+
+    def __init__(self, passing: bool = False) -> None:
+        self._arena = (lambda: Arena()) if passing else (lambda: None)
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         size_bytes = prod(shape) * dtype.itemsize
@@ -61,10 +64,10 @@ class HostPlace:
     integers = take
 
     def pack(self, parts: tuple[np.ndarray, ...], gate: str, form: str) -> Any:
-        return packed(parts, gate, form)
+        return packed(parts, gate, form, self._arena())
 
     def pack_experts(self, weights: np.ndarray, gate: str, form: str) -> Any:
-        return packed_experts(weights, gate, form)
+        return packed_experts(weights, gate, form, self._arena())
 
     def is_finite(self, part: np.ndarray) -> bool:
         exponent = EXPONENTS[str(part.dtype)]

@@ -20,6 +20,7 @@ from vnext.models.errors import ModelError
 from vnext.models.layers.sharding import Axis, Layout, Parallel, Part, axis_part, axis_size, check_world_size, layout_of
 from vnext.models.loading.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from vnext.models.loading.host_place import HostPlace, Place
+from vnext.models.loading.kept import Kept, copy_into
 from vnext.models.loading.targets import Target, may_be_target
 from vnext.models.registry import family
 
@@ -43,6 +44,7 @@ def load_params(
     form: str = "plain",
     targets: list[Target] | None = None,
     assemble: Callable[..., Any] | None = None,
+    kept: Kept | None = None,
 ) -> Any:
     """This rank's parameters of the checkpoint in folder `path`, as its family's tree. Raises ModelError.
 
@@ -50,11 +52,11 @@ def load_params(
     `device` and what its operations packed.
     `quantization` "int8" rounds the weights that are multiplied by, and wants the dtype bfloat16. `form`: of the others, as
     kernels/forms.py has them, where plain torch makes the products. `targets` gets the weights that adapters may change.
-    `assemble` takes the place of the family's, for other tensors of its checkpoints.
+    `assemble` takes the place of the family's, for other tensors of its checkpoints. `kept` gets what `refill_params` needs.
     """
     check_world_size(config, parallel.world_size)
     with open_checkpoint(Path(path)) as checkpoint:
-        loader = Loader(checkpoint, config, parallel, dtype, place_of(dtype, device), progress, quantization, form)
+        loader = Loader(checkpoint, config, parallel, dtype, place_of(dtype, device), progress, quantization, form, kept)
         params = (assemble or family(config.architecture).assemble)(loader, config)
         loader.finish()
     if targets is not None:
@@ -62,10 +64,28 @@ def load_params(
     return params
 
 
-def place_of(dtype: Any, device: torch.device | str) -> Place:
-    """Where parameters of this dtype, numpy's or torch's, go."""
+def refill_params(
+    params: Any,
+    kept: Kept,
+    tensors: Checkpoint,
+    config: ModelConfig,
+    parallel: Parallel,
+    dtype: Any,
+    device: torch.device | str,
+    quantization: str = "none",
+    form: str = "plain",
+) -> None:
+    """Give parameters, of which `load_params` made `kept`, the values of other `tensors` of the same names and shapes (update.py
+    checks them), in the same memory. The other arguments are those of `load_params`."""
+    kept.begin_refill()
+    loader = Loader(tensors, config, parallel, dtype, place_of(dtype, device, passing=True), None, quantization, form, kept)
+    copy_into(params, family(config.architecture).assemble(loader, config))
+
+
+def place_of(dtype: Any, device: torch.device | str, passing: bool = False) -> Place:
+    """Where parameters of this dtype, numpy's or torch's, go; `passing` as of HostPlace."""
     if isinstance(dtype, np.dtype):
-        return HostPlace()
+        return HostPlace(passing)
     from vnext.models.loading.tensor_place import TensorPlace  # its caller has loaded torch
 
     return TensorPlace(device)
@@ -98,7 +118,9 @@ class Loader:
         progress: Progress | None,
         quantization: str = "none",
         form: str = "plain",
+        kept: Kept | None = None,
     ) -> None:
+        self._kept = Kept() if kept is None else kept
         self._checkpoint = checkpoint
         self._config = config
         self._parallel = parallel
@@ -119,20 +141,20 @@ class Loader:
 
         A padded axis is filled with zeros.
         """
-        return self._fused(names, self.dtype)
+        return self._kept.take(self._fused(names, self.dtype))
 
     def wide(self, name: str) -> Array:
         """This rank's part of one tensor in float32, whatever the model's dtype: for weights applied before rounding."""
-        return self._fused((name,), np.dtype(np.float32))
+        return self._kept.take(self._fused((name,), np.dtype(np.float32)))
 
     def packed(self, names: tuple[str, ...], *, exact: bool = False) -> Any:
         """`fused`, packed for the operations that multiply by it; `exact`: never quantised."""
         form = self._exact_form if exact else self._form
-        return self._pack(names, form, "")
+        return self._kept.take(self._pack(names, form, ""))
 
     def packed_gated(self, names: tuple[str, ...]) -> Any:
         """`fused` gate and up, packed for the product that applies the model's activation."""
-        return self._pack(names, self._form, self._config.activation)
+        return self._kept.take(self._pack(names, self._form, self._config.activation))
 
     def stacked(self, groups: tuple[tuple[str, ...], ...], gated: bool) -> Any:
         """The fused weights of each expert [E, out, in], packed; `gated`: gate and up. Groups are of one shape."""
@@ -142,11 +164,12 @@ class Loader:
         for place, group in zip(target, groups):
             self._fill(place, group)
         self._check_finite((target,), names, self._form)
-        return self._place.pack_experts(target, self._config.activation if gated else "", self._form)
+        return self._kept.take(self._place.pack_experts(target, self._config.activation if gated else "", self._form))
 
     def integers(self, name: str, count: int) -> Array:
         """A tensor of whole numbers, int64 [count]."""
-        return self._place.integers(self._checkpoint.integers(name, count))
+        self._kept.names[name] = (count,)
+        return self._kept.take(self._place.integers(self._checkpoint.integers(name, count)))
 
     def place(self, array: np.ndarray) -> Array:
         """A computed array: as it is on the host, else a tensor on the device."""
@@ -219,6 +242,7 @@ class Loader:
     def _pieces(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """This rank's parts of a tensor in its file, each with its size, which padding makes larger."""
         layout, above = layout_of(name, self._layouts), 0
+        self._kept.names[name] = self._shape(layout)
         for axis in layout.out:
             part = self._part(axis)
             yield part.size, self._read(name, layout, slice(above + part.start, above + part.stop))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 import zmq
@@ -19,6 +19,7 @@ import zmq
 from vnext.runtime.client.connection import Connection
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
+from vnext.runtime.client.pending_operations import PendingOperations
 from vnext.runtime.client.silence import INTERVAL_S, Silence
 from vnext.runtime.messages import (
     AbortRequests,
@@ -29,6 +30,7 @@ from vnext.runtime.messages import (
     EngineStats,
     Goodbye,
     Hello,
+    Operated,
     Outputs,
     Ping,
     Pong,
@@ -38,6 +40,7 @@ from vnext.runtime.messages import (
     SubmitRequest,
     engine_decoder,
 )
+from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
 from vnext.state.params import Sampling
 
@@ -68,6 +71,7 @@ class EngineClient:
         self._lost_s = 0.0
         self._recoveries, self._recovery_seconds = 0, 0.0  # without those of the present engine core's ranks
         self._silence = Silence()
+        self._operations = PendingOperations()
         self._connection = self._connected()
 
     @classmethod
@@ -178,6 +182,12 @@ class EngineClient:
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())
 
+    async def operate(self, operation: AnyOperation) -> Any:
+        """Carry out an operation; its value. Raises NotDone, with nothing changed, and EngineDead."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+        return await self._operations.ask(self._send, operation)
+
     async def close(self) -> None:
         """Say goodbye and leave; live streams end with EngineDead."""
         self._send(Goodbye())
@@ -226,6 +236,8 @@ class EngineClient:
                 self._end(sentence, is_followed)
             case EngineReady():
                 self._begin(message)
+            case Operated():
+                self._operations.answered(message)
             case Pong():
                 pass  # the message itself shows that the core runs
             case _:
@@ -300,6 +312,7 @@ class EngineClient:
         if self._ready is not None and not self._loss:
             self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
             self._numbered = {}
+            self._operations.fail_followed()
             for live in self._live.values():
                 live.lose(self._ready.root_seed)
             self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None
@@ -307,6 +320,7 @@ class EngineClient:
 
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
+        self._operations.fail(self._death)
         if not self._started.done():
             self._started.set_exception(EngineDead(sentence))
         live, self._live, self._numbered = self._live, {}, {}

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import OutputStream
 from vnext.runtime.messages import EngineReady, EngineStats, RequestOutput, SubmitRequest
+from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
 
 Result = TypeVar("Result")
@@ -77,6 +78,10 @@ class SyncEngineClient:
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
         """End live requests; `run` yields the finish "abort" for each."""
         self._loop.call_soon_threadsafe(self._connected.abort, tuple(names), reason)
+
+    def operate(self, operation: AnyOperation) -> Any:
+        """Carry out an operation and wait for its value. Raises NotDone, EngineDead."""
+        return self._wait(self._connected.operate(operation))
 
     def reset_prefix_cache(self) -> None:
         self._loop.call_soon_threadsafe(self._connected.reset_prefix_cache)

@@ -28,6 +28,8 @@ from vnext.runtime.messages import (
     EngineStats,
     Goodbye,
     Hello,
+    Operate,
+    Operated,
     Ping,
     Pong,
     RequestRefused,
@@ -79,10 +81,11 @@ class Clients:
         self._sent_stats: EngineStats | None = None
         self._gone: set[bytes] = set()
         self._backlogs: dict[bytes, Backlog] = {}
-        self._notes, self._follows = notes, follows
+        self.notes, self._follows = notes, follows
         self._trials = Trials(notes)
         self._has_sent_tokens = False
         self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
+        self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
     def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
@@ -110,6 +113,8 @@ class Clients:
                         yield event
                 case AbortRequests(names=names, reason=reason):
                     yield from self._abort(peer, names, reason)
+                case Operate():
+                    self.operations.append((peer, message))
                 case ResetPrefixCache():
                     yield PrefixCacheReset()
                 case Ping():
@@ -131,8 +136,13 @@ class Clients:
                 self._send(peer, letter)
             self._trials.heard(each)
             if not self._has_sent_tokens and each[0] is not None:
-                self._notes.write(PROGRESS)
+                self.notes.write(PROGRESS)
                 self._has_sent_tokens = True
+
+    def answer(self, peer: bytes, message: Operated) -> None:
+        """Answer an operation, unless its client has left."""
+        if peer in self._peers:
+            self._send(peer, message)
 
     def begun(self, ids: Collection[int]) -> None:
         """These requests have been planned into their first step."""

@@ -25,6 +25,7 @@ from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
 from vnext.runtime.core.due_reports import NOTHING_REPORTED, RankChecks
 from vnext.runtime.core.executor import Executor, NoRanks
+from vnext.runtime.core.operations import Operations
 from vnext.runtime.core.owners import News
 from vnext.runtime.core.progress import Progress, RanksStalled
 from vnext.runtime.core.recovery import LOSSES, RankGaveUp, Recovery
@@ -33,6 +34,8 @@ from vnext.runtime.messages import (
     AdapterRead,
     EngineDied,
     EngineStats,
+    Operated,
+    RankAnswer,
     RankFailed,
     RankMessage,
     RequestOutput,
@@ -45,13 +48,23 @@ from vnext.sched.schedule import schedule
 from vnext.sched.turn import steady_turn
 from vnext.state.digest import digest
 from vnext.state.errors import IllegalEvent
-from vnext.state.events import AnyEvent, EngineRecovered, EngineStarted, RequestAborted, RequestId, StepCommitted, StepPlanned
+from vnext.state.events import (
+    AnyEvent,
+    EnginePaused,
+    EngineRecovered,
+    EngineStarted,
+    RequestAborted,
+    RequestId,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+)
 from vnext.state.fold_commit import MatchedSamples
 from vnext.state.laws import check, check_cheap
 from vnext.state.outputs import Output, outputs, outputs_apart
 from vnext.state.reduce import fold, start
 from vnext.state.samples import still_owed
-from vnext.state.state import State
+from vnext.state.state import State, Weights
 
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20
@@ -91,12 +104,17 @@ class EngineCore:
         self._progress = Progress(step_timeout_s)
         self._stalled = ""
         self._adapters = AdapterLoading(started.world_size, executor.send)
+        self._operations = Operations(started, executor.send, self._answer, clients.notes)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
-    def begin_after(self, recovered: EngineRecovered) -> None:
-        """Another engine core had the requests that clients submit from now on. Call this first."""
+    def begin_after(self, recovered: EngineRecovered, weights: Weights | None = None) -> None:
+        """Another engine core had the requests that clients submit from now on, and computed with these weights. Call first."""
         self._fold(recovered)
+        if weights is not None:
+            self._fold(EnginePaused(mode="keep"))
+            self._fold(WeightsChanged(version=weights.version, digest=weights.digest, path=weights.path))
+            self._fold(EnginePaused(mode=""))
         self._carry_out()
 
     # ---- one turn --------------------------------------------------------------------------------------------------
@@ -123,6 +141,7 @@ class EngineCore:
 
     def _advance(self) -> None:
         while True:
+            self._operate()
             self._load_adapters()
             began = time.perf_counter()
             if (plan := schedule(self.state)) is not None:
@@ -134,6 +153,20 @@ class EngineCore:
                 self._carry_out()
             if plan is None:
                 return
+
+    def _operate(self) -> None:
+        """Carry out what clients have asked for, as far as it does not wait."""
+        asked = self._clients.operations
+        while asked:
+            self._operations.ask(*asked.pop(0))
+        while (event := self._operations.next_event(self.state)) is not None:
+            self._fold(event)
+            self._carry_out()  # commands to the ranks follow their events
+
+    def _answer(self, peer: bytes, message: Operated) -> None:
+        """Answer an operation, behind statistics that show what it did."""
+        self._clients.tell_stats(self._stats())
+        self._clients.answer(peer, message)
 
     def _load_adapters(self) -> None:
         """Give slots to adapters that the ranks have read; ask for those that waiting requests need."""
@@ -204,6 +237,9 @@ class EngineCore:
         if isinstance(message, AdapterRead):
             self._abort_with(self._adapters.answered(message, self.state))
             return
+        if isinstance(message, RankAnswer):
+            self._operations.answered(message)
+            return
         assert isinstance(message, StepResult), "a rank says that it is ready once, before the engine starts"
         if message.step % self.state.config.digest_interval == 0:
             self._checks.compare(message)
@@ -271,6 +307,7 @@ class EngineCore:
         self._executor = executor
         executor.while_full = self._send_stats
         self._adapters.begin_again(executor.send)
+        self._operations.begin_again(executor.send)
         if self._poller is not None:
             executor.watch(self._poller)
         executor.send(encode_begin(self._started, snapshots.encode(snapshots.snapshot(self.state), WIDTH_MAX)))
@@ -383,4 +420,5 @@ class EngineCore:
             recovering=recovery.sentence,
             recoveries=recovery.count,
             recovery_seconds=recovery.seconds,
+            residence=self._operations.residence(state),
         )

@@ -20,6 +20,7 @@ from pathlib import Path
 PREFIX = "vnext-"
 LOCK_NAME = "vnext.lock"
 READY, PROGRESS, SUSPECT, REFUSAL = "core.ready", "core.progress", "core.suspect", "core.refusal"
+WEIGHTS = "core.weights"
 LEAVE = signal.SIGUSR1
 """Ends an engine core in whose place another one is started."""
 

@@ -38,6 +38,7 @@ from vnext.runtime.rank.draft_costs import BLOCK_SIZE, ROWS, draft_costs
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import GpuSettings, RankSettings, SettingsError
 from vnext.sampling.sampling import logits_processor_for, masking_for, sampler_for
 from vnext.state.state import State
@@ -133,7 +134,8 @@ def device_rank(settings: RankSettings, runner: ModelRunner, device: Device) -> 
         with enough_memory("the adapters do", "lower --max-loras or --max-lora-rank"):
             keep_adapters(runner, device, settings.gpu.adapters_max, settings.max_lora_rank)
     make = step_maker(runner, device, device_forms(runner, settings.gpu), draft_forms(runner, settings.gpu))
-    return Rank(settings.rank, LaterSteps(make, runner.adapters))
+    weights = RankWeights(settings.rank, settings.world_size, runner)
+    return Rank(settings.rank, LaterSteps(make, runner.adapters), weights)
 
 
 def keep_adapters(runner: ModelRunner, device: Device, adapters_max: int, rank_max: int) -> None:

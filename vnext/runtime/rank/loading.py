@@ -27,6 +27,7 @@ from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank.steps import HostSteps
+from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
 
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
-    return Rank(settings.rank, HostSteps(runner)), runner
+    return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner)), runner
 
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:

@@ -13,11 +13,22 @@ from collections import deque
 import msgspec
 
 from vnext.log import snapshot
-from vnext.runtime.messages import AdapterRead, StepResult
+from vnext.runtime.messages import AdapterRead, RankAnswer, StepResult
 from vnext.runtime.rank.steps import Steps, is_due
+from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.ring.broadcast import BeginFrom, ReadAdapter, decode_events
+from vnext.runtime.ring.commands import AnyCommand
 from vnext.state.digest import details, digest, histories
-from vnext.state.events import AdapterEvicted, AdapterLoaded, AnyEvent, EngineStarted, Event, StepCommitted, StepPlanned
+from vnext.state.events import (
+    AdapterEvicted,
+    AdapterLoaded,
+    AnyEvent,
+    EngineStarted,
+    Event,
+    StepCommitted,
+    StepPlanned,
+    WeightsChanged,
+)
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
@@ -30,9 +41,10 @@ LOOK_S = 100e-6
 class Rank:
     """One rank. `handle` takes one message of the ring; `collect` returns the results in the order of the steps."""
 
-    def __init__(self, rank: int, steps: Steps) -> None:
+    def __init__(self, rank: int, steps: Steps, weights: RankWeights | None = None) -> None:
+        """`weights`: None for a rank that is asked for no operations."""
         self._rank = rank
-        self.steps = steps
+        self.steps, self._weights = steps, weights
         self._state: State | None = None
         self._asked: deque[StepResult] = deque()  # without the fields that only a computed step can fill
         self._completed: list[StepResult] = []
@@ -43,21 +55,23 @@ class Rank:
         """How long to wait for the next message; None, for ever, while no result is pending."""
         if self._asked or self._completed:
             return LOOK_S
-        return READING_LOOK_S if self.steps.adapters and self.steps.adapters.is_reading else None
+        is_reading = self.steps.adapters and self.steps.adapters.is_reading
+        return READING_LOOK_S if is_reading or (self._weights and self._weights.is_busy) else None
 
     def handle(self, message: bytes) -> None:
         """Fold the message's events in order. At most one of them plans a step, and it comes last."""
         for event in decode_events(message, 0 if self._state is None else self._state.next_id):
             self._apply(event)
 
-    def collect(self) -> list[StepResult | AdapterRead]:
-        """Results that are complete by now, and the report of an adapter that has been read, without waiting."""
+    def collect(self) -> list[StepResult | AdapterRead | RankAnswer]:
+        """Results that are complete by now, the report of an adapter that has been read, and answers, without waiting."""
         while self._asked and self.steps.is_there():
             self._wait_for_step()
         completed, self._completed = self._completed, []
-        return [*completed, *self.steps.adapters.done()] if self.steps.adapters else completed
+        read = self.steps.adapters.done() if self.steps.adapters else ()
+        return [*completed, *read, *(self._weights.answers() if self._weights else ())]
 
-    def _apply(self, event: AnyEvent | ReadAdapter | BeginFrom) -> None:
+    def _apply(self, event: AnyEvent | ReadAdapter | BeginFrom | AnyCommand) -> None:
         if not isinstance(event, Event):
             self._do(event)
             return
@@ -70,16 +84,22 @@ class Rank:
         self._state = reduce(self._state, event)
         if isinstance(event, AdapterLoaded | AdapterEvicted):
             self.steps.adapters.fold(event)
+        if isinstance(event, WeightsChanged):
+            self._weights.fold(event)
         if isinstance(event, StepPlanned):
             self.steps.launch(self._state)
             self._asked.append(self._report(event.step))
 
-    def _do(self, wish: ReadAdapter | BeginFrom) -> None:
+    def _do(self, wish: ReadAdapter | BeginFrom | AnyCommand) -> None:
         """What the engine core asks for beside the events."""
         if isinstance(wish, ReadAdapter):
             self.steps.adapters.read(wish)
-        else:
+        elif isinstance(wish, BeginFrom):
             self._state = snapshot.load(snapshot.decode(wish.snapshot), self._state.config)
+            if weights := self._state.weights:
+                self._weights.load(weights.path, weights.digest)
+        else:
+            self._weights.obey(wish)
 
     def _own_commit(self, step: int) -> StepCommitted:
         """The commit of a step with this rank's samples."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.kernels.arrays import host_dtype, torch_dtype
+from vnext.kernels.arrays import Array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
@@ -22,8 +22,10 @@ from vnext.models.layers.sharding import Parallel
 from vnext.models.layers.tensors import host_tensors_of, tensors_of
 from vnext.models.layers.traffic import token_bytes
 from vnext.models.layers.whole_step import WholeStep, whole_step
+from vnext.models.loading.checkpoint import Checkpoint
+from vnext.models.loading.kept import Kept
 from vnext.models.loading.targets import Target
-from vnext.models.loading.weights import Progress, choose_dtype, load_params
+from vnext.models.loading.weights import Progress, choose_dtype, load_params, refill_params
 from vnext.models.registry import family
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import StepOutputs
@@ -91,7 +93,7 @@ class ModelRunner:
     ) -> None:
         """`config` defaults to the folder's own; `max_lora_rank` 0 means no adapters. Raises ModelError, and SettingsError where
         `deterministic` is impossible."""
-        self.path = path
+        self.path, self.weights_path = path, str(path)
         self.config = config or load_config(path)
         self.device = str(device)
         self.device_type = self.device.partition(":")[0]
@@ -102,11 +104,12 @@ class ModelRunner:
         self._kv_dtype = cache_dtype(kv_cache_dtype, self._dtype)
         self._family = family(self.config.architecture)
         self.invariance = self._invariance(deterministic, quantization)
-        targets: list[Target] = []
+        self.targets: list[Target] = []
+        self.kept = Kept()
+        self._place, self._forms = (self._dtype, self.device), (quantization, self.invariance.form)
         self._params = load_params(
-            path, self.config, parallel, self._dtype, self.device, progress, quantization, self.invariance.form, targets
+            path, self.config, parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept
         )
-        self.targets = targets
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self._kv: Any = None
@@ -129,6 +132,15 @@ class ModelRunner:
         from vnext.runtime.rank.adapters import AdapterSlots
 
         return AdapterSlots(self.parallel.rank, Base(self.config, self.parallel, self.targets), rank_max)
+
+    def refill(self, tensors: Checkpoint) -> None:
+        """Compute with the values of these tensors from now on, which `update.py` has checked. They go into the memory of the old
+        ones, which all that refers to it keeps."""
+        refill_params(self._params, self.kept, tensors, self.config, self.parallel, *self._place, *self._forms)
+
+    def cache_memory(self) -> list[Array]:
+        """The arrays of the cache, on the host."""
+        return [each for pair in self._kv or () for each in pair]
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one page of the cache on this rank, the draft model's and the head's too."""

@@ -13,6 +13,7 @@ from typing import Union, get_args
 
 import msgspec
 
+from vnext.runtime.ring.commands import AnyCommand
 from vnext.state.events import AnyEvent, EngineStarted, RequestArrived, RequestId, StepCommitted
 from vnext.state.params import Sampling
 
@@ -51,7 +52,7 @@ class BeginFrom(_Wire, tag=101):
 
 _as_they_are = [event for event in get_args(AnyEvent) if event not in (RequestArrived, StepCommitted)]
 _encoder = msgspec.msgpack.Encoder()
-_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, *_as_they_are)
+_wires = (_Arrived, _Committed, ReadAdapter, BeginFrom, *get_args(AnyCommand), *_as_they_are)
 _decoder = msgspec.msgpack.Decoder(tuple[Union[_wires], ...])  # noqa: UP007
 
 
@@ -70,7 +71,12 @@ def encode_begin(started: EngineStarted, snapshot: bytes) -> bytes:
     return _encoder.encode([started, BeginFrom(snapshot=snapshot)])
 
 
-def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom, ...]:
+def encode_command(command: AnyCommand) -> bytes:
+    """One ring message without events."""
+    return _encoder.encode([command])
+
+
+def decode_events(message: bytes, next_id: int = 0) -> tuple[AnyEvent | ReadAdapter | BeginFrom | AnyCommand, ...]:
     """The events of a ring message, in order, or what a rank is asked to do; `next_id` is the id that the replica gives to the
     next arrival.
 

@@ -13,6 +13,8 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled, Refused
+from vnext.runtime.client.pending_operations import NotDone
+from vnext.runtime.client.tensor_file import BadTensors
 from vnext.sampling_params import InvalidRequest
 
 RETRY_AFTER_S = 1  # where nothing was measured
@@ -80,6 +82,10 @@ class BatchesOff(Exception):
 
 class LogHidden(Exception):
     """This server does not show its log, or not to this client."""
+
+
+class RoutesClosed(Exception):
+    """This server does not open a route to its clients."""
 
 
 class LogGone(Exception):
@@ -153,6 +159,9 @@ FAILURES: Mapping[type[BaseException], Callable[[Any], Failure]] = {
     FileUnknown: lambda error: Failure(404, str(error), code="not_found"),
     StoreUnusable: lambda error: Failure(507, str(error), "server_error", code="storage_failed"),
     BatchesOff: lambda error: Failure(403, str(error), code="batches_off"),
+    RoutesClosed: lambda error: Failure(403, str(error), code="routes_closed"),
+    NotDone: lambda error: Failure(400, f"{str(error)[:1].upper()}{str(error)[1:]}.", code="not_done"),
+    BadTensors: lambda error: Failure(400, f"{str(error)[:1].upper()}{str(error)[1:]}.", code="bad_tensors"),
     LogHidden: lambda error: Failure(403, str(error), code="log_hidden"),
     LogGone: lambda error: Failure(410, str(error), code="log_gone"),
     Draining: lambda error: Failure(503, str(error), "server_error", code="shutting_down"),

@@ -28,6 +28,7 @@ from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.traces import traces_to
+from vnext.server.context.trainer import Trainer
 from vnext.server.settings import ServerSettings
 from vnext.state.config import request_length_max
 from vnext.state.params import Constraint
@@ -70,6 +71,7 @@ class ServerContext:
         self.model_names = settings.served_model_names or (Path(settings.model_path or client.ready.model).name,)
         self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
         self.model_length = request_length_max(config)
+        self.trainer = Trainer(client, settings)
         self.metrics = ServerMetrics(
             self.model_names[0],
             self.model_length,

@@ -28,7 +28,10 @@ from vnext.server.settings import ServerSettings
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
-GUARDED = ("/v1", "/tokenize", "/detokenize", "/log", "/server_info")
+GUARDED = (
+    "/v1", "/tokenize", "/detokenize", "/log", "/server_info", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep",
+    "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/collective_rpc",
+)  # fmt: skip
 
 CONNECTIONS = web.AppKey("connections", Connections)
 

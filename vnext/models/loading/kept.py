@@ -1,0 +1,72 @@
+"""What a loader has made, in the order in which it did, so that another load of the same model fills the same memory.
+
+Graphs, described steps, adapters and draft heads refer to that memory: after a refill they compute with the new weights. One
+tensor at a time exists twice. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from vnext.kernels.arrays import Array
+from vnext.kernels.cpu.linear import PackedLinear
+from vnext.kernels.cpu.stack import Stack
+
+PLAIN = (int, float, str, type(None), np.dtype)
+
+
+class Kept:
+    """The products of a load: weights as operations take them. `names` are the checkpoint's tensors, with their whole shapes."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, tuple[int, ...]] = {}
+        self._products: list[Any] = []
+        self._next = -1
+
+    def begin_refill(self) -> None:
+        """The products that come from now on are copied into the ones that there are."""
+        self._next = 0
+
+    def take(self, product: Any) -> Any:
+        """Keep a product; in a refill, copy it into the memory of the one that stands in its place, which is returned."""
+        if self._next < 0:
+            self._products.append(product)
+            return product
+        kept = self._products[self._next]
+        self._next += 1
+        copy_into(kept, product)
+        return kept
+
+    def memory(self) -> Iterator[Array]:
+        """The arrays, or tensors, of all products, each once."""
+        found = {id(array): array for product in self._products for array in arrays_of(product)}
+        yield from found.values()
+
+
+def arrays_of(value: Any) -> Iterator[Array]:
+    """The arrays and tensors of a tree of tuples. TypeError for a leaf of another kind."""
+    if isinstance(value, Stack):
+        return  # addresses of other leaves
+    if isinstance(value, PackedLinear):
+        yield value.buffer
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from arrays_of(each)
+    elif isinstance(value, np.ndarray) or hasattr(value, "data_ptr"):
+        yield value
+    elif not isinstance(value, PLAIN) and type(value).__module__ != "torch":
+        raise TypeError(f"{type(value).__name__} among the weights")
+
+
+def copy_into(kept: Any, made: Any) -> None:
+    """Copy the arrays of a tree into those of a tree of the same shapes; those that are the same object stay."""
+    for old, new in zip(arrays_of(kept), arrays_of(made), strict=True):
+        if old is new:
+            continue
+        if isinstance(old, np.ndarray):
+            old[...] = new
+        else:
+            old.copy_(new)

@@ -1,0 +1,84 @@
+"""An update: new values for all tensors of a model that runs, as a folder of safetensors files or one such file.
+
+Owns the check that comes before anything changes, and the digest of weights: over names, dtypes, shapes and every byte of the
+tensors that the model reads, so that a checkpoint and an update with the same tensors have the same one, however their files are
+cut. `Checkpoint` reads the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from vnext.models.config.folder import weight_files
+from vnext.models.errors import ModelError
+from vnext.models.loading.checkpoint import DTYPES, Checkpoint, stored_tensors
+from vnext.models.loading.host_place import HostPlace
+
+NAMES_SHOWN = 3
+NOTHING_CHANGED = "nothing has changed"
+
+
+def open_update(path: Path) -> Checkpoint:
+    """The tensors in a folder, or in one file. Raises ModelError."""
+    if not path.exists():
+        raise ModelError(f"there are no weights at {path}: give a folder or a file that the ranks can read; {NOTHING_CHANGED}")
+    tensors = {}
+    for file in weight_files(path) if path.is_dir() else [path]:
+        try:
+            tensors |= stored_tensors(file)
+        except OSError as error:
+            raise ModelError(f"{file} cannot be read ({error}); {NOTHING_CHANGED}") from error
+    return Checkpoint(path, tensors, 0)
+
+
+def check_update(update: Checkpoint, shapes: Mapping[str, tuple[int, ...]], ignored: Collection[str] = ()) -> None:
+    """Raise ModelError, in one sentence, unless the update has exactly the tensors of `shapes`, with these shapes and dtypes that
+    can be read. Names in `ignored` may be there too."""
+    missing = [name for name in shapes if name not in update]
+    unknown = [name for name in update.names() if name not in shapes and name not in ignored]
+    if missing:
+        raise ModelError(f"the update in {update.path} lacks {_named(missing)}: send every tensor of the model; {NOTHING_CHANGED}")
+    if unknown:
+        raise ModelError(f"the update in {update.path} has {_named(unknown)}, which this model does not; {NOTHING_CHANGED}")
+    for name, shape in shapes.items():
+        if (found := update.shape(name)) != shape:
+            has = f"has the shape {list(found or ())} where the model has {list(shape)}"
+            raise ModelError(f"tensor {name!r} of the update {has}; {NOTHING_CHANGED}")
+        if update.dtype(name) is None:
+            raise ModelError(
+                f"tensor {name!r} of the update has the dtype {update.stored_dtype(name)}; supported are {', '.join(DTYPES)}; "
+                f"{NOTHING_CHANGED}"
+            )
+
+
+def check_finite(update: Checkpoint, names: Iterable[str]) -> None:
+    """Raise ModelError for a tensor with a number that is not finite."""
+    place = HostPlace()
+    for name in names:
+        part = update.part(name, update.shape(name) or (), ())
+        if part.size and not place.is_finite(part.reshape(len(part) if part.ndim else 1, -1)):
+            raise ModelError(f"tensor {name!r} of the update has numbers that are not finite; {NOTHING_CHANGED}")
+        update.release(name)
+
+
+def tensors_digest(tensors: Checkpoint, names: Iterable[str]) -> str:
+    """A digest of these tensors, 32 hexadecimal digits."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(names):
+        shape = tensors.shape(name) or ()
+        part = tensors.part(name, shape, ())
+        digest.update(f"{name} {part.dtype} {list(shape)}\n".encode())
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        tensors.release(name)
+    return digest.hexdigest()
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return f"{', '.join(map(repr, sorted(names)[:NAMES_SHOWN]))}{more}"
+
+

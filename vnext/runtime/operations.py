@@ -1,0 +1,71 @@
+"""Operations on an engine that runs. Typed messages; nothing is pickled.
+
+An operation comes from a client, is carried out by the engine core (core/operations.py), one after another, and is answered once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vnext.state.events import Pause
+
+Mode = Literal["wait", "keep", "abort"]
+Tag = Literal["weights", "kv_cache"]
+TAGS: tuple[Tag, ...] = ("weights", "kv_cache")
+Plain = str | int | float | bool | None
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Base of all operations."""
+
+
+class UpdateWeights(Operation, tag=0):
+    """Compute with the tensors in the folder or file `path`. `version` 0 is the next one. `owned`: the file is the engine's, which
+    removes it behind the next change."""
+
+    path: str
+    mode: Mode = "wait"
+    version: int = 0
+    owned: bool = False
+
+
+class PauseEngine(Operation, tag=1):
+    mode: Mode = "wait"
+
+
+class ResumeEngine(Operation, tag=2):
+    """Has no fields."""
+
+
+class PutToSleep(Operation, tag=3):
+    """Level 1 gives back the memory of cache and weights, which come back from their files; level 2 forgets the weights."""
+
+    level: int = 1
+    mode: Mode = "wait"
+
+
+class WakeUp(Operation, tag=4):
+    tags: tuple[Tag, ...] = TAGS
+
+
+class CallRanks(Operation, tag=5):
+    """Call a registered function (rank/functions.py) on every rank; its value is one for each."""
+
+    function: str
+    arguments: dict[str, Plain] = {}
+
+
+AnyOperation = UpdateWeights | PauseEngine | ResumeEngine | PutToSleep | WakeUp | CallRanks
+
+
+class Residence(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine computes with and holds: the pause, the parts without memory, the version and digest of the weights (0 and ""
+    before the first change), and the resident bytes of all ranks when they last reported them."""
+
+    paused: Pause = ""
+    asleep: tuple[Tag, ...] = ()
+    version: int = 0
+    digest: str = ""
+    resident_bytes: int = 0

@@ -1,0 +1,146 @@
+"""The weights of one rank: an update is checked beside running steps, and takes their place when the engine's event says so.
+
+The check reads every byte and changes nothing. The change fills the memory of the old weights, so that all that refers to it
+stays; it cannot fail but for files that have changed since, which ends the rank. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vnext.kernels.arrays import address, strides_of
+from vnext.kernels.cpu.memory import give_back
+from vnext.models.errors import ModelError
+from vnext.models.loading.update import check_finite, check_update, open_update, tensors_digest
+from vnext.runtime.messages import RankAnswer
+from vnext.runtime.rank.functions import FUNCTIONS
+from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.ring.commands import AnyCommand, CallFunction, CheckWeights, Release, Restore
+from vnext.state.events import WeightsChanged
+
+RELEASED_BYTES_MIN = 1 << 16
+ERRORS = ModelError, OSError, TypeError, ValueError, LookupError
+
+
+class RankWeights:
+    """What a rank does for operations. All methods belong to one thread."""
+
+    def __init__(self, rank: int, world_size: int, runner: ModelRunner) -> None:
+        self._rank, self._world_size, self._runner = rank, world_size, runner
+        self._reader: ThreadPoolExecutor | None = None
+        self._checking: tuple[int, Future[str]] | None = None
+        self._answers: list[RankAnswer] = []
+        self._checked: tuple[str, str] = "", ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `answers` has one to come."""
+        return self._checking is not None or bool(self._answers)
+
+    def answers(self) -> list[RankAnswer]:
+        """The answers that there are since the last call."""
+        if self._checking is not None and self._checking[1].done():
+            (serial, future), self._checking = self._checking, None
+            self._answer(serial, future.result)
+        found, self._answers = self._answers, []
+        return found
+
+    def obey(self, command: AnyCommand) -> None:
+        """Carry out a command, or begin to."""
+        match command:
+            case CheckWeights():
+                self._reader = self._reader or ThreadPoolExecutor(1, "weights")
+                self._checking = command.serial, self._reader.submit(self._check, Path(command.path))
+            case Release():
+                self._answer(command.serial, lambda: self._release(command.tags))
+            case Restore():
+                self._answer(command.serial, lambda: self._restore(command.path, command.digest))
+            case CallFunction():
+                self._answer(command.serial, lambda: self._call(command))
+
+    def fold(self, event: WeightsChanged) -> None:
+        """Compute with other weights. Raises ModelError where their files are not what they were."""
+        self.load(event.path, event.digest)
+
+    def load(self, path: str, digest: str) -> None:
+        """Fill the weights from a folder or file whose tensors have this digest; the first rank makes sure, unless it has checked
+        them just now. Raises ModelError."""
+        tensors, names = open_update(Path(path)), self._runner.kept.names
+        check_update(tensors, names, tensors.names())
+        if self._rank == 0 and self._checked != (path, digest) and (found := tensors_digest(tensors, names)) != digest:
+            raise ModelError(f"the weights in {path} have changed ({found} instead of {digest}): keep a version's files in place")
+        self._runner.refill(tensors)
+        self._runner.weights_path, self._checked = path, ("", "")
+
+    def _answer(self, serial: int, make: Any) -> None:
+        try:
+            value, error = msgspec.json.encode(make()), ""
+        except ERRORS as raised:
+            value, error = b"null", str(raised) or type(raised).__name__
+        self._answers.append(RankAnswer(rank=self._rank, serial=serial, error=error, value=value))
+
+    def _check(self, path: Path) -> str:
+        """The digest on the first rank. Every rank looks at its share of the tensors; all refuse what does not fit."""
+        runner = self._runner
+        require_refillable(runner)
+        update, names = open_update(path), runner.kept.names
+        check_update(update, names, self._own_names())
+        check_finite(update, sorted(names)[self._rank :: self._world_size])
+        if self._rank:
+            return ""
+        digest = tensors_digest(update, names)
+        self._checked = str(path), digest
+        return digest
+
+    def _own_names(self) -> Sequence[str]:
+        """Names in the checkpoint that the model does not read may stay in updates."""
+        return open_update(self._runner.path).names()
+
+    def _release(self, tags: Sequence[str]) -> int:
+        runner = self._runner
+        require_host(runner)
+        arrays = [*(runner.kept.memory() if "weights" in tags else ()), *(runner.cache_memory() if "kv_cache" in tags else ())]
+        for array in arrays:
+            first, size_bytes = span(array)
+            if size_bytes >= RELEASED_BYTES_MIN:
+                give_back(first, size_bytes)
+        return int(FUNCTIONS["resident_bytes"](runner))
+
+    def _restore(self, path: str, digest: str) -> int:
+        runner = self._runner
+        if path:
+            self.load(path, digest)
+        else:
+            runner.refill(open_update(runner.path))
+        return int(FUNCTIONS["resident_bytes"](runner))
+
+    def _call(self, command: CallFunction) -> Any:
+        called = FUNCTIONS.get(command.function)
+        if called is None:
+            raise ValueError(f"there is no function {command.function!r} on the ranks: there are {', '.join(sorted(FUNCTIONS))}")
+        return called(self._runner, **command.arguments)
+
+
+def require_host(runner: ModelRunner) -> None:
+    """Raise ModelError where memory cannot be given back while its address stays."""
+    if runner.device_type != "cpu":
+        raise ModelError("sleep is for the CPU: a GPU's memory cannot be given back while graphs refer to it; start another engine")
+
+
+def require_refillable(runner: ModelRunner) -> None:
+    """Raise ModelError where parts of the weights are known elsewhere in another form."""
+    try:
+        list(runner.kept.memory())
+    except TypeError as error:
+        raise ModelError(f"the weights cannot be updated in their form here ({error}): start another engine") from error
+
+
+def span(array: Any) -> tuple[int, int]:
+    """Where an array's elements lie: the address of the first, and the bytes to the end of the last."""
+    reach = sum((size - 1) * step for size, step in zip(array.shape, strides_of(array))) + 1 if all(array.shape) else 0
+    return address(array), reach * array.itemsize

@@ -1,0 +1,40 @@
+"""Commands: what every rank is asked to do between two steps and answers (RankAnswer). Typed messages beside the ring's events."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Base of all commands. `serial` counts them."""
+
+    serial: int
+
+
+class CheckWeights(Command, tag=111):
+    """Check an update beside running steps; the value is its digest."""
+
+    path: str
+
+
+class Release(Command, tag=112):
+    """Give back the memory of these parts, "weights" and "kv_cache"."""
+
+    tags: tuple[str, ...]
+
+
+class Restore(Command, tag=113):
+    """Fill the weights from their files again; `path` and `digest` are those of the last change, "" for the checkpoint's own."""
+
+    path: str
+    digest: str
+
+
+class CallFunction(Command, tag=114):
+    """Call a registered function (rank/functions.py)."""
+
+    function: str
+    arguments: dict[str, str | int | float | bool | None]
+
+
+AnyCommand = CheckWeights | Release | Restore | CallFunction
