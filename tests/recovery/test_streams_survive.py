@@ -163,7 +163,8 @@ def test_a_signal_during_a_recovery_drains_or_ends(tmp_path: Path, signals: int)
         thread.join(END_TIMEOUT_S)
         _, alive = psutil.wait_procs(family[1:], timeout=END_TIMEOUT_S)
     assert not alive
-    assert found == [expected] if signals == 1 else "before its answer was complete" in str(found[0])
+    is_cut_off = signals == 2 and "before its answer was complete" in str(found[0])
+    assert found == [expected] or is_cut_off, "a quick engine is back before the second signal"
 
 
 def test_a_killed_launcher_takes_everything_along_also_during_a_recovery(tmp_path: Path) -> None:

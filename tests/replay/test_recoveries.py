@@ -7,7 +7,6 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-import msgspec
 import pytest
 import xxhash
 from log_drive import engine, record, small_config, started
@@ -340,11 +339,6 @@ def test_two_logs_that_recover_differently_differ_there(logs, tmp_path, capsys):
     other = record(tmp_path / "other", change=change, **more)
     code, found = answer(capsys, "diff", logs["whole"], other)
     assert code == 1 and [field["name"] for field in found["fields"]] == ["cause"] and found["event"] == 1
-
-
-def test_states_say_nothing_of_caution_without_any(logs):
-    assert any(state.cautious for state in map(after, folded(logs["full"])))
-    assert msgspec.structs.fields(State)[-1].name == "cautious"
 
 
 def after(item: Folded) -> State:

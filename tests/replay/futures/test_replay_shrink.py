@@ -126,7 +126,9 @@ def test_a_ring_is_shrunk_from_where_it_begins(tmp_path, predicate, capsys, priv
     story = events_of(log)
     came = [sum(isinstance(event, RequestArrived) for event in events) for events in (story, tuple(recorded_events(log)))]
     assert came[0] == came[1] + lived
-    assert answers_of(story).items() >= ended_answers(log).items()
+    told, ended = answers_of(story), ended_answers(log)
+    assert all(tokens[: len(told[name])] == told[name] for name, tokens in ended.items())
+    assert sum(told[name] != tokens for name, tokens in ended.items()) <= 1, "the story may end before the last request does"
     assert main(["shrink", str(ring), "--predicate", predicate, "-o", str(tmp_path / "small"), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["events"] <= 12 and answer["revived"] == lived

@@ -128,7 +128,8 @@ def test_a_log_without_its_beginning_runs_from_its_snapshot(checkpoint, tmp_path
     whole = answer("exec", log)[1]
     segments[0].unlink()
     code, found = answer("exec", log)
-    assert len(segments) > 1 and (code, found["differ"], found["unseen"]) == (0, 0, 1)
+    assert len(segments) > 1 and (code, found["differ"]) == (0, 0)
+    assert 1 <= found["unseen"] <= 2, "the steps in flight where the log begins, at a depth of two"
     assert 0 < found["tokens"] < whole["tokens"] and found["rebuilt_tokens"] > 0
     assert answer("exec", log, "--solo")[:1] == (0,)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from fake_engine import FakeEngine
 
@@ -252,7 +253,7 @@ def test_what_first_outputs_report_comes_once() -> None:
 
 
 def test_recoveries_of_ranks_and_engine_cores_add_up() -> None:
-    names = [name for name in EngineStats.__struct_fields__ if name not in ("stalled", "adapters", "recovering")]
+    names = [field.name for field in msgspec.structs.fields(EngineStats) if field.type in (int, float)]
 
     async def use(client: EngineClient) -> None:
         engine.say(EngineStats(**dict.fromkeys(names, 0) | {"recoveries": 2, "recovery_seconds": 1.5}))
