@@ -42,7 +42,7 @@ LOADED = "import json, sys; before = set(sys.modules); import {}; print(json.dum
     ("module", "packages", "rooms"),
     [
         ("vnext.cli", {"msgspec", "typing_extensions"}, {"kernels", "options", "runtime", "sched", "server", "state"}),
-        ("vnext.sched.schedule", {"msgspec", "numpy", "typing_extensions"}, {"sched", "state"}),
+        ("vnext.sched.schedule", {"msgspec", "numpy", "typing_extensions", "xxhash"}, {"sched", "state"}),
     ],
 )
 def test_a_light_module_loads_little(root: Path, module: str, packages: set[str], rooms: set[str]) -> None:

@@ -104,12 +104,12 @@ RECOVERY_BUGS = [
     ),
     Bug(
         name="a resumed request begins anew",
-        edits=(Edit("state.reduce", "tokens = request.prompt + generated", "tokens = request.prompt"),),
+        edits=(Edit("state.reduce", "= request.prompt + generated, state", "= request.prompt, state"),),
         found_by=("C4",),
     ),
     Bug(
         name="a resumed request has the blocks of its prompt alone",
-        edits=(Edit("state.reduce", "block_hashes(request.root, tokens,", "block_hashes(request.root, request.prompt,"),),
+        edits=(Edit("state.reduce", "block_hashes(root_of(state, request), tokens,", "block_hashes(root_of(state, request), request.prompt,"),),
         found_by=("C4",),
     ),
     Bug(
