@@ -274,7 +274,7 @@ TURNS = [
 LOG = [
     bug("_log.c", "tokens are read back by their first byte", "memcpy(&token, packed + i * width, width)",
         "memcpy(&token, packed + i * width, 1)", "X2", "IllegalEvent"),
-    bug("steady_frame.h", "the second of two tokens loses two bytes", "two >> 32 << 24", "(two >> 32 & 0xff) << 24", "X2"),
+    bug("steady_frame.h", "the second of two tokens loses two bytes", "two >> 32 << 24", "(two >> 32 & 0xff) << 24", "X2", "IllegalEvent"),
     bug("_log.c", "a checksum without the length", "crc32_of(0, length, sizeof length)", "0", "X2"),
 ]  # fmt: skip
 
