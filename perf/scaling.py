@@ -68,7 +68,7 @@ class Assumed(NamedTuple):
 
 
 def shared_s(parts: Parts, assumed: Assumed, threads: int) -> float:
-    """What sharing one operation among so many threads costs."""
+    """The time that it takes to share one operation among this number of threads."""
     return 0.0 if threads == 1 else parts.shared_s + 2 * (threads - 2) * assumed.line_s
 
 

@@ -31,7 +31,7 @@ REPORT_S = 30.0
 def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate stories with a crash after every event; print the seed of a failure.")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long (default: never)")
-    parser.add_argument("--stories", type=int, default=10_000, help="stop after so many (default 10000)")
+    parser.add_argument("--stories", type=int, default=10_000, help="the number of stories (default 10000)")
     parser.add_argument("--first-seed", type=int, default=0, help="where to begin (default 0)")
     parser.add_argument("--clients", type=int, default=2, help="requests of one story (default 2; the work grows with its square)")
     parser.add_argument("--failures-max", type=int, default=1, help="failures after which it stops (default 1)")

@@ -85,11 +85,15 @@ class ServerContext:
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)
         self.vocab_size = config.vocab_size or tokenizer.vocab_size
         self.started_s = int(time.time())
+        self._fingerprinted = client.ready, system_fingerprint(client.ready)
 
     @property
     def fingerprint(self) -> str:
-        """That of the present engine."""
-        return system_fingerprint(self.client.ready)
+        """That of the present engine, computed once for each."""
+        ready = self.client.ready
+        if ready is not self._fingerprinted[0]:
+            self._fingerprinted = ready, system_fingerprint(ready)
+        return self._fingerprinted[1]
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises ModelUnknown."""
