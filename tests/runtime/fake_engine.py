@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 import zmq
 
+from vnext.runtime.client.client import EngineClient
 from vnext.runtime.messages import (
     AbortRequests,
     ClientMessage,
@@ -208,3 +211,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end_s, "never came true"
         time.sleep(0.005)
+
+
+def with_client(engine: FakeEngine, use: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
+    """Connect, use, close."""
+
+    async def run() -> None:
+        client = await EngineClient.connect(engine.address, 5.0)
+        try:
+            await use(client)
+        finally:
+            await client.close()
+
+    asyncio.run(run())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 import zmq
-from fake_engine import FakeEngine, wait_until
+from fake_engine import FakeEngine, wait_until, with_client
 
 from vnext.runtime.client.client import EngineClient, EngineDead, Refused
 from vnext.runtime.client.client_sync import SyncEngineClient
@@ -29,19 +27,6 @@ def request(name: str, sampling: Sampling = SAMPLING, prompt: bytes = PROMPT) ->
 
 def count_up(submitted: SubmitRequest) -> list[int]:
     return list(range(10, 10 + submitted.sampling.max_tokens))
-
-
-def with_client(engine: FakeEngine, use: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
-    """Connect, use, close."""
-
-    async def run() -> None:
-        client = await EngineClient.connect(engine.address, 5.0)
-        try:
-            await use(client)
-        finally:
-            await client.close()
-
-    asyncio.run(run())
 
 
 def test_stream_gives_every_token_once_and_ends() -> None:

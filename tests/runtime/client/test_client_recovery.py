@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, with_client
 
 from vnext.runtime.client.client import EngineClient, EngineDead
 from vnext.runtime.client.client_sync import SyncEngineClient
@@ -47,17 +47,6 @@ def request(name: str, **others: Any) -> SubmitRequest:
 
 def tokens_of(output: RequestOutput) -> list[int]:
     return unpack_tokens(output.tokens).tolist()
-
-
-def with_client(engine: FakeEngine, use: Callable[[EngineClient], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        client = await EngineClient.connect(engine.address, 5.0)
-        try:
-            await use(client)
-        finally:
-            await client.close()
-
-    asyncio.run(run())
 
 
 def has_submitted(engine: FakeEngine, count: int) -> bool:
