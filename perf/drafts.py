@@ -66,12 +66,14 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="file for the record")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--batches", default="1,8,32")
+    options.add_argument("--tasks", default=",".join(TASKS))
     options.add_argument("--model", default="", help="a folder or hub id (default: the bundled model)")
     options.add_argument("--draft-model", default="", help="a folder or hub id: engines with it as draft model, too")
     options.add_argument("--pair", action="store_true", help="a random model and its first layers, made for this run")
     chosen = options.parse_args()
     if not chosen.pair:
-        return measure(chosen, TASKS, list(map(int, chosen.batches.split(","))))
+        tasks = {name: TASKS[name] for name in chosen.tasks.split(",")}
+        return measure(chosen, tasks, list(map(int, chosen.batches.split(","))))
     with tempfile.TemporaryDirectory() as folder:
         chosen.model, chosen.draft_model = map(str, write_pair(Path(folder)))
         measure(chosen, {"ordinary": ordinary}, [1])
@@ -108,12 +110,13 @@ def measure(chosen: argparse.Namespace, tasks: dict[str, Task], batches: list[in
 
 
 def measured(engines: dict[str, LLM], task: str, batch: int, temperature: float, rounds: int) -> dict[str, Any]:
-    """The ratios of one task; the first round warms up and compares the tokens."""
+    """The ratios of one task; the first round warms up. Each round begins with another engine and compares the tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     prompts, params = TASKS[task](batch, temperature)
     for round_ in range(rounds + 1):
         answers = {}
-        for name, llm in engines.items():
+        order = list(engines.items())
+        for name, llm in order[round_ % len(order) :] + order[: round_ % len(order)]:
             began_s = time.perf_counter()
             found = llm.generate(prompts, params, use_tqdm=False)
             if round_:
