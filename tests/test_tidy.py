@@ -64,6 +64,7 @@ ARROWS = {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank",
         "state/*", "sched/*", "log", "models/errors", "exits",
     },
+    "router": set(),
     "runtime/client": {"runtime/*", "state/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
