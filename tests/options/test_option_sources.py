@@ -126,7 +126,7 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     assert all(line.startswith("vnext serve: ignored: --") and line.endswith(")") for line in said)
     assert [line.split()[3] for line in said] == [
         "--trust-remote-code", "--load-format", "--disable-log-requests", "--enable-auto-tool-choice",
-        "--tokenizer-mode", "--swap-space", "--distributed-executor-backend", "--pipeline-parallel-size",
+        "--tokenizer-mode", "--swap-space", "--distributed-executor-backend",
     ]  # fmt: skip
 
 
@@ -135,7 +135,6 @@ def test_a_line_for_vllm_starts_and_says_what_is_ignored(capsys: pytest.CaptureF
     [
         ("--load-format gguf", "--load-format is 'gguf': weights are read from safetensors; convert the checkpoint."),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype is 'fp8': it must be one of 'auto', 'int8'"),
-        ("--pipeline-parallel-size=2", "see --tensor-parallel-size"),
         ("--stream-interval 4", "--stream-interval is '4': each token is streamed as soon as it is sampled"),
         ("--enable-lora-bias", "there is no option --enable-lora-bias: adapters with biases are not supported; merge this one into"),
         ("--reasoning-parser-plugin p.py", "the server runs no third-party code; leave it out"),

@@ -59,7 +59,6 @@ BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
 THOUGHTS = "the server shows reasoning apart, by the marks that the model's chat template uses"
 EXPERTS = "each rank holds a part of every expert"
-LAYERS = "ranks share layers"
 SEVERAL = "start several servers, each on its own port, behind a proxy"
 
 FOREIGN: Mapping[str, Foreign] = MappingProxyType(
@@ -96,7 +95,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
             *_values("recompute", "a preempted request is computed again", "leave it out", "--preemption-mode"),
             *_values("mp", "ranks are processes on one machine", "see --executor", "--distributed-executor-backend"),
-            *_values("1", LAYERS, "see --tensor-parallel-size", "--pipeline-parallel-size", "-pp"),
             *_values("1", "a server has one engine", SEVERAL, "--data-parallel-size", "-dp"),
             *_values("1", "one API process serves", SEVERAL, "--api-server-count", "-asc"),
             *_values("1", ONE_MACHINE, "start one server per machine", "--nnodes"),

@@ -19,7 +19,7 @@ from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
 from vnext.runtime.settings import EngineSettings, SettingsError
-from vnext.runtime.speculation import speculation_of
+from vnext.runtime.speculation import WITH_LAYERS, speculation_of
 from vnext.sched.policies import PolicyError, require_name
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ BOUNDS = {
     "step_timeout_s": (0, 10**9),
     "max_restarts": (0, COUNT_MAX),
     "tensor_parallel_size": (1, 2**10),
+    "pipeline_parallel_size": (1, 2**10),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 256),
     "gpu_memory_utilization": (0.01, 1.0),
@@ -193,9 +194,27 @@ def _check_together(settings: EngineSettings) -> None:
     if settings.device == "cpu" and (given := gpu_settings_given(settings)):
         raise SettingsError(f"{given[0]} is for a GPU, and device is cpu: use --device cuda, or leave it out.")
     speculation_of(settings.speculative_config)
-    if settings.executor == "inproc" and settings.tensor_parallel_size > 1:
+    _check_ranks(settings)
+
+
+def _check_ranks(settings: EngineSettings) -> None:
+    """Raise SettingsError for what so many ranks cannot do."""
+    stages = settings.pipeline_parallel_size
+    sizes = {"tensor_parallel_size": settings.tensor_parallel_size, "pipeline_parallel_size": stages}
+    if settings.executor == "inproc" and (several := [name for name, size in sizes.items() if size > 1]):
+        raise SettingsError(f"{several[0]} is {sizes[several[0]]} and the executor inproc has one rank: use mp.")
+    if stages == 1:
+        return
+    for name in ("enable_lora", "enable_return_routed_experts"):
+        if getattr(settings, name):
+            raise SettingsError(
+                f"pipeline_parallel_size is {stages}, and {name} needs ranks that have all layers: leave one of the two out."
+            )
+    speculation = speculation_of(settings.speculative_config)
+    if speculation is not None and speculation.method in WITH_LAYERS:
         raise SettingsError(
-            f"tensor_parallel_size is {settings.tensor_parallel_size} and the executor inproc has one rank: use mp."
+            f"pipeline_parallel_size is {stages}, and drafts by {speculation.method} need ranks that have all layers: take "
+            "another method, or leave one of the two out."
         )
 
 

@@ -82,6 +82,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     speculative_config: str = ""
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     threads: int | None = None
     numa: str = "auto"
     gpu_memory_utilization: float = 0.9
@@ -111,6 +112,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_loras: int = 4
     max_lora_rank: int = 16
     enable_return_routed_experts: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 def reads_generation_config(settings: EngineSettings) -> bool:
@@ -176,7 +182,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `max_lora_rank` 0 means no adapters. `draft_path`: the folder of the draft model or head, "" for none;
     `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
-    the rank writes its stacks when it is asked for them.
+    the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
     """
 
     rank: int
@@ -208,6 +214,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     numa: str = "auto"
     digests_weights: bool = False
     stack_file: str = ""
+    pipeline_parallel_size: int = 1
 
 
 class SettingsError(Exception):

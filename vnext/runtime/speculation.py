@@ -12,6 +12,8 @@ from vnext.state.config import DRAFTERS, MEASURED, Speculation
 from vnext.state.params import SPECULATIVE_TOKENS_MAX
 
 WITH_MODEL = ("draft_model", "eagle3")
+WITH_LAYERS = (*WITH_MODEL, "mtp")
+"""Methods that compute with a model, or beside one."""
 ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {

@@ -141,6 +141,19 @@ def test_streams_outlive_killed_ranks_with_the_same_bits(
     assert len(os.listdir("/dev/shm")) <= files
 
 
+def test_streams_outlive_killed_stages_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    """The first stage is killed in prompts and in answers, the last one in answers."""
+    with running(tmp_path / "one", log="off") as (_, client):
+        expected = told(heard_of(client.run(mixed())))
+    with running(tmp_path / "two", pipeline_parallel_size=2) as (engine, client):
+        pid = engine.child.pid
+        first, last = (lambda at=at: os.kill(ranks_of(pid)[at].pid, signal.SIGKILL) for at in (1, 0))
+        assert told(heard_of(client.run(mixed()), {3: first, 200: first, 500: last})) == expected
+        wait_until(lambda: client.stats.recoveries == 3)
+    assert engine.stop() == 0
+    assert replay(["verify", "--laws", engine.log_dir]) == 0
+
+
 def test_an_idle_engine_whose_rank_dies_serves_the_next_request(tmp_path: Path) -> None:
     with running(tmp_path, log="off") as (engine, client):
         first = told(heard_of(client.run(mixed(count=2))))

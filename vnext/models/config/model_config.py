@@ -57,13 +57,24 @@ class DraftHead(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.layers) or USUAL_LAYERS
 
 
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a model's layers: stage `index` of `count`, whose first layer is `first_layer` of the whole model's, which see
+    `windows`, 0 for all."""
+
+    index: int
+    count: int
+    first_layer: int
+    windows: tuple[int, ...]
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only model. `dtype` is the checkpoint's own; `position_count_max` the longest context in tokens.
 
     `rms_norm_eps` applies to every norm. `windows`: per layer the tokens that attention sees, 0 for all; () if all layers see
     all. `local_rope`: the rope of the layers with a window, if it differs. `still_layers`: layers without rotation.
     `query_scale`: the factor of the scores, None for head_dim ** -0.5. Softcaps are 0.0 where there is none. `mtp_layers`: how many
-    layers for multi-token prediction the checkpoint has beside `layer_count`.
+    layers for multi-token prediction the checkpoint has beside `layer_count`. `stage`: which of a whole model's layers these are
+    (stages.py); None for all.
     """
 
     architecture: str
@@ -93,6 +104,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts: Experts | None = None
     head: DraftHead | None = None
     mtp_layers: int = 0
+    stage: Stage | None = None
+
+    @property
+    def layer_numbers(self) -> range:
+        """The layers by their numbers in the checkpoint."""
+        first = self.stage.first_layer if self.stage else 0
+        return range(first, first + self.layer_count)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins with the embedding."""
+        return self.stage is None or self.stage.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends with the head."""
+        return self.stage is None or self.stage.index == self.stage.count - 1
 
 
 def load_config(path: Path, with_generation: bool = True, asked_length: int | None = None) -> ModelConfig:

@@ -133,7 +133,7 @@ def assemble_gemma(source: Source, config: ModelConfig, root: str, *, head_norms
         )
 
     embedding, head = embeddings(source, config, root + "embed_tokens.weight")
-    layers = tuple(layer(f"{root}layers.{index}.") for index in range(config.layer_count))
+    layers = tuple(layer(f"{root}layers.{index}.") for index in config.layer_numbers)
     local = config.local_rope
     return Params(
         embedding=embedding,
@@ -152,7 +152,8 @@ def forward(
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies, params.local_frequencies)
-    residual = embed(params.embedding, batch.token_ids, parallel) * params.embedding_scale
+    if (residual := batch.states) is None:
+        residual = embed(params.embedding, batch.token_ids, parallel) * params.embedding_scale
     return run_layers(run_layer, params, kv, residual, steps).index_select(0, batch.sample_at), kv
 
 

@@ -129,7 +129,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     return Params(
         embedding=embedding,
         positions=source.fused((root + "wpe.weight",)),
-        layers=tuple(layer(f"{root}h.{index}.") for index in range(config.layer_count)),
+        layers=tuple(layer(f"{root}h.{index}.") for index in config.layer_numbers),
         norm=norm(root + "ln_f"),
         head=head,
     )
@@ -140,7 +140,8 @@ def forward(
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, None)
-    hidden = embed(params.embedding, batch.token_ids, parallel) + params.positions.index_select(0, batch.positions)
+    if (hidden := batch.states) is None:
+        hidden = embed(params.embedding, batch.token_ids, parallel) + params.positions.index_select(0, batch.positions)
     for layer, cache, step in zip(params.layers, kv, steps):
         keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)

@@ -86,7 +86,7 @@ def assemble(source: Source, config: ModelConfig) -> Params:
     embedding, head = embeddings(source, config, "model.embed_tokens.weight")
     return Params(
         embedding=embedding,
-        layers=tuple(layer(f"model.layers.{index}.") for index in range(config.layer_count)),
+        layers=tuple(layer(f"model.layers.{index}.") for index in config.layer_numbers),
         norm=source.wide("model.norm.weight"),
         head=head,
         frequencies=source.place(inverse_frequencies(config.rope, config.head_dim)),
@@ -98,7 +98,7 @@ def forward(
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
-    hidden = embed(params.embedding, batch.token_ids, parallel)
+    hidden = embed(params.embedding, batch.token_ids, parallel) if batch.states is None else batch.states
     for layer, cache, step in zip(params.layers, kv, steps):
         keep_input(hidden, step)
         hidden = run_layer(layer, cache, hidden, step)

@@ -58,17 +58,18 @@ def gated(source: Source, prefix: str, *modules: str, bias: bool = False) -> Lin
 def embeddings(source: Source, config: ModelConfig, name: str, head: str = "lm_head.weight") -> tuple[Any, Any]:
     """The embedding and the head; tied, they are one packed weight, which is quantised with the others.
 
-    An embedding apart is looked up and not multiplied: quantising it would round more and read no less.
+    An embedding apart is looked up and not multiplied: quantising it would round more and read no less. A stage that does not
+    begin, or end, with it has None in its place.
     """
     if config.tie_embeddings:
-        packed = source.packed((name,))
-        return packed, packed
+        packed = source.packed((name,)) if config.is_first or config.is_last else None
+        return packed if config.is_first else None, packed if config.is_last else None
     if head not in source:
         raise ModelError(
             f"the checkpoint has no {head} and config.json does not tie it to the embedding; if this model's authors "
             'did, add "tie_word_embeddings": true to config.json, else download the model again'
         )
-    return source.fused((name,)), source.packed((head,))
+    return source.fused((name,)) if config.is_first else None, source.packed((head,)) if config.is_last else None
 
 
 def attention(

@@ -61,7 +61,8 @@ class ForwardBatch(NamedTuple):
     `slots` and `block_table` are those of the first group of layers (kv_cache.kv_groups), `groups` those of the others. Of a
     group with a window, entries of the table before the window's first block are never read. `adapters` has one entry for each
     adapter that the step computes with; on a device `tiles` says which tokens have one, and `adapted` gives the operations that
-    compute with them. `aux` takes the inputs of some layers.
+    compute with them. `aux` takes the inputs of some layers. `states` [T, hidden]: what the layers of the stages before have made
+    of the tokens, which a stage behind the first goes on with in the place of their embeddings; it is used up.
     """
 
     token_ids: Array
@@ -78,6 +79,7 @@ class ForwardBatch(NamedTuple):
     aux: AuxStates | None = None
     tiles: ThinTiles | None = None
     adapted: Callable[[Operations], Operations] | None = None
+    states: Array | None = None
 
 
 def host_batch(batch: ForwardBatch) -> HostBatch:

@@ -51,7 +51,7 @@ def assemble_decoder(
             mlp=widening,
         )
 
-    layers = tuple(layer(index) for index in range(config.layer_count))
+    layers = tuple(layer(index) for index in config.layer_numbers)
     embedding, head = embeddings(source, config, "model.embed_tokens.weight")
     return Params(
         embedding=embedding,
@@ -68,7 +68,7 @@ def forward(
 ) -> tuple[torch.Tensor, KvCache]:
     """Run one step: (normed hidden states [S, hidden] at batch.sample_at, the cache with this step's tokens)."""
     steps = layer_steps(kv, batch, config, parallel, params.frequencies)
-    residual = embed(params.embedding, batch.token_ids, parallel)
+    residual = embed(params.embedding, batch.token_ids, parallel) if batch.states is None else batch.states
     if params.stack is not None and parallel.world_size == 1 and not batch.adapters and batch.adapted is None:
         turning = next((step for step in steps if step.cosine is not None), steps[0])
         found = fused.run(params.stack, residual, params.norm, kv, batch, turning)

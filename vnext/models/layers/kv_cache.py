@@ -51,9 +51,19 @@ def kv_groups(config: ModelConfig) -> KvGroups:
     """The layers in groups of one size: that of the kind with the fewest layers, or, where the kinds have about as many
     layers, of the one with the most. A group that is not full leaves places of its pages unused.
 
-    The rule and its factor are vLLM's (docs, "Hybrid KV Cache Manager"; v1/core/kv_cache_utils.py).
+    The rule and its factor are vLLM's (docs, "Hybrid KV Cache Manager"; v1/core/kv_cache_utils.py). The layers of a stage are in
+    the groups that they have in the whole model, whose block tables they use.
     """
+    if config.stage is not None:
+        return _part(_grouped(config.stage.windows), config.layer_numbers)
     return _grouped(config.windows or (0,) * config.layer_count)
+
+
+def _part(whole: KvGroups, layers: range) -> KvGroups:
+    """These layers alone: their places in the pages move together."""
+    group_of = whole.group_of[layers.start : layers.stop]
+    place_of = tuple(group_of[:at].count(group) for at, group in enumerate(group_of))
+    return whole._replace(group_of=group_of, place_of=place_of, page_layers=1 + max(place_of))
 
 
 @cache

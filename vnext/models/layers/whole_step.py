@@ -103,7 +103,7 @@ def whole_step(
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
     if getattr(params, "stack", None) is None:
         return None
-    if parallel.world_size > 1 or not _has_plain_ends(params, config):
+    if parallel.world_size > 1 or config.stage is not None or not _has_plain_ends(params, config):
         return None
     caches = fused.caches_of(params.stack, params.norm, kv)
     if caches is None:

@@ -118,9 +118,10 @@ def machine_of(walk: Walk, chosen: ModelChoice, changes: dict[str, object] | Non
 
 
 def numerics_of(walk: Walk, changes: dict[str, object]) -> Numerics:
-    """The log's numerics, with the changes."""
+    """The log's numerics, with the changes. The stages of a pipeline compute what one rank would."""
     started = walk.log.header.started
-    return changed(recorded_numerics(started.environment, started.world_size, started.config.max_model_len), changes)
+    ranks = started.world_size // int(started.environment.get("stages", "1"))
+    return changed(recorded_numerics(started.environment, ranks, started.config.max_model_len), changes)
 
 
 def _run_batches(walk: Walk, machine: Machine, comparing: _Comparing) -> int:

@@ -58,7 +58,8 @@ class PersistentBatch:
         self._row_of: dict[tuple[int, int], int] = {}
         self._places = np.empty(0, dtype=np.int64)
         self._owners, self._blocks = (b"", b""), b""  # the state that the rows match; bytes compare fastest
-        self._sampled = (-1, self._places)  # the newest step and the rows it samples
+        self._sampled: dict[int, np.ndarray] = {}  # the rows that steps sample, until their tokens are taken
+        self._newest = self._places  # those of the newest step
         self._decode_step: DecodeStep | None = None
         model_drafts = drafts_of and drafts_of(self._table, self._sampling, config)
         self._drafts = self._draft_rows(self._sampling, model_drafts)
@@ -81,11 +82,11 @@ class PersistentBatch:
             and self._decode_step is not None
             and (steady := self._decode_step.next(scheduled, self._last)) is not None
         ):
-            self._sampled = scheduled.step, self._sampled[1]
+            self._sampled[scheduled.step] = self._newest
             return steady
         places, ends = self._places[rows], scheduled.starts + scheduled.counts
         sampled = np.flatnonzero(scheduled.samples)
-        self._sampled = scheduled.step, places[sampled]
+        self._newest = self._sampled[scheduled.step] = places[sampled]
         points = sample_points(scheduled)
         sampling, logprobs = self._sampling.inputs(places[points.entries], ends[points.entries] - points.back, self._before(points))
         forward = self._forward(state, scheduled, rows, places, ends, points)
@@ -100,13 +101,14 @@ class PersistentBatch:
         return self._groups == 1 and is_plain(inputs.sampling)
 
     def take_sampled(self, scheduled: StepInFlight, tokens: np.ndarray) -> Kept | None:
-        """Keep the newest step's samples (int64[S]): the next step may need them before they are committed.
+        """Keep a step's samples (int64[S]): the next step may need them before they are committed. Steps come in their order.
 
-        Returns which of them are kept, None for all. Raises ValueError where `step_entries` belongs to another step.
+        Returns which of them are kept, None for all. Raises ValueError for a step that is not the oldest without samples.
         """
-        step, places = self._sampled
-        if step != scheduled.step:
-            raise ValueError(f"tokens of step {scheduled.step}, but the newest one is {step}")
+        oldest = next(iter(self._sampled), -1)
+        if oldest != scheduled.step:
+            raise ValueError(f"tokens of step {scheduled.step}, but the oldest one without is {oldest}")
+        places = self._sampled.pop(oldest)
         if self._drafted is None or self._drafts is None or not len(self._drafted.tokens):
             self._last[places] = tokens
             self._sampling.count(places, tokens)
@@ -123,7 +125,14 @@ class PersistentBatch:
 
     def failed_constraints(self, scheduled: StepInFlight) -> tuple[tuple[int, str], ...]:
         """(request, why) of the newest step's samples whose constraint cannot be followed."""
-        return failed_requests(scheduled.ids[scheduled.samples], self._sampling.failed(self._sampled[1]))
+        return failed_requests(scheduled.ids[scheduled.samples], self._sampling.failed(self._newest))
+
+    def needs_samples(self, state: State) -> bool:
+        """Whether the inputs of the newest step in flight depend on samples that were not taken, or cost them their rows."""
+        rows, scheduled = state.rows, state.in_flight[-1]
+        if self._drafts is not None or (rows.id.tobytes(), rows.preemption_count.tobytes()) != self._owners:
+            return True
+        return bool((scheduled.starts >= rows.known[self._rows_of(state, scheduled)]).any())
 
     def _rows_of(self, state: State, scheduled: StepInFlight) -> np.ndarray | slice:
         if (scheduled.ids.tobytes(), scheduled.preemption_counts.tobytes()) == self._owners:

@@ -249,7 +249,8 @@ class MpExecutor:
             child.wait(max(0.0, end_s - time.monotonic()))
         terminate_all(self._children, grace_s=1.0)
         self._results.close()
-        for file in (self._rendezvous, *self._stack_files):
+        met = self._rendezvous.parent.glob(f"{self._rendezvous.name}-*")
+        for file in (self._rendezvous, *met, *self._stack_files):
             file.unlink(missing_ok=True)
 
 

@@ -159,7 +159,7 @@ def leave_on_sigterm(wake: socket.socket) -> Iterator[None]:
 
 SAME_FOR_RANKS = (
     "ipc_bytes_max", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "deterministic", "device", "numa", "block_size",
-    "isa",
+    "isa", "pipeline_parallel_size",
 )  # fmt: skip
 """Fields that an engine's settings and a rank's have alike."""
 
@@ -173,7 +173,7 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], generation: in
     def settings_of(rank: int, ring: str, results_address: str, rendezvous: str) -> RankSettings:
         return RankSettings(
             rank=rank,
-            world_size=engine.tensor_parallel_size,
+            world_size=engine.world_size,
             **alike,
             ring=ring,
             results_address=results_address,

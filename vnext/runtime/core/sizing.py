@@ -47,7 +47,7 @@ def _bounds(settings: EngineSettings, model: ModelFacts) -> SchedulerConfig:
         long_prefill_token_threshold=settings.long_prefill_token_threshold if settings.enable_chunked_prefill else 0,
         prefix_caching=settings.enable_prefix_caching,
         chunked_prefill=settings.enable_chunked_prefill,
-        pipeline_depth=ASYNC_DEPTH if settings.async_scheduling else 1,
+        pipeline_depth=max(ASYNC_DEPTH, settings.pipeline_parallel_size) if settings.async_scheduling else 1,
         policy=settings.scheduling_policy,
         eos_token_ids=model.eos_token_ids,
         vocab_size=model.vocab_size,

@@ -141,7 +141,7 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
     Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
     node, StaleModule if the engine's processes would raise it.
     """
-    if reason := why_not(settings.threads, settings.tensor_parallel_size, settings.numa):
+    if reason := why_not(settings.threads, settings.world_size, settings.numa):
         raise StartRefused(reason)
     draft_path = find_draft_model(settings)
     log_dir = log_directory(settings)

@@ -17,10 +17,10 @@ def start_ranks(engine: EngineSettings) -> list[Child]:
     if engine.executor == "inproc":
         return []
     environment = process_environment(threads_of(engine), engine.deterministic is not False)
-    names = [f"rank {rank}" for rank in range(engine.tensor_parallel_size)]
+    names = [f"rank {rank}" for rank in range(engine.world_size)]
     return [start_child(name, "vnext.runtime.rank.main", environment=environment) for name in names]
 
 
 def threads_of(engine: EngineSettings) -> int:
     """The number of threads of each rank."""
-    return engine.threads or default_threads(engine.tensor_parallel_size, engine.numa)
+    return engine.threads or default_threads(engine.world_size, engine.numa)

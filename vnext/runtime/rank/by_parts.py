@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from vnext.kernels.cpu.stack import AuxStates
 from vnext.kernels.table import substituted
 from vnext.models.config.model_config import ModelConfig
 from vnext.models.layers.adapted import AdaptedForward, Slots
@@ -22,7 +23,7 @@ from vnext.models.registry import Family
 from vnext.runtime.batch.prompt_results import PromptSums, compute, places_of
 from vnext.runtime.batch.step_inputs import StepInputs
 from vnext.runtime.batch.step_outputs import NOTHING_SAMPLED, StepOutputs, reported
-from vnext.runtime.batch.tensors import tensors_of_step
+from vnext.runtime.batch.tensors import tensors_of_batch, tensors_of_step
 from vnext.runtime.rank.routed_experts import RoutedExperts
 from vnext.sampling.sampling import sample
 
@@ -55,6 +56,14 @@ class ByParts:
         outputs = self._sampled(hidden[places.samples], inputs)
         computed = compute(prompts, hidden[places.prompts], self.logits)
         return replace(outputs, prompts=self._sums.results(prompts, computed))
+
+    @torch.inference_mode()
+    def states(self, batch: ForwardBatch, kv: KvCache, dtype: torch.dtype) -> torch.Tensor:
+        """What the layers make of the tokens [T, hidden], of `dtype`, before any norm: a stage's part of a step."""
+        batch, config = tensors_of_batch(batch), self._config
+        states = torch.empty((len(batch.token_ids), 1, config.hidden_size), dtype=dtype)
+        self._hidden(batch._replace(aux=AuxStates((config.layer_count,), states)), kv)
+        return states[:, 0]
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Rows of the embedding [T, hidden]; every rank asks for the same."""

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.gpu.steps import DeviceSteps, PendingStep
 from vnext.runtime.rank.adapters import AdapterSlots
-from vnext.runtime.rank.steps import Computed, with_drafts
+from vnext.runtime.rank.steps import LOOK_S, Computed, with_drafts
 from vnext.state.events import pack_tokens
 from vnext.state.state import State
 
 
 class LaterSteps:
     """As Steps, but `launch` does not wait for the device."""
+
+    look_s = LOOK_S
 
     def __init__(self, make_steps: Callable[[State], DeviceSteps], adapters: AdapterSlots | None = None) -> None:
         """`make_steps` gets the engine's first state, takes the cache's memory and captures graphs."""

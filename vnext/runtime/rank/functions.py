@@ -43,6 +43,12 @@ def weights_digest(runner: ModelRunner) -> str:
 
 
 @function
+def stage_counts(runner: ModelRunner) -> dict[str, int]:
+    """Of a pipeline's stage: the steps that it has computed, and of these the ones that `waited` for an earlier step's tokens."""
+    return dict(runner.stage.counts) if runner.stage else {}
+
+
+@function
 def weight_names(runner: ModelRunner) -> dict[str, list[int]]:
     """The tensors that an update must have, with their shapes."""
     return {name: list(shape) for name, shape in sorted(runner.kept.names.items())}

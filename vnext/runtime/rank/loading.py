@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vnext.kernels.cpu import native
 from vnext.models.config.model_config import load_config
+from vnext.models.config.stages import of_stage
 from vnext.models.layers.kv_cache import kv_groups
 from vnext.models.layers.sharding import Parallel
 from vnext.models.loading.checkpoint import fingerprint, weights_digest
@@ -26,6 +27,8 @@ from vnext.runtime.rank.draft_costs import draft_costs
 from vnext.runtime.rank.draft_model import load_draft_model
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
+from vnext.runtime.rank.stage import EarlierSteps, StageModel
+from vnext.runtime.rank.stage_links import StageLinks, stage_place
 from vnext.runtime.rank.steps import HostSteps
 from vnext.runtime.rank.weights import RankWeights
 from vnext.runtime.settings import Isa, RankSettings, SettingsError
@@ -45,6 +48,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
     if device_of(settings) == "cpu":
         return _load_cpu_rank(settings, rendezvous)
     start_threads(settings.threads)
+    if settings.pipeline_parallel_size > 1:
+        raise SettingsError("--pipeline-parallel-size works on a CPU so far: leave it out, or add --device cpu")
     if settings.returns_routed_experts:
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
@@ -63,6 +68,8 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
 
 def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunner]:
     start_threads(settings.threads, place_of(settings))
+    if settings.pipeline_parallel_size > 1:
+        return _load_stage(settings)
     parallel = join_group(settings.rank, settings.world_size, rendezvous, "cpu", settings.ipc_bytes_max)
     runner = load_runner(settings, "cpu", parallel)
     if settings.returns_routed_experts:
@@ -71,6 +78,17 @@ def _load_cpu_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, Mode
         runner.routed = RoutedExperts(runner.config, settings.prefix_caching)
     load_drafter(settings, runner)
     return Rank(settings.rank, HostSteps(runner), RankWeights(settings.rank, settings.world_size, runner)), runner
+
+
+def _load_stage(settings: RankSettings) -> tuple[Rank, ModelRunner]:
+    """A rank of a pipeline. The ranks that share its stage are a group of their own."""
+    place = stage_place(settings)
+    links = StageLinks(settings)
+    parallel = join_group(place.rank, place.size, Path(f"{settings.rendezvous}-stage-{place.stage}"))
+    runner = load_runner(settings, "cpu", parallel)
+    runner.stage = StageModel(runner, links)
+    steps = HostSteps(runner) if runner.config.is_last else EarlierSteps(runner, runner.stage, links)
+    return Rank(settings.rank, steps, RankWeights(settings.rank, settings.world_size, runner)), runner
 
 
 def load_drafter(settings: RankSettings, runner: ModelRunner) -> None:
@@ -109,6 +127,7 @@ def load_runner(settings: RankSettings, device: torch.device | str, parallel: Pa
     """Load the weights; the first rank shows a progress bar."""
     progress, path = _Bar() if settings.rank == 0 else None, Path(settings.model_path)
     config = load_config(path, settings.generation_config == "auto", settings.max_model_len)
+    config = of_stage(config, stage_place(settings).stage, settings.pipeline_parallel_size)
     return ModelRunner(
         path, settings.dtype, device, parallel, progress, settings.quantization, settings.deterministic, config,
         settings.max_lora_rank, settings.kv_cache_dtype,
@@ -157,6 +176,8 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
 
 
 def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]:
+    if runner.stage is not None:
+        return 0, 0  # a stage's own time says little: the engine drafts as much as it may
     if runner.steps_device is None:
         return draft_costs(runner, HostSteps)
     from vnext.runtime.rank.gpu_loading import device_draft_costs
@@ -167,6 +188,8 @@ def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]
 def describe_numbers(settings: RankSettings, runner: ModelRunner) -> dict[str, str]:
     """How this rank stores and multiplies numbers. A replay needs the same, and the same checkpoint digest."""
     numbers = {"dtype": runner.dtype, "quantization": settings.quantization, "kernels": kernels_of(runner.device_type)}
+    if settings.pipeline_parallel_size > 1:
+        numbers["stages"] = str(settings.pipeline_parallel_size)
     if settings.kv_cache_dtype != "auto":
         numbers["kv_cache_dtype"] = settings.kv_cache_dtype
     if settings.digests_weights and settings.rank == 0:

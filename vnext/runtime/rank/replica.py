@@ -34,8 +34,6 @@ from vnext.state.state import State
 
 replace = msgspec.structs.replace
 READING_LOOK_S = 2e-3
-LOOK_S = 100e-6
-"""How long to wait for a message before looking at a pending step: a device has its next step by then."""
 
 
 class Rank:
@@ -53,8 +51,8 @@ class Rank:
     @property
     def poll_timeout_s(self) -> float | None:
         """How long to wait for the next message; None, for ever, while no result is pending."""
-        if self._asked or self._completed:
-            return LOOK_S
+        if self._completed or (self._asked and self.steps.look_s is not None):
+            return self.steps.look_s
         is_reading = self.steps.adapters and self.steps.adapters.is_reading
         return READING_LOOK_S if is_reading or (self._weights and self._weights.is_busy) else None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from vnext.kernels.arrays import Array, host_dtype, torch_dtype
+from vnext.kernels.arrays import Array, as_array, host_dtype, torch_dtype
 from vnext.kernels.cpu.packed import serves, serves_all
 from vnext.models.config.model_config import ModelConfig, load_config
 from vnext.models.layers.batch import ForwardBatch
@@ -71,6 +71,16 @@ class Head(Protocol):
     def step_seconds(self) -> float: ...
 
 
+class StagePart(Protocol):
+    """A rank's stage of a pipeline (stage.py)."""
+
+    counts: dict[str, int]
+
+    def run(self, inputs: StepInputs) -> StepOutputs: ...
+
+    def close(self) -> None: ...
+
+
 class ModelRunner:
     """Parameters and cache of one rank. Call `make_cache` before the first `run`.
 
@@ -107,9 +117,7 @@ class ModelRunner:
         self.targets: list[Target] = []
         self.kept = Kept()
         self._place, self._forms = (self._dtype, self.device), (quantization, self.invariance.form)
-        self._params = load_params(
-            path, self.config, parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept
-        )
+        self._params = load_params(path, self.config, parallel, *self._place, progress, *self._forms, self.targets, kept=self.kept)
         self.adapters = self.adapter_slots(max_lora_rank) if max_lora_rank else None
         self.regions: AdapterRegions | None = None  # of a device: where the adapters are
         self._kv: Any = None
@@ -117,6 +125,7 @@ class ModelRunner:
         self.draft: ModelRunner | None = None  # computes drafts, under the same page numbers
         self.head: Head | None = None  # does, and reads hidden states of this model
         self.routed: RoutedExperts | None = None  # keeps the expert ids of tokens, where requests get them
+        self.stage: StagePart | None = None  # computes this rank's part of a pipeline's steps
         self.steps_device: Device | None = None  # the interface of `gpu/steps.py` to a device other than the CPU
 
     def _invariance(self, asked: bool | None, quantization: str) -> Invariance:
@@ -191,6 +200,8 @@ class ModelRunner:
 
         The next step may overwrite the outputs.
         """
+        if self.stage is not None:
+            return self.stage.run(inputs)
         if self.head is None:
             return self._run(inputs)
         batch = self.head.with_room(inputs.forward)
@@ -215,10 +226,16 @@ class ModelRunner:
 
     def run_by_parts(self, inputs: StepInputs) -> StepOutputs:
         """As `run`, with the same bits, for every model and kind of sampling; not fused."""
-        parts = self.parts
+        return self.parts.run(inputs, self._cache_tensors())
+
+    def states(self, batch: ForwardBatch) -> np.ndarray:
+        """The layers' hidden states of the step's tokens [T, hidden], which the next stage of a pipeline goes on with."""
+        return as_array(self.parts.states(batch, self._cache_tensors(), torch_dtype(self.dtype)))
+
+    def _cache_tensors(self) -> Any:
         if self._kv_tensors is None:
             self._kv_tensors = tensors_of(self._kv)
-        return parts.run(inputs, self._kv_tensors)
+        return self._kv_tensors
 
 
 def has_strict_mkl() -> bool:

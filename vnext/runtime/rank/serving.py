@@ -34,4 +34,6 @@ def serve(settings: RankSettings, results: ResultsSender) -> None:
         for result in rank.collect():
             results.send(encoder.encode(result))
     ring.close()
+    if runner.stage is not None:
+        runner.stage.close()
     leave_group()

@@ -16,16 +16,21 @@ from vnext.runtime.batch.draft_batch import DraftBatch
 from vnext.runtime.batch.draft_rows import Kept
 from vnext.runtime.batch.head_batch import HeadDrafts
 from vnext.runtime.batch.step_inputs import StepInputs
+from vnext.runtime.batch.step_outputs import StepOutputs
 from vnext.runtime.batch.words import fed_words
 from vnext.runtime.collectives.group import require_whole_group
 from vnext.runtime.messages import PromptResult, TokenLogprobs
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.state.config import SchedulerConfig
 from vnext.state.events import pack_tokens
-from vnext.state.state import State
+from vnext.state.state import State, StepInFlight
 
 if TYPE_CHECKING:
     from vnext.runtime.rank.adapters import AdapterSlots
+
+
+LOOK_S = 100e-6
+"""How long to wait for a message before looking at a pending step: a device has its next step by then."""
 
 
 class Computed(NamedTuple):
@@ -49,6 +54,8 @@ class Steps(Protocol):
     """The steps of one rank, computed in the order of their launches. One thread. `adapters` is None where it has no slots."""
 
     adapters: AdapterSlots | None
+    look_s: float | None
+    """How long to wait for a message before looking at a pending step; None where its result comes with a message."""
 
     def start(self, state: State) -> None:
         """Allocate the cache. `state` is the engine's first."""
@@ -77,8 +84,33 @@ def with_drafts(done: Computed, found: Kept) -> Computed:
     return done._replace(logprobs=logprobs, counts=found.counts, drafted=found.drafted, drafts=drafts)
 
 
+def make_batch(runner: ModelRunner, config: SchedulerConfig) -> PersistentBatch:
+    """The batch of a runner's engine."""
+    vocabulary = runner.vocabulary(config.eos_token_ids)
+    models = ((HeadDrafts, runner.head), (DraftBatch, runner.draft)) if config.speculation else ()
+    drafts = next((partial(made_of, model) for made_of, model in models if model), None)
+    return PersistentBatch(config, runner.config.vocab_size, vocabulary, drafts)
+
+
+def fed_words_of(inputs: StepInputs, config: SchedulerConfig, adapters: AdapterSlots | None = None) -> tuple[int, ...]:
+    """The words of a step's inputs (Computed.fed)."""
+    return fed_words(inputs, config, adapters.digests if adapters else None)
+
+
+def finished(
+    batch: PersistentBatch, scheduled: StepInFlight, outputs: StepOutputs, words: tuple[int, ...], began_s: float
+) -> Computed:
+    """The results of a step that began at `began_s` and has sampled, once the batch has its tokens."""
+    found = batch.take_sampled(scheduled, outputs.tokens)
+    tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
+    done = Computed(tokens, outputs.logprobs, time.perf_counter() - began_s, words, (), outputs.prompts)
+    return done if found is None else with_drafts(done, found)
+
+
 class HostSteps:
     """Steps on the host: `launch` computes the whole step."""
+
+    look_s = LOOK_S
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -87,32 +119,20 @@ class HostSteps:
         self._done: deque[Computed] = deque()
 
     def start(self, state: State) -> None:
-        config = state.config
-        runner = self._runner
-        vocabulary = runner.vocabulary(config.eos_token_ids)
-        models = ((HeadDrafts, runner.head), (DraftBatch, runner.draft)) if config.speculation else ()
-        drafts = next((partial(made_of, model) for made_of, model in models if model), None)
-        self._batch = PersistentBatch(config, runner.config.vocab_size, vocabulary, drafts)
-        self._runner.make_cache(config.page_count, config.block_size)
+        self._batch = make_batch(self._runner, state.config)
+        self._runner.make_cache(state.config.page_count, state.config.block_size)
 
     def launch(self, state: State) -> None:
         began_s, scheduled = time.perf_counter(), state.in_flight[-1]
         inputs = self._batch.step_inputs(state)
         outputs = self._runner.run(inputs)
-        words = self._fed_words(inputs, state.config) if is_due(state, scheduled.step) else ()
+        words = fed_words_of(inputs, state.config, self.adapters) if is_due(state, scheduled.step) else ()
         require_whole_group()
         failed = self._batch.failed_constraints(scheduled)
-        found = self._batch.take_sampled(scheduled, outputs.tokens)
-        tokens = pack_tokens(outputs.tokens if found is None else found.tokens)  # the next step overwrites the outputs
-        seconds = time.perf_counter() - began_s
-        prompts = outputs.prompts
+        done = finished(self._batch, scheduled, outputs, words, began_s)._replace(failed=failed)
         if routed := self._runner.routed:
-            prompts += routed.results(scheduled, inputs.forward, state.requests)
-        done = Computed(tokens, outputs.logprobs, seconds, words, failed, prompts)
-        self._done.append(done if found is None else with_drafts(done, found))
-
-    def _fed_words(self, inputs: StepInputs, config: SchedulerConfig) -> tuple[int, ...]:
-        return fed_words(inputs, config, self.adapters.digests if self.adapters else None)
+            done = done._replace(prompts=done.prompts + routed.results(scheduled, inputs.forward, state.requests))
+        self._done.append(done)
 
     def is_there(self) -> bool:
         return bool(self._done)

@@ -133,7 +133,9 @@ def require_host(runner: ModelRunner) -> None:
 
 
 def require_refillable(runner: ModelRunner) -> None:
-    """Raise ModelError where parts of the weights are known elsewhere in another form."""
+    """Raise ModelError where parts of the weights are known elsewhere in another form, or no rank has all of them."""
+    if runner.stage is not None:
+        raise ModelError("the weights of a pipeline's stages cannot be updated: start another engine")
     try:
         list(runner.kept.memory())
     except TypeError as error:
