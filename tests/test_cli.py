@@ -41,7 +41,7 @@ LOADED = "import json, sys; before = set(sys.modules); import {}; print(json.dum
 @pytest.mark.parametrize(
     ("module", "packages", "rooms"),
     [
-        ("vnext.cli", {"msgspec", "typing_extensions"}, {"kernels", "options", "runtime", "sched", "server", "state"}),
+        ("vnext.cli", {"msgspec", "typing_extensions"}, {"kernels", "options", "router", "runtime", "sched", "server", "state"}),
         ("vnext.sched.schedule", {"msgspec", "numpy", "typing_extensions", "xxhash"}, {"sched", "state"}),
     ],
 )

@@ -18,6 +18,7 @@ from vnext.options.reader import (
     DoctorCommand,
     ProgramCommand,
     RestartCommand,
+    RouterCommand,
     ServeCommand,
     command_line,
     parse,
@@ -51,6 +52,10 @@ def run(command: Command) -> int:
             from vnext.restart import restart
 
             return restart(command)
+        case RouterCommand():
+            from vnext.router.proxy.run import run_router
+
+            return run_router(command.settings)
         case DoctorCommand(production=True):
             from vnext.production import production
 

@@ -337,8 +337,8 @@ def test_bench_and_replay_are_words_of_vnext() -> None:
         ("sevre", "there is no command sevre: did you mean `vnext serve`?"),
         ("run model", "there is no command run: did you mean `vnext serve`?"),
         ("owner/name", "did you mean `vnext serve owner/name`?"),
-        ("--port 80 serve", "name a command before --port: serve, chat, batch, restart, doctor, bench, replay"),
-        ("dance", "there is no command dance: choose from serve, chat, batch, restart, doctor, bench, replay, help, version."),
+        ("--port 80 serve", "name a command before --port: serve, chat, batch, restart, router, doctor, bench, replay"),
+        ("dance", "there is no command dance: choose from serve, chat, batch, restart, router, doctor, bench, replay, help, version."),
     ],
 )
 def test_words_that_people_try(capsys: pytest.CaptureFixture[str], argv: str, words: str) -> None:

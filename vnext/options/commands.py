@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vnext.options.hints import close_to
 
-COMMANDS = ("serve", "chat", "batch", "restart", "doctor")
+COMMANDS = ("serve", "chat", "batch", "restart", "router", "doctor")
 PROGRAMS = {"bench": "vnext.bench.cli", "replay": "vnext.replay.cli.main"}
 """Commands that are separate programs too: `vnext bench` is `vnext-bench`."""
 HELP, VERSION = "help", "version"
@@ -15,6 +15,7 @@ CUTOFF = 0.75
 ELSEWHERE = {
     "run": "serve", "start": "serve", "server": "serve", "api-server": "serve", "complete": "chat", "talk": "chat",
     "collect-env": "doctor", "env": "doctor", "info": "doctor", "check": "doctor", "benchmark": "bench", "reload": "restart",
+    "proxy": "router", "route": "router",
     "run-batch": "batch", "throughput": "bench throughput", "latency": "bench latency", "log": "replay", "logs": "replay",
 }  # fmt: skip
 """Other engines' commands and similar words -> the command here."""

@@ -27,6 +27,9 @@ EPILOG = (
     "options that ask for what vnext does anyway are ignored, with a line that says why."
 )
 
+REPEATED = {"api_keys": "KEY", "backends": "URL"}
+"""Options that are written once for each value, of this kind: a word behind a value may be the model."""
+
 
 class Given(NamedTuple):
     """The arguments of a command: checked values by field. Omits fields without a value, unless the option has no struct.
@@ -209,8 +212,8 @@ def _form(option: Option) -> dict[str, Any]:
     kinds = {hint, *get_args(hint)}
     if get_origin(hint) is Literal:
         metavar = "|".join(get_args(hint))
-    elif option.name == "api_keys":  # a word after the key may be the model
-        return {"action": "append", "metavar": "KEY", "help": words}
+    elif option.name in REPEATED:
+        return {"action": "append", "metavar": REPEATED[option.name], "help": words}
     elif takes_several(hint):
         return {"nargs": "+", "metavar": "N" if int in kinds else "NAME", "help": words}
     else:

@@ -1,6 +1,6 @@
 """Options: the only reader of argv and of the environment.
 
-Owns the frozen command structs of `vnext serve | chat | batch | restart | doctor`. table.py holds the options,
+Owns the frozen command structs of `vnext serve | chat | batch | restart | router | doctor`. table.py holds the options,
 settings_check.py their bounds, parser.py their syntax. Starts nothing, and opens no file but that of --config.
 """
 
@@ -17,7 +17,20 @@ import msgspec
 from vnext.options.commands import HELP, PROGRAMS, VERSION, unknown_word
 from vnext.options.parser import Given, Parser
 from vnext.options.settings_check import engine_settings
-from vnext.options.table import BATCH, CHAT, ENGINE_HELP, MODEL, RESTART_PORT, SERVER_HELP, STATE_VARIABLE, options_of
+from vnext.options.table import (
+    BATCH,
+    CHAT,
+    CONFIG,
+    ENGINE_HELP,
+    MODEL,
+    RESTART_PORT,
+    ROUTER,
+    ROUTER_HTTP,
+    SERVER_HELP,
+    STATE_VARIABLE,
+    options_of,
+)
+from vnext.router.proxy.settings import RouterSettings
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.settings import ServerSettings
 from vnext.version import __version__
@@ -61,6 +74,12 @@ class RestartCommand(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
 
 
+class RouterCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """`vnext router`: a process in front of several servers."""
+
+    settings: RouterSettings
+
+
 class DoctorCommand(msgspec.Struct, frozen=True, kw_only=True):
     """`vnext doctor`. `production`: with the checks for serving others, of a server with these options."""
 
@@ -78,7 +97,7 @@ class ProgramCommand(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
 
 
-Command = ServeCommand | ChatCommand | BatchCommand | RestartCommand | DoctorCommand | ProgramCommand
+Command = ServeCommand | ChatCommand | BatchCommand | RestartCommand | RouterCommand | DoctorCommand | ProgramCommand
 
 
 def command_line() -> list[str]:
@@ -128,11 +147,12 @@ def _help(parser: Parser, words: Sequence[str]) -> NoReturn:
 def _parser() -> Parser:
     parser = Parser(prog="vnext", description="Serve large language models with an engine built as a replicated state machine.")
     parser.add_argument("--version", action="version", version=f"vnext {__version__}")
-    commands = parser.add_commands("serve | chat | batch | restart | doctor | bench | replay")
+    commands = parser.add_commands("serve | chat | batch | restart | router | doctor | bench | replay")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP through OpenAI's API"))
     _add_chat(commands.add_parser("chat", help="chat with a model in the terminal"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests and end"))
     _add_restart(commands.add_parser("restart", help="replace the engine of a running server while its clients wait"))
+    _add_router(commands.add_parser("router", help="pass requests on to several servers that speak OpenAI's API"))
     doctor = commands.add_parser("doctor", help="show this machine's capabilities and how vnext uses them")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--production", action="store_true", help="check what a server for others needs; status 1 for a problem")
@@ -173,6 +193,16 @@ def _add_restart(parser: Parser) -> None:
     add_engine_options(parser, parser.add_argument_group("engine: what changes"))
 
 
+def _add_router(parser: Parser) -> None:
+    for option in ROUTER:
+        parser.add_option(parser, option, stays_out=False)
+    http = parser.add_argument_group("HTTP")
+    for option in (*options_of(ServerSettings), *options_of(EngineSettings)):
+        if option.name in (*ROUTER_HTTP, "log_format"):
+            parser.add_option(http, option)
+    parser.add_option(parser, CONFIG)
+
+
 def add_engine_options(parser: Parser, group: argparse._ArgumentGroup) -> None:
     """Add every engine option, then --config and other engines' options. A command adds these last."""
     for option in options_of(EngineSettings):
@@ -194,8 +224,7 @@ def require_no_engine(given: Given) -> None:
 def _serve_command(given: Given, _: Mapping[str, str]) -> ServeCommand:
     values = {name: value for name, value in given.values.items() if name in SERVER_HELP}
     engine, server = engine_of(given), ServerSettings(**values)
-    if any(not key.strip() for key in server.api_keys):
-        raise SettingsError("api_keys has an empty key, which anyone could send: leave it out, or give a key.")
+    _check_keys(server.api_keys)
     if len(server.served_model_names) > 1 and "model" not in given.values:
         raise SettingsError(
             f"served_model_names takes {' and '.join(server.served_model_names)}, and no model is left: name the model first, as "
@@ -228,6 +257,20 @@ def _restart_command(given: Given, _: Mapping[str, str]) -> RestartCommand:
     return RestartCommand(port=given.values["restart_port"], changes=typed)
 
 
+def _router_command(given: Given, _: Mapping[str, str]) -> RouterCommand:
+    values: dict[str, Any] = {option.name: given.values[option.name] for option in ROUTER}
+    if not values["backends"]:
+        raise SettingsError("backends is missing: name each server, as in `vnext router --backend http://HOST:PORT`.")
+    http = ServerSettings(**{name: given.values[name] for name in (*ROUTER_HTTP, "log_format") if name in given.values})
+    _check_keys(http.api_keys)
+    return RouterCommand(settings=RouterSettings(**values, http=http))
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if any(not key.strip() for key in keys):
+        raise SettingsError("api_keys has an empty key, which anyone could send: leave it out, or give a key.")
+
+
 def state_folder(environment: Mapping[str, str] = os.environ) -> str:
     """The folder for what outlives a program."""
     return os.path.join(os.path.expanduser(environment.get(STATE_VARIABLE) or "~/.local/state"), "vnext")
@@ -247,5 +290,5 @@ def _doctor_command(given: Given, _: Mapping[str, str]) -> DoctorCommand:
 
 _COMMANDS = {
     "serve": _serve_command, "chat": _chat_command, "batch": _batch_command, "restart": _restart_command,
-    "doctor": _doctor_command,
+    "router": _router_command, "doctor": _doctor_command,
 }  # fmt: skip

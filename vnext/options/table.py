@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from vnext.router.policies import DEFAULT_POLICY
+from vnext.router.proxy.settings import PolicyName
 from vnext.runtime.settings import EngineSettings
 from vnext.server.example import KEY_VARIABLE as API_KEY_VARIABLE
 from vnext.server.settings import ServerSettings
@@ -183,6 +185,19 @@ BATCH = (
     Option("file", ("--input-file", "-i"), str, "", "the requests: JSON lines as in /v1/batches"),
     Option("output", ("--output-file", "-o"), str, "", "the file for the answers; one that exists is continued"),
 )
+ROUTER = (
+    Option("backends", ("--backend",), tuple[str, ...], (), "a server, as http://HOST:PORT, once for each"),
+    Option("routing_policy", ("--policy",), PolicyName, DEFAULT_POLICY, "which server a request goes to; see docs/routing.md"),
+    Option("backend_api_key", ("--backend-api-key",), str, "", "key that the router sends to servers (default: the client's)"),
+    Option("admin_key", ("--admin-key",), str, "", "key of the routes below /router, which are closed without one"),
+)
+ROUTER_HTTP = (
+    "host", "port", "api_keys", "api_key_file", "key_requests_per_minute", "key_answers_max", "allowed_origins", "allowed_methods",
+    "allowed_headers", "allow_credentials", "body_bytes_max", "live_requests_max", "client_answers_max", "connections_max",
+    "keepalive_timeout_s", "write_timeout_s", "drain_s", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
+    "log_level",
+)  # fmt: skip
+"""Options of a server that a router has too, with their meaning there: an answer in progress is a request."""
 RESTART_PORT = Option("restart_port", ("--port",), int, 0, "port of the server; without it, the only one of yours that runs")
 STATE_VARIABLE = "XDG_STATE_HOME"
 
@@ -203,7 +218,7 @@ def options_of(struct: type[msgspec.Struct]) -> tuple[Option, ...]:
 
 def every_option() -> Iterable[Option]:
     """The options of all commands of `vnext`."""
-    return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT, *BATCH)
+    return (MODEL, CONFIG, *options_of(EngineSettings), *options_of(ServerSettings), *CHAT, *BATCH, *ROUTER)
 
 
 def as_flags(message: str, labels: Mapping[str, str] | None = None) -> str:

@@ -14,9 +14,9 @@ from vnext.runtime.client.client import EngineClient
 from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
-from vnext.server.http.connections import Connections, Runner
-from vnext.server.http.cross_origin import add_permission
-from vnext.server.http.middleware import CONNECTIONS, observe, translate
+from vnext.server.http.connections import CONNECTIONS, Connections, Runner
+from vnext.server.http.cross_origin import permit
+from vnext.server.http.middleware import observe, translate
 from vnext.server.http.streaming import TURN, Turn
 from vnext.server.load_line import report_load
 from vnext.server.responses.store import ResponseStore
@@ -83,7 +83,7 @@ class _Runner(Runner):
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     add_request_id(request, response)
-    add_permission(request, response)
+    permit(request, response, request.app[SERVER_CONTEXT].settings)
 
 
 async def _close_work(app: web.Application) -> None:

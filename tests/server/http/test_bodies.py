@@ -12,7 +12,7 @@ import pytest
 from edge_server import EdgeServer
 
 from vnext.server.context.admission import Quota
-from vnext.server.http import bodies
+from vnext.server.http import bodies, upload
 from vnext.server.http.bodies import Values
 
 PROMPT = {"prompt": "say:hi"}
@@ -107,8 +107,8 @@ def test_bodies_have_a_bound_together_and_a_client_a_part_of_it() -> None:
 
 
 def test_a_body_that_hardly_comes_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PAUSE_S", 0.3)
-    monkeypatch.setattr(bodies, "BYTES_PER_S_MIN", 100)
+    monkeypatch.setattr(upload, "PAUSE_S", 0.3)
+    monkeypatch.setattr(upload, "BYTES_PER_S_MIN", 100)
     data = msgspec.json.encode(PROMPT | {"user": "x" * 400})
     with EdgeServer() as server:
         assert b"200 OK" in send_slowly(server, data, 40, 0.1)

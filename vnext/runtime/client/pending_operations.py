@@ -20,6 +20,10 @@ class NotDone(Exception):
     """Why an engine has not carried out an operation, in one sentence."""
 
 
+class BadTensors(Exception):
+    """Why tensors cannot be sent, in one sentence."""
+
+
 class PendingOperations:
     """Belongs to one event loop."""
 

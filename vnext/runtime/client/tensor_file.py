@@ -18,6 +18,8 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from vnext.runtime.client.pending_operations import BadTensors
+
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
 """The format's names of dtypes; ranks say which of them they can read."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,10 +33,6 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shape: list[int]
     segment: str
     offset: int = 0
-
-
-class BadTensors(Exception):
-    """Why tensors cannot be sent, in one sentence."""
 
 
 def weights_folder(address: str) -> Path:

@@ -13,11 +13,11 @@ import msgspec
 from aiohttp import web
 
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled, Refused
-from vnext.runtime.client.pending_operations import NotDone
-from vnext.runtime.client.tensor_file import BadTensors
+from vnext.runtime.client.pending_operations import BadTensors, NotDone
 from vnext.sampling_params import InvalidRequest
 
 RETRY_AFTER_S = 1  # where nothing was measured
+STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
 MESSAGE_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 1_000, 200
 MESSAGE_BATCHES = (
     "Batches in Anthropic's API are not supported: upload the requests to /v1/files and start them by /v1/batches, in OpenAI's "

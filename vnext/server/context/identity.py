@@ -1,4 +1,4 @@
-"""Identity: the id of a request, and the fingerprint of the system that answers it.
+"""Identity: the id of a request, the client that sent it, and the fingerprint of the system that answers it.
 
 A request's id is the client's X-Request-Id, or is drawn here. Every response, the log lines about the request, the answer's
 id and the engine core's names of the answers contain it.
@@ -19,6 +19,7 @@ from vnext.version import __version__
 
 REQUEST_ID_HEADER = "X-Request-Id"
 REQUEST_ID = web.RequestKey("request_id", str)
+KEY_CLIENT = web.RequestKey("key_client", str)
 IRRELEVANT = ("python", "threads", "cores")
 """Entries of the engine's environment that no token depends on."""
 _IS_OWN = web.RequestKey("request_id_is_own", bool)
@@ -47,6 +48,15 @@ def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID not in request:
         identify(request)
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+
+
+def client_of(request: web.Request) -> str:
+    """The client whose share a request takes: its API key, where there are several or it has limits, else its address, or the
+    network of an IPv6 address."""
+    if key := request.get(KEY_CLIENT, ""):
+        return key
+    address = request.remote or ""
+    return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address
 
 
 def system_fingerprint(ready: EngineReady) -> str:

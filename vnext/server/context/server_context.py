@@ -191,16 +191,6 @@ class ServerContext:
 
 
 SERVER_CONTEXT = web.AppKey("edge", ServerContext)
-KEY_CLIENT = web.RequestKey("key_client", str)
-
-
-def client_of(request: web.Request) -> str:
-    """The client whose share a request takes: its API key, where there are several or it has limits, else its address, or the
-    network of an IPv6 address."""
-    if key := request.get(KEY_CLIENT, ""):
-        return key
-    address = request.remote or ""
-    return ":".join(address.split(":")[:4]) if address.count(":") > 1 and "." not in address else address
 
 
 def template_of(tokenizer: Tokenizer, settings: ServerSettings) -> ChatTemplate | None:

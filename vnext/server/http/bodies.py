@@ -1,29 +1,28 @@
 """Bodies: reads, bounds and decodes request bodies, for all views.
 
-Owns the content type (declared JSON only: a web page of another site may send any other type without a preflight), the pace
-at which a body must come, the total bytes of the bodies held at once, and the number of values in one body. It counts the
-values while the body comes, decompressed and before decoding, because every other request waits while the decoder runs.
+Owns the content type (declared JSON only: a web page of another site may send any other type without a preflight), the total
+bytes of the bodies held at once, and the number of values in one body. It counts the values while the body comes, decompressed
+and before decoding, because every other request waits while the decoder runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TypeVar
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
-from vnext.server.context.errors import BodyTooSlow, ClientGone, ContentRefused, invalid_body
-from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.context.errors import ContentRefused, invalid_body
+from vnext.server.context.identity import client_of
+from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.fields import without_unknown
 from vnext.server.http.unpacking import Unpacker
+from vnext.server.http.upload import Upload
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-PAUSE_S = 30.0  # without a byte
-BYTES_PER_S_MIN = 1_000  # on average, after the first PAUSE_S: less than a modem sends
 NUMBERS_MAX = 2**18  # 10 to 20 ns each in the decoder; a model's length where that is more
 STRINGS_MAX = 2**18  # 30 ns
 GROUPS_MAX = 2**15  # lists and objects, 300 ns
@@ -38,7 +37,7 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[Body], k
     size_max, client, size, counted = context.settings.body_bytes_max, client_of(request), 0, 0
     if (request.content_length or 0) > size_max:
         raise web.HTTPRequestEntityTooLarge(size_max, request.content_length)
-    unpacker, upload = Unpacker(request.headers.get("Content-Encoding", "")), _Upload(request.content)
+    unpacker, upload = Unpacker(request.headers.get("Content-Encoding", "")), Upload(request.content)
     data, values = bytearray(), None
     try:
         while not request.content.at_eof():
@@ -91,33 +90,6 @@ async def _count(values: Values, part: bytes) -> None:
     for start in range(0, len(part), _PIECE_BYTES):
         values.count(part[start : start + _PIECE_BYTES])
         await asyncio.sleep(0)
-
-
-class _Upload:
-    """A body as it comes. Accepts a slow upload that makes progress; refuses one that only holds the connection. Mutable."""
-
-    def __init__(self, content: StreamReader) -> None:
-        self._content, self._size, self._started_s = content, 0, time.monotonic()
-
-    async def part(self) -> bytes:
-        """The next part. Raises BodyTooSlow, ClientGone, InvalidRequest."""
-        try:
-            if self._content.is_eof():  # all of it is here
-                return self._content.read_nowait()
-            left_s = self._started_s + PAUSE_S + self._size / BYTES_PER_S_MIN - time.monotonic()
-            async with asyncio.timeout(min(PAUSE_S, max(left_s, 0))):
-                part = await self._content.readany()
-            self._size += len(part)
-            return part
-        except TimeoutError:
-            raise BodyTooSlow(
-                f"The body came too slowly: {self._size} bytes in {time.monotonic() - self._started_s:.0f} s, at least "
-                f"{BYTES_PER_S_MIN} in each second and one in {PAUSE_S:g} s are needed."
-            ) from None
-        except ConnectionError as error:
-            raise ClientGone from error
-        except web.RequestPayloadError as error:
-            raise InvalidRequest("The body is cut off, or does not match its headers: send all of it.") from error
 
 
 def _check_content_type(request: web.Request) -> None:

@@ -137,6 +137,9 @@ class Connections:
         return surplus
 
 
+CONNECTIONS = web.AppKey("connections", Connections)
+
+
 class Runner(web.AppRunner):
     """Serves an application and watches over its connections."""
 

@@ -9,7 +9,6 @@ from aiohttp import web
 
 from vnext.server.context.errors import OriginRejected
 from vnext.server.context.identity import REQUEST_ID_HEADER
-from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.origins import ANY, allows
 from vnext.server.settings import ServerSettings
 
@@ -39,9 +38,8 @@ def _permissions(request: web.Request, settings: ServerSettings) -> dict[str, st
     return granted | ({"Access-Control-Allow-Headers": headers} if headers else {})
 
 
-def add_permission(request: web.Request, response: web.StreamResponse) -> None:
+def permit(request: web.Request, response: web.StreamResponse, settings: ServerSettings) -> None:
     """Let the page that asks read the response, if the settings allow it."""
-    settings = request.app[SERVER_CONTEXT].settings
     if not settings.allowed_origins:
         return
     origin = request.headers.get("Origin")

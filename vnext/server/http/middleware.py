@@ -17,23 +17,20 @@ from typing import Any
 from aiohttp import web
 
 from vnext.server.context.api_keys import ApiKeys, shown
-from vnext.server.context.errors import DOMAIN_ERRORS, ClientGone, KeyRejected, absent, failure_of
-from vnext.server.context.identity import REQUEST_ID, identify
-from vnext.server.context.server_context import KEY_CLIENT, SERVER_CONTEXT
-from vnext.server.http.connections import Connections
+from vnext.server.context.errors import DOMAIN_ERRORS, STATUS_GONE, ClientGone, KeyRejected, absent, failure_of
+from vnext.server.context.identity import KEY_CLIENT, REQUEST_ID, identify
+from vnext.server.context.server_context import SERVER_CONTEXT
+from vnext.server.http.connections import CONNECTIONS
 from vnext.server.http.cross_origin import is_preflight, preflight_answer
 from vnext.server.http.origins import check_origin
 from vnext.server.settings import ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-STATUS_GONE = 499  # for the metrics only, as in nginx: no client reads it
 GUARDED = (
     "/v1", "/tokenize", "/detokenize", "/log", "/server_info", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep",
     "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/collective_rpc",
 )  # fmt: skip
-
-CONNECTIONS = web.AppKey("connections", Connections)
 
 log = logging.getLogger("vnext.server")
 

@@ -73,7 +73,7 @@ class CountTokensBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/messages."""
+    """POST /v1/messages. `seed` is not Anthropic's: a router sends it, so that another server can go on with a stream."""
 
     max_tokens: int
     stream: bool | None = None
@@ -81,3 +81,4 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True, forbid_unknown_fi
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    seed: int | None = None

@@ -45,6 +45,7 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
+        "seed": body.seed,
     }
 
 

@@ -19,9 +19,9 @@ from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import chat_logprobs, prompt_member, speller
 from vnext.server.answers.parts import joined
 from vnext.server.answers.readers import Streamed, Whole
-from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.openai_types import ChatBody, continuous_usage, include_usage, refuse_scored_stream
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
 from vnext.text.answer import Delta

@@ -18,7 +18,7 @@ from vnext.server.answers.experts import check_experts, experts_member
 from vnext.server.answers.generation import Choice, Generation
 from vnext.server.answers.logprobs import completion_logprobs, echoed_logprobs, prompt_member, speller
 from vnext.server.answers.readers import Streamed, Whole
-from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.openai_types import (
     CompletionBody,
     continuous_usage,
@@ -27,7 +27,7 @@ from vnext.server.context.openai_types import (
     sampling_params,
 )
 from vnext.server.context.prompts import Prompt, prompts_of, tokens_of, with_suffix
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, frame_of, respond
 from vnext.text.answer import Delta

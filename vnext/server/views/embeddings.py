@@ -16,9 +16,9 @@ from aiohttp import web
 
 from vnext.sampling_params import InvalidRequest
 from vnext.server.answers.embeddings import embeddings_of
-from vnext.server.context.identity import answer_id, identify
+from vnext.server.context.identity import answer_id, client_of, identify
 from vnext.server.context.prompts import prompts_of, tokens_of
-from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.http.bodies import read_body
 
 

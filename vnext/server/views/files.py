@@ -17,7 +17,7 @@ from vnext.sampling_params import InvalidRequest
 from vnext.server.batches.service import batches_of
 from vnext.server.batches.store import FILE_BYTES_MAX, writing
 from vnext.server.context.errors import BodyTooSlow, ContentRefused
-from vnext.server.http.bodies import PAUSE_S
+from vnext.server.http.upload import PAUSE_S
 
 PURPOSES = ("batch",)
 NAME_CHARACTERS_MAX = 256

@@ -14,8 +14,8 @@ from vnext.server.answers.generation import Generation
 from vnext.server.answers.parts import AnswerParts
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure
-from vnext.server.context.identity import answer_id
-from vnext.server.context.server_context import SERVER_CONTEXT, client_of
+from vnext.server.context.identity import answer_id, client_of
+from vnext.server.context.server_context import SERVER_CONTEXT
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond

@@ -16,8 +16,8 @@ from vnext.server.answers.generation import Generation
 from vnext.server.answers.logprobs import chat_logprobs, speller
 from vnext.server.answers.single import SingleReader
 from vnext.server.context.errors import Failure, FileUnknown
-from vnext.server.context.identity import answer_id, identify
-from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext, client_of
+from vnext.server.context.identity import answer_id, client_of, identify
+from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
 from vnext.server.context.tool_choice import tool_choice_of
 from vnext.server.http.bodies import read_body
 from vnext.server.http.streaming import Events, event_frame, respond

@@ -1,0 +1,122 @@
+"""Backend: one server behind the router, what is known of it, and the requests that it has from here.
+
+Owns the router's own counts, which stand for a server's load where the server itself shows none, and the approximate view of
+its cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from vnext.router.approximate import BYTES_PER_TOKEN, PIECE_BYTES, PrefixTree
+from vnext.router.policies import Candidate
+from vnext.router.proxy.asked import Asked
+
+INVARIANT = "yes"
+"""How a vnext server's `batch_invariant` begins where its tokens do not depend on the batch."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of itself. `models`: those it serves, as /v1/models lists them, by name. `version` is that of vnext, ""
+    for another server. `fingerprint`: equal for servers that compute the same tokens, "" where tokens depend on the batch."""
+
+    models: dict[str, dict[str, Any]]
+    version: str = ""
+    fingerprint: str = ""
+
+    @property
+    def is_vnext(self) -> bool:
+        return bool(self.version)
+
+
+class Live:
+    """One request at a server: from its sending until its end. Mutable."""
+
+    def __init__(self, backend: Backend, waiting_tokens: int) -> None:
+        self._backend, self._tokens = backend, waiting_tokens
+        backend.waiting_tokens += waiting_tokens
+        backend.waiting += 1
+        backend.idle.clear()
+        self._has_begun = False
+
+    def begun(self) -> None:
+        """The first bytes of its answer have come."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._backend.waiting_tokens -= self._tokens
+            self._backend.waiting -= 1
+            self._backend.running += 1
+
+    def end(self) -> None:
+        self.begun()
+        self._backend.running -= 1
+        if self._backend.live == 0:
+            self._backend.idle.set()
+
+
+class Backend:
+    """See the module. `trouble`: why it gets no requests, "" if it does; `asked`: it has been looked at once. Mutable."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.identity = Identity(models={})
+        self.trouble = "it has not answered yet"
+        self.is_draining = False
+        self.asked, self.look_now = asyncio.Event(), asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.running = self.waiting = self.waiting_tokens = 0
+        self.tree = PrefixTree()
+
+    @property
+    def live(self) -> int:
+        """Requests that wait or run."""
+        return self.running + self.waiting
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.trouble and not self.is_draining
+
+    @property
+    def view(self) -> str:
+        """How well its cache and its queue are known."""
+        return "approximate"
+
+    def serves(self, model: str) -> bool:
+        """Whether it has the model; "" stands for any."""
+        return not model or model in self.identity.models
+
+    def failed(self, sentence: str) -> None:
+        """It refuses connections or has broken one: it is out until it has answered a look, which comes at once."""
+        self.trouble = sentence
+        self.look_now.set()
+
+    def candidate(self, asked: Asked, may_serve: bool) -> Candidate:
+        """What the policies are given."""
+        return Candidate(
+            hit_tokens=self._hit_tokens(asked),
+            waiting_tokens=self.waiting_tokens,
+            running=self.running,
+            waiting=self.waiting,
+            free_pages=0,
+            page_count=0,
+            is_ready=may_serve,
+        )
+
+    @contextmanager
+    def serving(self, asked: Asked) -> Iterator[Live]:
+        """It has the request until the block ends."""
+        live = Live(self, max(0, asked.tokens - self._hit_tokens(asked)))
+        self.tree.insert(asked.hashes)
+        try:
+            yield live
+        finally:
+            live.end()
+
+    def _hit_tokens(self, asked: Asked) -> int:
+        return self.tree.matched(asked.hashes) * PIECE_BYTES // BYTES_PER_TOKEN

@@ -1,0 +1,64 @@
+"""Router context: the objects that every view of the router uses, built once for its process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import aiohttp
+from aiohttp import web
+
+from vnext.router.proxy.asked import Asked
+from vnext.router.proxy.backend import Backend
+from vnext.router.proxy.fleet import Fleet, NoBackend
+from vnext.router.proxy.health import Health
+from vnext.router.proxy.homes import Homes
+from vnext.router.proxy.metrics import RouterMetrics
+from vnext.router.proxy.settings import RouterSettings
+from vnext.server.context.admission import Quota, RequestLimiter
+from vnext.server.context.api_keys import ApiKeys
+
+CONNECT_TIMEOUT_S = 3.0
+OF_ONE_SERVER = ("/v1/files", "/v1/batches")
+"""Paths whose state is in one server's folder: the first one's."""
+
+
+class RouterContext:
+    """See the module. Make it in the event loop; `close` ends its connections and its looks at the servers."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Raises BackendRefused, KeysUnusable."""
+        http = settings.http
+        self.settings = settings
+        self.keys = ApiKeys(http)
+        self.fleet = Fleet(settings.backends, settings.routing_policy)
+        self.homes = Homes()
+        self.metrics = RouterMetrics(self.fleet)
+        self.limiter = RequestLimiter(http.live_requests_max, 1, http.client_answers_max, limits_of=self.keys.limits)
+        self.body_bytes = Quota(8 * http.body_bytes_max, 4 * http.body_bytes_max, "{} bytes of bodies are held")
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=30),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+        self.health = Health(self.fleet, self.session, settings.backend_api_key)
+
+    def choose(self, asked: Asked, path: str, tried: Collection[Backend]) -> Backend:
+        """The server for a request, none of `tried`. Raises NoBackend, ModelUnknown."""
+        if path.startswith(OF_ONE_SERVER):
+            first = next(iter(self.fleet))
+            if first in tried or not first.is_ready:
+                raise NoBackend("The server that keeps files and batches is not ready: try again later.")
+            return first
+        home = self.homes.of(path, asked)
+        if home is not None and home.is_ready and home not in tried:
+            return home
+        return self.fleet.choose(asked, lambda each: each not in tried)
+
+    async def close(self) -> None:
+        self.health.close()
+        await self.session.close()
+
+
+ROUTER = web.AppKey("router", RouterContext)

@@ -1,0 +1,230 @@
+"""Exchange: one client's request on its way through the router, and its answer on the way back.
+
+Until the client has a byte of an answer, a server that fails is replaced by another. From then on a stream can go on where the
+servers compute the same bits: the other one gets the same request with the same seed, and its events pass as far as the client
+lacks them (continuing.py). Where that is impossible the stream ends with its API's error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from vnext.router.proxy.asked import Asked
+from vnext.router.proxy.backend import Backend, Live
+from vnext.router.proxy.context import RouterContext
+from vnext.router.proxy.continuing import SHOWN
+from vnext.router.proxy.fleet import NoBackend
+from vnext.router.proxy.headers import Pairs, to_client, to_server
+from vnext.router.proxy.health import reason_of
+from vnext.router.proxy.outgoing import Failed, Outgoing
+from vnext.server.context.errors import ClientGone, ModelUnknown
+from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
+
+SEED_HEADER = "X-Vnext-Seed"
+SEED_MAX = 2**31
+TRIES_MAX = 4
+"""Servers that get one request, one after the other."""
+CONTINUED_MAX = 3
+"""Times that one stream goes on elsewhere: a request that ends each server which computes it must not end all."""
+WAIT_S = 10.0
+"""For a server that can go on with a stream."""
+PAUSE_S = 0.5
+"""Before a server that refuses to go on with a stream is asked again."""
+BUSY = frozenset({429, 502, 503})
+WHOLE_BYTES_MAX = 2**20
+"""A longer answer passes in pieces, and a server that fails within it cannot be replaced."""
+EVENTS = "text/event-stream"
+LOST = "The server ended within this answer, and no other can go on with it: send the request again."
+_UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+
+log = logging.getLogger("vnext.router")
+
+
+class Exchange:
+    """See the module. Mutable."""
+
+    def __init__(self, context: RouterContext, request: web.Request, asked: Asked) -> None:
+        self._context, self._request, self._asked = context, request, asked
+        self._seed = secrets.randbelow(SEED_MAX) if asked.takes_seed else None
+        self._tried: set[Backend] = set()
+        self._answers: list[web.Response] = []
+        self._tries = 0
+        self._started_s = time.monotonic()
+        self._out: Outgoing | None = None
+
+    async def run(self) -> web.StreamResponse:
+        """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
+        while True:
+            backend = self._next() if self._out is None else await self._successor(self._out)
+            if backend is None:
+                return await self._give_up()
+            with backend.serving(self._asked) as live:
+                try:
+                    return await self._through(backend, live)
+                except Failed as failure:
+                    await self._failed(backend, failure)
+
+    # ---- which server ------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Backend | None:
+        """The server that gets the request next, None if no other can. Raises NoBackend, ModelUnknown."""
+        if self._tries >= TRIES_MAX:
+            return None
+        try:
+            return self._context.choose(self._asked, self._request.path, self._tried)
+        except (NoBackend, ModelUnknown):
+            if not self._tried:
+                raise
+            return None
+
+    async def _successor(self, out: Outgoing) -> Backend | None:
+        """A server that can go on with the stream; waits for one."""
+        if not out.fingerprint or out.continued > CONTINUED_MAX:
+            return None
+        fleet = self._context.fleet
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    changed = fleet.changed
+                    try:
+                        return fleet.choose(self._asked, lambda each: each.identity.fingerprint == out.fingerprint)
+                    except (NoBackend, ModelUnknown):
+                        await changed.wait()
+        except TimeoutError:
+            return None
+
+    async def _failed(self, backend: Backend, failure: Failed) -> None:
+        """Take in a server's failure. Raises ClientGone where the answer is no stream that could say so."""
+        self._context.metrics.failed.add(backend.url, failure.reason)
+        if failure.reason in ("connect", "broken"):
+            backend.failed(str(failure))
+        level = logging.INFO if self._out is None else logging.WARNING
+        log.log(level, "%s fails request %s: %s", backend.url, self._request[REQUEST_ID], failure)
+        if self._out is None:
+            self._tries += failure.reason != "elsewhere"
+            self._tried.add(backend)
+            self._answers += [] if failure.answer is None else [failure.answer]
+            return
+        if self._out.shown is None:
+            self._abort(failure)
+        if failure.reason == "diverged":
+            self._out.fingerprint = ""
+        elif failure.reason == "refused":
+            await asyncio.sleep(PAUSE_S)
+        self._out.move()
+
+    def _abort(self, failure: Failed) -> NoReturn:
+        """The client must not take half an answer for a whole one."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        raise ClientGone from failure
+
+    async def _give_up(self) -> web.StreamResponse:
+        """The answer when no server is left: the busiest one's words, or an error, as an event where a stream has begun."""
+        if self._out is not None:
+            self._context.metrics.lost.add()
+            return await self._out.fail(LOST, "backend_lost")
+        if self._answers:
+            return min(self._answers, key=_retry_after)
+        raise NoBackend("No server behind this router has answered: try again later.")
+
+    # ---- there and back ----------------------------------------------------------------------------------------------
+
+    async def _through(self, backend: Backend, live: Live) -> web.StreamResponse:
+        """Send the request to a server and pass its answer on. Raises Failed, ClientGone."""
+        path, body = self._context.homes.renamed(backend, str(self._request.rel_url), self._body(backend), self._asked.previous)
+        try:
+            upstream = await self._context.session.request(
+                self._request.method, URL(backend.url + path, encoded=True), data=body or None, headers=self._headers(),
+                allow_redirects=False,
+            )  # fmt: skip
+        except _UPSTREAM_ERRORS as error:
+            reason = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
+            raise Failed(reason, f"it cannot be reached ({reason_of(error)})") from error
+        try:
+            return await self._answer(backend, upstream, live)
+        finally:
+            upstream.close()  # ends the server's work where it has not answered to the end
+
+    async def _answer(self, backend: Backend, upstream: aiohttp.ClientResponse, live: Live) -> web.StreamResponse:
+        status, is_events = upstream.status, upstream.content_type == EVENTS and upstream.status == 200
+        if self._out is not None and not is_events:
+            raise Failed("refused", f"it answers with status {status}")
+        size = upstream.content_length
+        if not is_events and (status in BUSY or (size is not None and size <= WHOLE_BYTES_MAX)):
+            return await self._whole(backend, upstream, live)
+        parts = _parts(upstream)
+        first = await anext(parts, b"")
+        self._begun(live)
+        if self._out is None:
+            self._out = await self._begin(backend, upstream, is_events)
+            self._context.homes.learn(backend, first)
+        out = self._out
+        await out.take(first)
+        async for part in parts:
+            await out.take(part)
+        if out.continued and out.shown is not None:
+            self._context.homes.rename(backend, out.shown)
+        return await out.end()
+
+    async def _whole(self, backend: Backend, upstream: aiohttp.ClientResponse, live: Live) -> web.Response:
+        """An answer that is not sent before all of it is here. Raises Failed."""
+        body = b"".join([part async for part in _parts(upstream)])
+        answer = web.Response(status=upstream.status, body=body, headers=to_client(upstream.headers))
+        if answer.status in BUSY:
+            raise Failed("busy", f"it answers with status {answer.status}", answer)
+        if self._context.homes.is_elsewhere(self._request.path, self._asked, answer.status):
+            raise Failed("elsewhere", "it has not stored that response", answer)
+        self._begun(live)
+        self._context.homes.learn(backend, body)
+        return answer
+
+    async def _begin(self, backend: Backend, upstream: aiohttp.ClientResponse, is_events: bool) -> Outgoing:
+        """Begin the client's response."""
+        response = web.StreamResponse(status=upstream.status, headers=to_client(upstream.headers))
+        if upstream.content_length is not None:
+            response.content_length = upstream.content_length
+        if self._seed is not None and backend.identity.is_vnext:
+            response.headers[SEED_HEADER] = str(self._seed)
+        await response.prepare(self._request)
+        shown = SHOWN[self._request.path]() if is_events and self._asked.is_stream else None
+        return Outgoing(response, shown, backend.identity.fingerprint)
+
+    def _begun(self, live: Live) -> None:
+        live.begun()
+        if self._out is None:
+            self._context.metrics.first_byte.observe(time.monotonic() - self._started_s)
+        else:
+            self._context.metrics.continued.add()
+
+    def _body(self, backend: Backend) -> bytes:
+        return self._asked.with_seed(self._seed) if self._seed is not None and backend.identity.is_vnext else self._asked.body
+
+    def _headers(self) -> Pairs:
+        own, settings = {REQUEST_ID_HEADER: self._request[REQUEST_ID]}, self._context.settings
+        client = self._request.remote or ""
+        return to_server(self._request.headers, client, own, settings.backend_api_key, settings.http.needs_key)
+
+
+async def _parts(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """An answer's bytes as they come. Raises Failed."""
+    try:
+        while part := await upstream.content.readany():
+            yield part
+    except _UPSTREAM_ERRORS as error:
+        raise Failed("broken", f"it broke the connection ({reason_of(error)})") from error
+
+
+def _retry_after(answer: web.Response) -> tuple[bool, float]:
+    """How soon a busy server may be asked again; one that says so comes first."""
+    given = answer.headers.get("Retry-After", "")
+    return (False, float(given)) if given.isdecimal() else (True, 0.0)
