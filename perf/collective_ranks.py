@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from vnext.runtime.collectives import cpu_collectives
-from vnext.runtime.collectives.cpu_collectives import GlooGroup, Group
+from vnext.runtime.collectives.cpu_collectives import Group
 from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.collectives.gloo_group import GlooGroup
 from vnext.runtime.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup
 from vnext.runtime.processes import futex
 
@@ -34,7 +35,7 @@ def join(form: str, rendezvous: Path, rank: int, world_size: int) -> Group:
     if form.startswith("gloo"):
         return (GlooGroup if form == "gloo" else GlooAllReduce)(store, rank, world_size)
     if form == "chosen":
-        return cpu_collectives.choose_group(store, rank, world_size)
+        return cpu_collectives.choose_group(store, rank, world_size, lambda: store)
     file = ExchangeFile(world_size, CAPACITY_BYTES_DEFAULT, ONE_SHOT_BYTES_MAX[form]) if rank == 0 else None
     if file is not None:
         store.set("name", file.name)

@@ -50,7 +50,7 @@ ARROWS = {
     "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled", "exits"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
-    "runtime/collectives": {"runtime/processes", "models/layers", "kernels/cuda", "compiled"},
+    "runtime/collectives": {"runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "compiled"},
     "runtime/record": {"log", "state/*", "version"},  # the log's header names the version
     "runtime/batch": {"runtime/*", "state", "log/pseudonyms", "sampling", "models/layers", "kernels/arrays"},
     "runtime/gpu": {
@@ -163,7 +163,9 @@ LATE_IMPORTS = {
     "vnext/kernels/cuda/backends.py": (1, "CuPy"),
     "vnext/kernels/cuda/compiling.py": (3, "CuPy and NVIDIA's headers"),
     "vnext/runtime/collectives/device_memory.py": (1, "CuPy"),
-    "vnext/runtime/collectives/group.py": (5, "a rank on a CPU starts sooner"),
+    "vnext/runtime/collectives/cpu_collectives.py": (1, "gloo, where ranks share no memory"),
+    "vnext/runtime/collectives/group.py": (6, "a rank on a CPU starts sooner"),
+    "vnext/runtime/collectives/meeting.py": (1, "gloo and GPUs"),
     "vnext/runtime/rank/gpu_loading.py": (2, "Numba, and a second of torch's compiler"),
     "vnext/runtime/rank/loading.py": (9, "a rank on a CPU starts sooner"),
     # seldom needed

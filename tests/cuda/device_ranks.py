@@ -102,7 +102,7 @@ def join(
     store: dist.Store, rank: int, world_size: int, limits: Limits = LIMITS, make_memory: MakeMemory = FileMemory
 ) -> DeviceGroup:
     """This rank's group, met as at start-up."""
-    host = choose_group(store, rank, world_size)
+    host = choose_group(store, rank, world_size, lambda: store)
     return choose_device_group(store, rank, world_size, torch.device("cpu"), host, limits, make_memory)
 
 

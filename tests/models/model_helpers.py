@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +132,11 @@ def load_model(
     return Model(module, params, kv, config, parallel)
 
 
+def bytes_at(address: int, size_bytes: int) -> torch.Tensor:
+    """The memory at an address, uint8."""
+    return torch.frombuffer((ctypes.c_char * size_bytes).from_address(address), dtype=torch.uint8)
+
+
 class ThreadGroup:
     """Ranks as threads of one process: every collective meets at a barrier and sums in rank order."""
 
@@ -143,13 +151,29 @@ class ThreadGroup:
         self._barrier.wait()
         return list(self._parts)
 
+    def sum_at(self, rank: int, dtype: str, at: int, size_bytes: int) -> None:
+        """See sharding.HostRanks."""
+        if not size_bytes:
+            return
+        mine = bytes_at(at, size_bytes).view(getattr(torch, dtype))
+        mine.copy_(torch.stack(self._exchange(rank, mine.clone())).sum(0))
+
+    def join_at(self, rank: int, part: int, joined: int, size_bytes: int, row_bytes: int) -> None:
+        """See sharding.HostRanks."""
+        if not size_bytes:
+            return
+        parts = self._exchange(rank, bytes_at(part, size_bytes).view(-1, row_bytes).clone())
+        bytes_at(joined, size_bytes * self.world_size).copy_(torch.cat(parts, 1).flatten())
+
     def parallel(self, rank: int) -> Parallel:
         """The view of one rank."""
+        host = SimpleNamespace(sum_at=partial(self.sum_at, rank), join_at=partial(self.join_at, rank))
         return Parallel(
             rank=rank,
             world_size=self.world_size,
             all_reduce=lambda tensor: torch.stack(self._exchange(rank, tensor)).sum(0),
             all_gather=lambda tensor, dim: torch.cat(self._exchange(rank, tensor), dim),
+            host=host,
         )
 
     def run(self, work: Callable[[Parallel], Any]) -> list[Any]:

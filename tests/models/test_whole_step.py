@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from family_cases import CASES, VOCAB_SIZE, save_case
-from model_helpers import Chunk, make_batch, with_aux
+from model_helpers import Chunk, ThreadGroup, make_batch, with_aux
 from test_fused_decoder import FUSED, LLAMA, TOKENS
 
 from vnext.models.config.model_config import load_config
@@ -20,6 +21,7 @@ from vnext.models.layers.sharding import Parallel, alone
 from vnext.models.layers.whole_step import WholeStep, whole_step
 from vnext.models.loading.weights import load_params
 from vnext.models.registry import family
+from vnext.runtime.collectives.errors import RankLost
 from vnext.sampling.inputs import Allowed, SamplingInputs
 from vnext.sampling.sampling import sample
 
@@ -37,20 +39,31 @@ DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(name, dtype, "none") for name in FUSED for dtype in DTYPES]
 GROUPED = ("gemma2", "gemma3", "gemma3_short", "qwen2_window", "smollm3_window")
 """Layers of several groups, which run one by one or in a whole step."""
+SHARED = ("llama", "qwen2_tied_yarn", "qwen3", "phi3", "smollm3", "gemma2", "gemma3_caps")
+"""Models whose outputs ranks can sum."""
 
 
 def loaded(tmp_path: Path, name: str, dtype: torch.dtype, quantization: str) -> tuple[Any, ...]:
     """(family, parameters, two empty caches, configuration)."""
+    save(tmp_path, name)
+    return load(tmp_path, dtype, quantization, alone())
+
+
+def save(folder: Path, name: str) -> None:
     CASES.update(LLAMA)
     try:
-        save_case(tmp_path, name)
+        save_case(folder, name)
     finally:
         for each in LLAMA:
             del CASES[each]
-    config = load_config(tmp_path)
-    params = load_params(tmp_path, config, alone(), dtype, "cpu", None, quantization)
+
+
+def load(folder: Path, dtype: torch.dtype, quantization: str, parallel: Parallel) -> tuple[Any, ...]:
+    """As `loaded`, a rank's share of a saved model."""
+    config = load_config(folder)
+    params = load_params(folder, config, parallel, dtype, "cpu", None, quantization)
     pages = 64 * len(kv_groups(config).windows)
-    caches = [make_kv_cache(config, pages, 16, dtype, "cpu", alone(), together=True) for _ in range(2)]
+    caches = [make_kv_cache(config, pages, 16, dtype, "cpu", parallel, together=True) for _ in range(2)]
     return family(config.architecture), params, *caches, config
 
 
@@ -91,6 +104,52 @@ def test_one_call_is_forward_logits_and_sampling(
             batch.token_ids.copy_((batch.token_ids + 11) % VOCAB_SIZE)
             sampling.position.add_(1)
     assert kv[-1][0][:10].abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SHARED)
+def test_ranks_sum_in_one_call_as_layer_by_layer(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    """Two ranks, whose vocabulary is odd; a step may sample nothing."""
+    save(tmp_path, name)
+
+    def work(parallel: Parallel) -> list[int]:
+        chosen, params, kv, plain_kv, config = load(tmp_path, dtype, "none", parallel)
+        whole, found = whole_step(params, kv, config, parallel), []
+        assert isinstance(whole, WholeStep)
+        for chunks in STEPS:
+            batch = make_batch(chunks, 16, len(kv_groups(config).windows))
+            batch = batch._replace(sample_at=batch.sample_at[:: len(chunks)].clone() if len(chunks) < 3 else batch.sample_at[:0])
+            sampling = sampling_of(batch.positions[batch.sample_at])
+            hidden, _ = chosen.forward(params, plain_kv, batch, config, parallel)
+            expected = sample(chosen.logits(params, hidden, config, parallel), sampling).tokens
+            found += whole.run(batch, sampling).tolist()
+            assert found[len(found) - len(expected) :] == expected.tolist()
+            assert all(torch.equal(*pair) for ours, theirs in zip(kv, plain_kv) for pair in zip(ours, theirs))
+        return found
+
+    ranks = ThreadGroup(2).run(work)
+    assert ranks[0] == ranks[1] and len(set(ranks[0])) > 9
+
+
+def test_what_ranks_raise_ends_the_step(tmp_path: Path) -> None:
+    """With its own exception; the next step is whole again."""
+    save(tmp_path, "llama")
+    raised = [RankLost("rank 1 has ended"), KeyboardInterrupt()]
+
+    def sum_at(dtype: str, at: int, size_bytes: int) -> None:
+        if raised:
+            raise raised[0]
+
+    host = SimpleNamespace(sum_at=sum_at, join_at=lambda part, joined, size_bytes, row_bytes: None)
+    ranks = Parallel(rank=0, world_size=2, all_reduce=None, all_gather=None, host=host)
+    _, params, kv, _, config = load(tmp_path, torch.float32, "none", ranks)
+    whole, batch = whole_step(params, kv, config, ranks), make_batch(STEPS[0], 16)
+    assert whole is not None
+    for expected in (RankLost, KeyboardInterrupt):
+        with pytest.raises(expected) as found:
+            whole.run(batch, sampling_of(batch.positions))
+        assert found.value is raised.pop(0)
+    assert len(whole.run(batch, sampling_of(batch.positions))) == len(batch.sample_at)
 
 
 @pytest.mark.parametrize(("name", "dtype", "quantization"), FORMS)
@@ -149,3 +208,8 @@ def test_what_it_does_not_serve_goes_the_long_way(tmp_path: Path) -> None:
         (params, kv, config, ranks),
     ):
         assert whole_step(*case) is None
+    sharing = Parallel(rank=0, world_size=2, all_reduce=None, all_gather=None, host=SimpleNamespace(sum_at=print, join_at=print))
+    for name, slots, is_served in (("llama", None, True), ("llama", SimpleNamespace(), False), ("llama_biases", None, False)):
+        save(tmp_path, name)
+        _, params, kv, _, config = load(tmp_path, torch.float32, "none", sharing)
+        assert (whole_step(params, kv, config, sharing, slots) is not None) is is_served, name

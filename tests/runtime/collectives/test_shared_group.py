@@ -12,6 +12,7 @@ import pytest
 import torch
 from forking_program import NEEDS_LOCKS, Program, running
 
+from vnext.kernels.arrays import dtype_name
 from vnext.runtime.collectives import exchange_memory
 from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
 from vnext.runtime.collectives.exchange_plain import ADDED
@@ -138,7 +139,7 @@ def test_sums_round_at_the_edges_as_torch_does(form: str, dtype: torch.dtype) ->
     file = ExchangeFile(2, 2**16, 2**16)
     exchanges = [Exchange(file.name, rank, None if form == "compiled" else futex.choose_wait_method()) for rank in (0, 1)]
     file.unlink()
-    parts, kind = [pairs[:, 0].clone(), pairs[:, 1].clone()], ADDED.index(dtype)
+    parts, kind = [pairs[:, 0].clone(), pairs[:, 1].clone()], ADDED.index(dtype_name(dtype))
     for exchange, part in zip(exchanges, parts):
         exchange.memory.enter(1, 1, kind, part.data_ptr(), part.nbytes)
     found = torch.empty_like(parts[0])
@@ -152,7 +153,7 @@ def test_sums_round_at_the_edges_as_torch_does(form: str, dtype: torch.dtype) ->
 
 
 def test_other_types_are_refused(alone: SharedGroup) -> None:
-    with pytest.raises(TypeError, match="torch.int64 is not added over ranks; there are: torch.float32, torch.bfloat16"):
+    with pytest.raises(TypeError, match="int64 is not added over ranks; there are: float32, bfloat16"):
         alone.all_reduce(torch.ones(2, dtype=torch.int64))
 
 

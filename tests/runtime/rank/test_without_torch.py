@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ sys.path += [str(Path(__file__).resolve().parents[2] / "models"), str(Path(__fil
 from cpu_levels import needs_native
 from family_cases import VOCAB_SIZE, save_case
 
+from vnext.runtime.processes.launch import DEMO_MODEL
+
 FAMILIES = ("mistral", "qwen2", "qwen3", "phi3", "smollm3", "gemma2", "gemma3")
 SCRIPT = """
-import json, sys
+import hashlib, json, sys
 from pathlib import Path
 from vnext.models.layers.kv_cache import kv_groups
-from vnext.models.layers.sharding import alone
+from vnext.runtime.collectives.group import join_group, leave_group
 from vnext.runtime.rank.runner import ModelRunner
 from vnext.runtime.rank import serving
 from vnext.runtime.rank.steps import HostSteps
@@ -28,8 +32,8 @@ from vnext.state.events import EngineStarted, RequestArrived, StepCommitted, pac
 from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 
-path, dtype, fault = sys.argv[1:]
-runner = ModelRunner(Path(path), dtype, "cpu", alone())
+path, dtype, fault, rank, world_size, meeting = sys.argv[1:]
+runner = ModelRunner(Path(path), dtype, "cpu", join_group(int(rank), int(world_size), Path(meeting)))
 windows = kv_groups(runner.config).windows
 config = SchedulerConfig(
     block_size=4, page_count=40 * len(windows), max_num_batched_tokens=24, max_num_seqs=4, max_model_len=64, vocab_size=runner.config.vocab_size,
@@ -47,15 +51,24 @@ while state.requests:
     computed = steps.wait().tokens
     tokens += unpack_tokens(computed).tolist()
     state = reduce(state, StepCommitted(step=state.committed, tokens=computed))
-print(json.dumps({"tokens": tokens, "torch": "torch" in sys.modules}))
+leave_group()
+cache = hashlib.sha256(b"".join(each.tobytes() for each in runner.cache_memory())).hexdigest()
+print(json.dumps({"tokens": tokens, "cache": cache, "torch": "torch" in sys.modules}))
 """
 
 
-def run(path: Path, dtype: str, fault: str = "") -> dict[str, object]:
-    found = subprocess.run([sys.executable, "-c", SCRIPT, str(path), dtype, fault], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr
-    answer: dict[str, object] = json.loads(found.stdout)
-    return answer
+def run(path: Path, dtype: str, fault: str = "", world_size: int = 1) -> list[dict[str, object]]:
+    """What each rank says."""
+    meeting = tempfile.mkdtemp()
+    words = [sys.executable, "-c", SCRIPT, str(path), dtype, fault]
+    ranks = [
+        subprocess.Popen([*words, str(rank), str(world_size), meeting], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(world_size)
+    ]
+    ends = [rank.communicate(timeout=120) for rank in ranks]
+    shutil.rmtree(meeting)
+    assert not any(rank.returncode for rank in ranks), ends
+    return [json.loads(said) for said, _ in ends]
 
 
 @needs_native
@@ -64,7 +77,21 @@ def test_steps_need_no_torch(name: str, tmp_path: Path) -> None:
     """The same tokens come out where a request asks for more, which torch computes."""
     save_case(tmp_path, name)
     for dtype in ("float32", "bfloat16"):
-        plain = run(tmp_path, dtype)
+        (plain,) = run(tmp_path, dtype)
         assert len(plain["tokens"]) == 9 and max(plain["tokens"]) < VOCAB_SIZE
         assert not plain["torch"], "torch was imported"
-    assert run(tmp_path, "bfloat16", "log-probabilities") == {"tokens": plain["tokens"], "torch": True}
+    assert run(tmp_path, "bfloat16", "log-probabilities") == [plain | {"torch": True}]
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["demo", "gemma3"])
+def test_several_ranks_need_no_torch(name: str, tmp_path: Path) -> None:
+    """They meet, load, compute, sum and sample; in torch they leave the same bits in their caches."""
+    path = DEMO_MODEL if name == "demo" else tmp_path
+    if path is tmp_path:
+        save_case(tmp_path, name)
+    ranks = run(path, "bfloat16", "", 2)
+    assert [rank["torch"] for rank in ranks] == [False, False], "torch was imported"
+    assert ranks[0]["tokens"] == ranks[1]["tokens"] and len(ranks[0]["tokens"]) == 9
+    assert ranks[0]["cache"] != ranks[1]["cache"]
+    assert run(path, "bfloat16", "log-probabilities", 2) == [rank | {"torch": True} for rank in ranks]

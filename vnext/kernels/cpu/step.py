@@ -7,6 +7,7 @@ Every bit is that of the separate calls, which serve wherever this cannot.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,8 +22,22 @@ if TYPE_CHECKING:
     from vnext.kernels.thin import StackParts
 
 
+class StepRanks(NamedTuple):
+    """How a step meets those of the other ranks, in the same order on each; what these functions raise ends the step.
+
+    `sum(address, bytes)`: values of the stack's dtype become their sums over ranks. `join(part, joined, bytes, row_bytes)`: the
+    rows of all ranks' parts, each part of so many bytes, come one beside the other."""
+
+    rank: int
+    count: int
+    sum: Callable[[int, int], None]
+    join: Callable[[int, int, int, int], None]
+
+
 class StepModel(NamedTuple):
-    """A decoder without its angles. `embedding` [V, hidden] is packed, or dense and of the stack's dtype; `head` [V, hidden]."""
+    """A decoder without its angles. `embedding` [V, hidden] is packed, or dense and of the stack's dtype; `head` [V, hidden].
+
+    Of a group of `ranks` each has equal shares of the vocabulary, the last one padded to `head.outputs` tokens."""
 
     stack: Stack
     caches: Caches
@@ -32,12 +47,14 @@ class StepModel(NamedTuple):
     last_norm: Array
     embedding: PackedLinear | Array
     head: PackedLinear
+    vocab_size: int
     eps: float
     scale: float
     softcap: float
     embedding_scale: float = 1.0
     logits_cap: float = 0.0
     group_count: int = 1
+    ranks: StepRanks | None = None
 
 
 class StepArrays(NamedTuple):
@@ -87,7 +104,8 @@ NO_ANGLES = Angles(None, None)
 
 def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) -> DescribedModel:
     """The model with `angles` [positions, R / 2] of the positions from 0 on, and the `local` ones of layers that have others."""
-    stack, caches, packed = model.stack, model.caches, isinstance(model.embedding, PackedLinear)
+    stack, caches, packed, ranks = model.stack, model.caches, isinstance(model.embedding, PackedLinear), model.ranks
+    embedding_rows = model.embedding.outputs if packed else model.embedding.shape[0]
     numbers = np.array([model.embedding_scale, model.logits_cap, model.eps, model.scale, model.softcap]).view(np.int64)
     fields = {
         "kind": stack.kind,
@@ -105,9 +123,11 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "last_norm": address(model.last_norm),
         "embedding": model.embedding.address if packed else address(model.embedding),
         "embedding_is_packed": packed,
-        "embedding_rows": model.embedding.outputs if packed else model.embedding.shape[0],
+        "embedding_rows": embedding_rows,
+        "embedding_first": embedding_rows * ranks.rank if ranks else 0,
         "head": model.head.address,
-        "vocabulary": model.head.outputs,
+        "head_rows": model.head.outputs,
+        "vocabulary": model.vocab_size,
         "rotated_dim": 2 * angles.cosine.shape[1],
         "angle_rows": angles.cosine.shape[0],
         "cosine": address(angles.cosine),
@@ -115,6 +135,9 @@ def describe_model(model: StepModel, angles: Angles, local: Angles = NO_ANGLES) 
         "local_cosine": address_or_0(local.cosine),
         "local_sine": address_or_0(local.sine),
         "group_count": model.group_count,
+        "rank_count": ranks.count if ranks else 1,
+        "sum": id(ranks.sum) if ranks else 0,
+        "join": id(ranks.join) if ranks else 0,
     } | dict(zip(("embedding_scale", "logits_cap", "eps", "scale", "cap"), numbers))
     agree_on_struct("StepModel", list(fields))
     table = np.array([*fields.values()], dtype=np.int64)
@@ -136,7 +159,7 @@ def describe_step(arrays: StepArrays) -> DescribedStep:
 
 def run(model: DescribedModel, step: DescribedStep) -> bool:
     """Compute the step: the caches take its keys and values, `step.tokens` what is sampled; a step with masks is sampled by
-    `sample`. False, with nothing done, where a position is beyond the angles."""
+    `sample`. False, with nothing done, where a position is beyond the angles. Raises what the functions of `ranks` raise."""
     return module().run_step(model.address, step.address)
 
 

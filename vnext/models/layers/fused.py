@@ -1,7 +1,8 @@
 """A decoder's layers as one call of the CPU's kernels, where they have the form for it.
 
 Owns the question whether they have: the common decoder with gated MLPs, weights and norms of one dtype that the kernels
-packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits.
+packed, on one rank, with one group of layers in the cache. All else runs layer by layer in `decoder.py`, with the same bits; a
+whole step (`whole_step.py`) serves several ranks and groups too.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
 import msgspec
 
@@ -91,13 +91,24 @@ WEIGHT_AXES: LayoutTable = MappingProxyType(
 """The names that Llama began; a family adds its own."""
 
 
+class HostRanks(Protocol):
+    """What ranks that share memory do with plain bytes of it, by address."""
+
+    def sum_at(self, dtype: str, at: int, size_bytes: int) -> None:
+        """Values of this dtype become their sums over ranks, as by `all_reduce`."""
+
+    def join_at(self, part: int, joined: int, size_bytes: int, row_bytes: int) -> None:
+        """The rows of all ranks' parts, each part of so many bytes, one beside the other in rank order, as by `all_gather`."""
+
+
 class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's view of its group.
 
     `all_reduce(tensor)` gives the sum over ranks, the same bits on each. `all_gather(tensor, dim)` gives the ranks'
     tensors joined along dim in rank order. Either may return its argument changed in place. `can_capture`: both may be part of
     a device's graph. `begin_all_reduce(tensor)` begins the same sum beside the work that follows and returns what ends it, with
-    its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`.
+    its result; None where nothing goes beside, as for tensors of less than `beside_bytes_min`. `host`: the same
+    without tensors; None where ranks share no memory.
     """
 
     rank: int
@@ -107,6 +118,7 @@ class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     can_capture: bool = False
     begin_all_reduce: Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None = None
     beside_bytes_min: int = 0
+    host: HostRanks | None = None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

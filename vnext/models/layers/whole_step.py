@@ -1,18 +1,19 @@
 """Whole step: runs a step of the common decoder, from token ids to sampled tokens, in one call of the CPU kernels.
 
 Owns the decision whether a model can run this way, and the angles of all positions so far. Serves the decoder of `decoder.py`
-whose layers run as one call (`fused.py`), on one rank, with a head over the whole vocabulary. All other models, and steps
-whose logits are needed, go through `forward` and `logits`, with the same bits.
+whose layers run as one call (`fused.py`), on one rank or on several that share memory. All other models, and steps whose logits
+are needed, go through `forward` and `logits`, with the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vnext.kernels.arrays import Array, address, is_dense, strides_of
+from vnext.kernels.arrays import Array, address, dtype_name, is_dense, strides_of
 from vnext.kernels.cpu import step as kernel
 from vnext.kernels.cpu.native import KINDS
 from vnext.kernels.cpu.packed import Packed
@@ -65,7 +66,7 @@ class WholeStep:
 
     def takes(self, sample_count: int) -> bool:
         """Whether a step may sample `sample_count` tokens."""
-        return sample_count * self._model.head.outputs <= LOGITS_MAX
+        return sample_count * self._model.vocab_size <= LOGITS_MAX
 
     def run(self, batch: ForwardBatch, sampling: Sampled) -> np.ndarray:
         """The tokens sampled at batch.sample_at, int64 [S], to be read before the next call.
@@ -103,7 +104,9 @@ def whole_step(
     """The WholeStep of this model and cache, with the adapters of `slots`; None where the kernels cannot run it."""
     if getattr(params, "stack", None) is None:
         return None
-    if parallel.world_size > 1 or config.stage is not None or not _has_plain_ends(params, config):
+    if config.stage is not None or not _has_plain_ends(params, config, parallel.world_size):
+        return None
+    if not _can_be_summed(params, parallel, slots):
         return None
     caches = fused.caches_of(params.stack, params.norm, kv)
     if caches is None:
@@ -119,12 +122,14 @@ def whole_step(
         last_norm=params.norm,
         embedding=params.embedding.linear if isinstance(params.embedding, Packed) else params.embedding,
         head=params.head.linear,
+        vocab_size=config.vocab_size,
         eps=config.rms_norm_eps,
         scale=head_dim**-0.5 if config.query_scale is None else config.query_scale,
         softcap=config.attention_softcap,
         embedding_scale=getattr(params, "embedding_scale", 1.0),
         logits_cap=config.logits_softcap,
         group_count=len(kv_groups(config).windows),
+        ranks=_ranks_of(parallel, dtype_name(params.head.linear.dtype)),
     )
     local = getattr(params, "local_frequencies", None)
     if local is not None and len(local) != len(params.frequencies):
@@ -140,10 +145,25 @@ def _adapted_stack(params: Any, slots: Slots) -> AdaptedStack:
     return AdaptedStack(fused.products(params.layers), slots)
 
 
-def _has_plain_ends(params: Any, config: ModelConfig) -> bool:
+def _ranks_of(parallel: Parallel, dtype: str) -> kernel.StepRanks | None:
+    group = parallel.host
+    if group is None:
+        return None
+    return kernel.StepRanks(parallel.rank, parallel.world_size, partial(group.sum_at, dtype), group.join_at)
+
+
+def _can_be_summed(params: Any, parallel: Parallel, slots: Slots | None) -> bool:
+    """Whether several ranks can sum what the kernels leave in memory: nothing is added to a sum, and no adapter to its parts."""
+    if parallel.world_size == 1:
+        return True
+    biases = [bias for layer in params.stack.layers for bias in (layer.output_bias, layer.down_bias)]
+    return parallel.host is not None and slots is None and all(bias is None for bias in biases)
+
+
+def _has_plain_ends(params: Any, config: ModelConfig, rank_count: int) -> bool:
     """Whether the kernels look up the embedding and multiply by the head as they are."""
     embedding, head, kind = params.embedding, params.head, params.stack.kind
-    if not isinstance(head, Packed) or head.linear.gate or head.shape[0] != config.vocab_size:
+    if not isinstance(head, Packed) or head.linear.gate or head.shape[0] != -(-config.vocab_size // rank_count):
         return False
     if KINDS[head.linear.dtype] is not kind:
         return False

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from vnext.kernels.cuda.exchange import RANKS_MAX, memory_bytes
-from vnext.runtime.collectives.cpu_collectives import TIMEOUT, Group, tell_all
+from vnext.runtime.collectives.cpu_collectives import Group
 from vnext.runtime.collectives.device_group import DeviceGroup, Limits, default_limits, describe_limits
 from vnext.runtime.collectives.device_memory import DeviceMemory, IpcMemory
+from vnext.runtime.collectives.meeting import TIMEOUT, tell_all
 from vnext.runtime.collectives.shared_group import SharedGroup
 from vnext.runtime.collectives.torch_group import TorchGroup
 

@@ -1,7 +1,7 @@
 """Collectives: how the ranks of one engine sum and join their tensors.
 
 Owns the interface of a group and the choice of its implementation, the same on every rank; group.py joins a group. On a CPU:
-shared memory (shared_group.py), or gloo if any rank cannot have that. On GPUs: memory that they map of each other
+shared memory (shared_group.py), or gloo (gloo_group.py) if any rank cannot have that. On GPUs: memory that they map of each other
 (device_group.py) and NCCL (torch_group.py); choose_collectives.py takes what is available. A sum is taken in rank order in
 float32 and rounded once: the same bits on every rank and in every implementation, since each rank samples by itself.
 """
@@ -9,17 +9,17 @@ float32 and rounded once: the same bits on every rank and in every implementatio
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
-from typing import Protocol
-
-import torch
-import torch.distributed as dist
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from vnext.runtime.collectives import exchange_memory
 from vnext.runtime.collectives.exchange_memory import Exchange, ExchangeFile
+from vnext.runtime.collectives.meeting import Words, tell_all
 from vnext.runtime.collectives.shared_group import CAPACITY_BYTES_DEFAULT, SharedGroup, default_one_shot_bytes_max
 
-TIMEOUT = timedelta(minutes=5)
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
 
 
 class Group(Protocol):
@@ -42,42 +42,14 @@ class Group(Protocol):
         """Leave the group. Idempotent."""
 
 
-class GlooGroup:
-    """The plain implementation: gathers everything over loopback sockets and sums here."""
-
-    can_capture = False
-
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See Group."""
-        first, *others = _gathered(tensor)
-        total = first.float()
-        for part in others:
-            total += part
-        return total.to(tensor.dtype)
-
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """See Group."""
-        return torch.cat(_gathered(tensor), dim=dim)
-
-    def require_whole(self) -> None:
-        """See Group."""
-
-    def close(self) -> None:
-        """See Group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def choose_group(store: dist.Store, rank: int, world_size: int) -> Group:
-    """Shared memory if every rank has it, else gloo. All ranks report to each other before any of them chooses."""
+def choose_group(words: Words, rank: int, world_size: int, open_store: Callable[[], dist.Store]) -> Group:
+    """Shared memory if every rank has it, else gloo, for which `open_store` is called. All ranks report to each other before any of
+    them chooses."""
     file, name = _make_file(world_size) if rank == 0 else (None, "")
     if rank == 0:
-        store.set("exchange", name)
-    exchange, reason = _map_exchange(store.get("exchange").decode(), rank)
-    reasons = tell_all(store, "exchange", rank, world_size, reason)
+        words.set("exchange", name)
+    exchange, reason = _map_exchange(words.get("exchange").decode(), rank)
+    reasons = tell_all(words, "exchange", rank, world_size, reason)
     if file is not None:
         file.unlink()  # every rank has mapped it, or none will
     if not any(reasons):
@@ -86,13 +58,9 @@ def choose_group(store: dist.Store, rank: int, world_size: int) -> Group:
         exchange.close()
     if rank == 0:
         logging.getLogger(__name__).warning("the ranks exchange tensors over gloo: %s", next(filter(None, reasons)))
-    return GlooGroup(dist.PrefixStore("gloo", store), rank, world_size)
+    from vnext.runtime.collectives.gloo_group import GlooGroup  # torch, which shared memory does without
 
-
-def tell_all(store: dist.Store, topic: str, rank: int, world_size: int, word: str) -> list[str]:
-    """Every rank's word on a topic, in rank order, once all ranks have reported."""
-    store.set(f"{topic} of rank {rank}", word)
-    return [store.get(f"{topic} of rank {each}").decode() for each in range(world_size)]
+    return GlooGroup(open_store(), rank, world_size)
 
 
 def describe() -> str:
@@ -119,10 +87,3 @@ def _map_exchange(name: str, rank: int) -> tuple[Exchange | None, str]:
         return Exchange(name, rank), ""
     except (OSError, ValueError) as error:
         return None, f"rank {rank}: {error}"
-
-
-def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Copies of every rank's tensor, contiguous, in rank order."""
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return parts

@@ -33,7 +33,7 @@ _exchange = load(
     "vnext.runtime.collectives._exchange",
     {
         "LINE_BYTES": LINE_BYTES, "PAGE_BYTES": PAGE_BYTES, "SETS": SETS, "NOBODY": NOBODY, "RANKS_MAX": RANKS_MAX,
-        **{str(dtype).removeprefix("torch.").upper(): kind for kind, dtype in enumerate(ADDED)},
+        **{name.upper(): kind for kind, name in enumerate(ADDED)},
     },
 )  # fmt: skip
 _MAGIC = b"vnextexc"

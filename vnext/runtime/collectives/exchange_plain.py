@@ -1,4 +1,4 @@
-"""The operations on the memory through which ranks exchange tensors, in plain torch: the oracle of _exchange.c, and the
+"""The operations on the memory through which ranks exchange tensors, in numpy: the oracle of _exchange.c, and the
 implementation where that was not built.
 
 Owns ticks, tickets and slots as exchange_memory.py lays them out; knows no files, and its caller's tensors only by address.
@@ -14,8 +14,9 @@ import struct
 import time
 from collections.abc import Callable
 
-import torch
+import numpy as np
 
+from vnext.kernels.arrays import host_dtype
 from vnext.runtime.processes.futex import WaitMethod
 
 LINE_BYTES = 128  # two cache lines, because processors fetch pairs
@@ -24,7 +25,7 @@ SETS = 2
 NOBODY = -1
 RANKS_MAX = 64
 CAPACITY_MULTIPLE_BYTES = 64
-ADDED = (torch.float32, torch.bfloat16, torch.float16)  # the index is the kind of a ticket
+ADDED = ("float32", "bfloat16", "float16")  # the index is the kind of a ticket
 ANY_KIND = len(ADDED)  # bytes that are only taken, never added
 
 _TICKETS_OFFSET = 16
@@ -104,16 +105,19 @@ class PlainExchange:
         if that is 0, at the same position of this rank's own slot."""
         if not 0 <= kind < len(ADDED):
             raise ValueError(f"kind {kind} cannot be added")
-        size = ADDED[kind].itemsize
+        dtype = host_dtype(ADDED[kind])
+        size = dtype.itemsize
         slots = [self._slot(operation, rank, start * size, count * size) for rank in range(self._world_size)]
         if count == 0:
             return
-        total = torch.frombuffer(slots[0], dtype=ADDED[kind]).to(torch.float32, copy=True)
-        for slot in slots[1:]:
-            total += torch.frombuffer(slot, dtype=ADDED[kind])
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and what is no number are results
+            total = np.frombuffer(slots[0], dtype).astype(np.float32)
+            for slot in slots[1:]:
+                total += np.frombuffer(slot, dtype).astype(np.float32)
+            rounded = total.astype(dtype)
         own = slots[self._rank]
         target = (ctypes.c_char * (count * size)).from_address(address) if address else own
-        torch.frombuffer(target, dtype=ADDED[kind]).copy_(total)
+        np.frombuffer(target, dtype)[:] = rounded
 
     def take(
         self, operation: int, rank: int, start: int, count_bytes: int, address: int, first: int, row: int, stride: int

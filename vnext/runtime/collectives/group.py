@@ -24,30 +24,32 @@ _joined: list[Group] = []
 def join_group(
     rank: int, world_size: int, rendezvous: Path, device: torch.device | str = "cpu", ipc_bytes_max: int | None = None
 ) -> Parallel:
-    """Meet the other ranks at the file `rendezvous` (fresh for each start) and return this rank's collectives for tensors
+    """Meet the other ranks in the folder `rendezvous` (fresh for each start) and return this rank's collectives for tensors
     on `device`, which is the current one where it is a GPU. `ipc_bytes_max`: see device_group.Limits; None for its default.
     """
     if world_size == 1:
         return alone()
-    import torch  # one rank alone does without
-    import torch.distributed as dist
+    from vnext.runtime.collectives.cpu_collectives import choose_group  # one rank alone does without
+    from vnext.runtime.collectives.meeting import Meeting
+    from vnext.runtime.collectives.shared_group import SharedGroup
 
-    from vnext.runtime.collectives.cpu_collectives import TIMEOUT, choose_group
+    meeting = Meeting(rendezvous)
+    group: Group = choose_group(meeting, rank, world_size, lambda: meeting.torch_store("gloo", world_size))
+    if not str(device).startswith("cpu"):
+        import torch  # ranks on a CPU do without
 
-    store = dist.FileStore(str(rendezvous), world_size)
-    store.set_timeout(TIMEOUT)
-    group: Group = choose_group(store, rank, world_size)
-    if torch.device(device).type != "cpu":
         from vnext.runtime.collectives.choose_collectives import choose_device_group
         from vnext.runtime.collectives.device_group import default_limits
 
         limits = default_limits(world_size, ipc_bytes_max)
+        store = meeting.torch_store("device", world_size)
         group = choose_device_group(store, rank, world_size, torch.device(device), group, limits)
     _joined.append(group)
     return Parallel(
         rank=rank, world_size=world_size, all_reduce=group.all_reduce, all_gather=group.all_gather,
         can_capture=group.can_capture, begin_all_reduce=getattr(group, "begin_all_reduce", None),
         beside_bytes_min=getattr(group, "beside_bytes_min", BESIDE_BYTES_MIN),
+        host=group if isinstance(group, SharedGroup) else None,
     )  # fmt: skip
 
 

@@ -10,19 +10,24 @@ speed. If a rank ends, for any reason, the others report it within LIVENESS_POLL
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
+from vnext.kernels.arrays import dtype_name, host_dtype
 from vnext.runtime.collectives.errors import RankLost
 from vnext.runtime.collectives.exchange_memory import Exchange
 from vnext.runtime.collectives.exchange_plain import ADDED, ANY_KIND, NOBODY, is_before
 from vnext.runtime.processes.thread_plan import ranks_spin_us
+
+if TYPE_CHECKING:
+    import torch
 
 CAPACITY_BYTES_DEFAULT = 2**20
 ONE_SHOT_BYTES_MAX = {True: 2**14, False: 2**16}  # by whether ranks spin, measured: sleepers pay more for a second meeting
 LIVENESS_POLL_S = 0.1
 TIMEOUT_S = 3600.0  # for a rank that lives but does not come; the engine core's bound (progress.py) ends this earlier
 
-_KINDS = {dtype: kind for kind, dtype in enumerate(ADDED)}
+_KINDS = {name: kind for kind, name in enumerate(ADDED)}
+_ITEM_BYTES = tuple(host_dtype(name).itemsize for name in ADDED)
 _TICKS_MASK = 0xFFFFFFFF
 _NANOSECONDS = 1e9
 
@@ -50,16 +55,16 @@ class SharedGroup:
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks in the dtype of `tensor` (float32, bfloat16, float16), which is changed in place where it is
         contiguous. Raises RankLost, and ValueError where ranks came with different sizes."""
-        if (kind := _KINDS.get(tensor.dtype)) is None:
-            raise TypeError(f"{tensor.dtype} is not added over ranks; there are: {', '.join(map(str, ADDED))}")
         total = tensor.contiguous()
-        address, left_bytes = total.data_ptr(), total.nbytes
-        while left_bytes > 0:
-            here_bytes = min(left_bytes, self._capacity_bytes)
-            self._reduce_piece(kind, address, here_bytes)
-            address += here_bytes
-            left_bytes -= here_bytes
+        self.sum_at(dtype_name(tensor.dtype), total.data_ptr(), total.nbytes)
         return total
+
+    def sum_at(self, dtype: str, at: int, size_bytes: int) -> None:
+        """As all_reduce, in place, of `size_bytes` at this address."""
+        if (kind := _KINDS.get(dtype)) is None:
+            raise TypeError(f"{dtype} is not added over ranks; there are: {', '.join(ADDED)}")
+        for done in range(0, size_bytes, self._capacity_bytes):
+            self._reduce_piece(kind, at + done, min(size_bytes - done, self._capacity_bytes))
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """The ranks' tensors of any dtype joined along `dim` in rank order. Raises as all_reduce does."""
@@ -69,11 +74,14 @@ class SharedGroup:
         for length in shape[dim % part.dim() :]:
             row_bytes *= length
         shape[dim] *= self._world_size
-        joined = torch.empty(shape, dtype=part.dtype)
-        for done in range(0, part.nbytes, self._capacity_bytes):
-            here_bytes = min(part.nbytes - done, self._capacity_bytes)
-            self._gather_piece(part.data_ptr(), joined.data_ptr(), done, here_bytes, row_bytes)
+        joined = part.new_empty(shape)
+        self.join_at(part.data_ptr(), joined.data_ptr(), part.nbytes, row_bytes)
         return joined
+
+    def join_at(self, part: int, joined: int, size_bytes: int, row_bytes: int) -> None:
+        """Join the rows of the ranks' parts, of `size_bytes` each at the address `part`, one beside the other at `joined`."""
+        for done in range(0, size_bytes, self._capacity_bytes):
+            self._gather_piece(part, joined, done, min(size_bytes - done, self._capacity_bytes), row_bytes)
 
     def require_whole(self) -> None:
         """Does nothing: the collectives themselves have raised any error."""
@@ -88,7 +96,7 @@ class SharedGroup:
         self._exchange.close()
 
     def _reduce_piece(self, kind: int, address: int, size_bytes: int) -> None:
-        item_bytes = ADDED[kind].itemsize
+        item_bytes = _ITEM_BYTES[kind]
         count = size_bytes // item_bytes
         self._enter(kind, address, size_bytes)
         if size_bytes <= self._one_shot_bytes_max:

@@ -9,6 +9,7 @@ Owns the ranks' lifetime: an executor serves one set of ranks. Decides nothing a
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -249,9 +250,8 @@ class MpExecutor:
             child.wait(max(0.0, end_s - time.monotonic()))
         terminate_all(self._children, grace_s=1.0)
         self._results.close()
-        met = self._rendezvous.parent.glob(f"{self._rendezvous.name}-*")
-        for file in (self._rendezvous, *met, *self._stack_files):
-            file.unlink(missing_ok=True)
+        for file in (self._rendezvous, *self._rendezvous.parent.glob(f"{self._rendezvous.name}-*"), *self._stack_files):
+            shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(missing_ok=True)
 
 
 class InprocExecutor:

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <new>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -42,6 +43,9 @@ T read(PyObject *object) {
         return static_cast<T>(PyLong_AsLongLong(object));
 }
 
+/* A function of Python has raised: the exception is set. */
+struct PythonRaised {};
+
 PyObject *written(int64_t value) { return PyLong_FromLongLong(value); }
 PyObject *written(bool value) { return PyBool_FromLong(value); }
 PyObject *written(PyObject *value) { return value; }
@@ -71,6 +75,8 @@ struct Entry<F> {
             }
         } catch (const std::bad_alloc &) {
             return PyErr_NoMemory();
+        } catch (const PythonRaised &) {
+            return nullptr;
         }
     }
 };
@@ -180,12 +186,29 @@ void do_stack(int kind, int norm_kind, int cache_kind, const void *layers, const
     const Angles angles{cosine, sine};
     run_stack({kind, norm_kind, cache_kind, static_cast<const StackLayer *>(layers), static_cast<const StackCache *>(caches), layer_count,
                block_stride, last_norm, &places, tokens, hidden, head_dim, rotated_dim, eps, scale, cap, &angles,
-               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}});
+               sample_at, samples, nullptr, nullptr, residual, result, {aux_layers, aux_count, aux}, nullptr});
+}
+
+/* Calls a function of Python with numbers, by a thread that has given the lock away for the time being. */
+template <typename... Numbers>
+void call_python(void *function, Numbers... numbers) {
+    const PyGILState_STATE held = PyGILState_Ensure();
+    PyObject *found = PyObject_CallFunction(static_cast<PyObject *>(function), std::string(sizeof...(Numbers), 'L').c_str(),
+                                            static_cast<long long>(numbers)...);
+    Py_XDECREF(found);
+    PyGILState_Release(held);
+    if (found == nullptr) throw PythonRaised();
 }
 
 bool do_step(const StepModel *model, const StepArrays *step) {
     const WithoutLock apart(true);
-    return run_step(*model, *step);
+    if (model->rank_count == 1) return run_step(*model, *step, nullptr);
+    const Ranks ranks{
+        [&](void *values, int64_t bytes) { call_python(model->sum, intptr_t(values), bytes); },
+        [&](const void *part, void *joined, int64_t bytes, int64_t row_bytes) {
+            call_python(model->join, intptr_t(part), intptr_t(joined), bytes, row_bytes);
+        }};
+    return run_step(*model, *step, &ranks);
 }
 
 void do_sample_step(const StepModel *model, const StepArrays *step) {

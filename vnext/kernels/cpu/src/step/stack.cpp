@@ -66,6 +66,11 @@ struct Layer {
         if (is_gated) gate_and_mul(call.kind, rows, {changed, result, width, weight->out, weight->gate});
     }
 
+    /* Make the ranks' parts of what attention or MLP gave one whole. */
+    void sum_mixed(int64_t rows) const {
+        if (call.sum != nullptr) (*call.sum)(space.query_or_mixed, rows * call.hidden * sizes.element);
+    }
+
     /* normed = norm(residual += mixed). */
     void add_and_norm(int64_t rows, const void *mixed, void *residual, const void *weight, void *normed) const {
         rms_norm(call.norm_kind, rows,
@@ -107,10 +112,12 @@ struct Layer {
     /* From what was seen to the next layer's normed input. */
     void finish(int64_t rows, const void *seen, void *residual, const void *next_norm, void *next) const {
         multiply(OUTPUT, seen, rows, weights.output, weights.output_bias, space.query_or_mixed);
+        sum_mixed(rows);
         norm_mixed(rows, weights.after_attention_norm);
         add_and_norm(rows, space.query_or_mixed, residual, weights.mlp_norm, space.seen_or_normed);
         multiply(GATE_UP, space.seen_or_normed, rows, weights.gate_up, nullptr, space.joined_or_wide);
         multiply(DOWN, space.joined_or_wide, rows, weights.down, weights.down_bias, space.query_or_mixed);
+        sum_mixed(rows);
         norm_mixed(rows, weights.after_mlp_norm);
         add_and_norm(rows, space.query_or_mixed, residual, next_norm, next);
     }

@@ -4,6 +4,8 @@
    attention.h, so every bit is what the separate calls give. */
 #pragma once
 
+#include <functional>
+
 #include "attention/attention.h"
 #include "kernels.h"
 
@@ -45,6 +47,9 @@ struct StackPlaces {
     const int64_t *slots;
 };
 
+/* Sums `bytes` of values of the call's kind over the ranks of a group, in their place. What it throws ends the call. */
+using SumRanks = std::function<void(void *values, int64_t bytes)>;
+
 /* As in RotaryCall. */
 struct Angles {
     const float *cosine, *sine;
@@ -53,7 +58,8 @@ struct Angles {
 /* residual [tokens, hidden] is used up; result [samples, hidden] holds the rows `sample_at` after the last norm. `places` has one
    entry for each group of layers, and all plans have the same heads. All arrays are of one `kind`, norms of `norm_kind`: the same,
    or BFLOAT16_WIDE_NORM. What adapters add to product p of layer i are the parts from
-   part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. */
+   part_starts[PRODUCT_COUNT * i + p] to the next; `part_starts` is null where no token has an adapter. `sum` joins what the ranks
+   have of a layer's outputs, which then have no biases; null for one rank alone. */
 struct StackCall {
     int kind, norm_kind, cache_kind;
     const StackLayer *layers;
@@ -70,6 +76,7 @@ struct StackCall {
     const int64_t *part_starts;
     void *residual, *result;
     AuxStates aux;
+    const SumRanks *sum;
 };
 
 /* In the last layer only the sampled rows go on after the attention, unless there are adapters or its output is kept. */

@@ -16,34 +16,39 @@ int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 /* What lies between the parts of a step. */
 struct Space {
     void *residual, *hidden;
-    float *logits, *angles[4]; /* cosine, sine, and those of the second kind */
+    float *logits, *part; /* of the whole vocabulary, and this rank's where that is not all */
+    float *angles[4];     /* cosine, sine, and those of the second kind */
     int64_t *query_starts, *context_lengths;
 };
+
+/* From one row of logits to the next: a group's last rank may have fewer tokens than its head has rows. */
+int64_t logits_width(const StepModel &model) { return model.head_rows * model.rank_count; }
 
 Space take_space(const StepModel &model, const StepArrays &step) {
     const int64_t element = model.kind == FLOAT32 ? 4 : 2;
     const int64_t angles = step.tokens * model.rotated_dim * 2, local = model.local_cosine == nullptr ? 0 : angles;
     const int64_t sizes[] = {step.tokens * model.hidden * element, step.samples * model.hidden * element,
-                             step.samples * model.vocabulary * 4, angles, angles, local, local, (step.rows + 1) * 8,
-                             step.rows * 8};
+                             step.samples * logits_width(model) * 4, angles, angles, local, local, (step.rows + 1) * 8,
+                             step.rows * 8, model.rank_count > 1 ? step.samples * model.head_rows * 4 : 0};
     int64_t total = 0;
     for (const int64_t size : sizes)
         total += padded(size);
     char *at = static_cast<char *>(scratch(SLOT_STEP, size_t(total)));
-    void *parts[9];
-    for (int i = 0; i < 9; at += padded(sizes[i++]))
+    void *parts[10];
+    for (int i = 0; i < 10; at += padded(sizes[i++]))
         parts[i] = at;
     const auto floats = [&](int part) { return static_cast<float *>(parts[part]); };
-    return {parts[0], parts[1], floats(2), {floats(3), floats(4), floats(5), floats(6)}, static_cast<int64_t *>(parts[7]),
+    return {parts[0], parts[1], floats(2), floats(9), {floats(3), floats(4), floats(5), floats(6)}, static_cast<int64_t *>(parts[7]),
             static_cast<int64_t *>(parts[8])};
 }
 
-void embed(const StepModel &model, const StepArrays &step, void *residual) {
+void embed(const StepModel &model, const StepArrays &step, const Ranks *ranks, void *residual) {
     const int64_t row_bytes = model.hidden * (model.kind == FLOAT32 ? 4 : 2);
     if (model.embedding_is_packed)
-        packed_rows(step.token_ids, step.tokens, 0, model.embedding, residual);
+        packed_rows(step.token_ids, step.tokens, model.embedding_first, model.embedding, residual);
     else
-        gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, 0, residual);
+        gather_rows(model.embedding, row_bytes, model.embedding_rows, step.token_ids, step.tokens, model.embedding_first, residual);
+    if (ranks != nullptr) ranks->sum(residual, step.tokens * row_bytes);
     if (model.embedding_scale != 1) scale_rows(int(model.kind), step.tokens, model.hidden, float(model.embedding_scale), residual);
 }
 
@@ -70,35 +75,44 @@ std::vector<StackPlaces> plan(const StepModel &model, const StepArrays &step, co
     return places;
 }
 
+/* Those of the whole vocabulary, on every rank. */
+void find_logits(const StepModel &model, const StepArrays &step, const Ranks *ranks, const Space &space) {
+    float *own = ranks == nullptr ? space.logits : space.part;
+    linear(space.hidden, model.hidden, step.samples, model.head, nullptr, own, model.head_rows, FLOAT32);
+    if (model.logits_cap > 0) soft_cap(step.samples, model.head_rows, float(model.logits_cap), own);
+    const int64_t row_bytes = model.head_rows * 4;
+    if (ranks != nullptr) ranks->join(own, space.logits, step.samples * row_bytes, row_bytes);
+}
+
 void sample(const StepModel &model, const StepArrays &step, const Space &space) {
-    sample_rows({space.logits, model.vocabulary, step.samples, model.vocabulary, step.columns, step.sampled});
+    sample_rows({space.logits, logits_width(model), step.samples, model.vocabulary, step.columns, step.sampled});
 }
 
 }  // namespace
 
-bool run_step(const StepModel &model, const StepArrays &step) {
+bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks) {
     const int64_t *end = step.positions + step.tokens;
     if (std::any_of(step.positions, end, [&](int64_t at) { return at >= model.angle_rows; }))
         return false;
     const Space space = take_space(model, step);
     Plans plans;
     const std::vector<StackPlaces> places = plan(model, step, space, plans);
-    embed(model, step, space.residual);
+    embed(model, step, ranks, space.residual);
     take_angles(model, step, space);
     const Angles angles[] = {{space.angles[0], space.angles[1]}, {space.angles[2], space.angles[3]}};
     run_stack({int(model.kind), int(model.norm_kind), int(model.cache_kind), model.layers, model.caches, model.layer_count,
                model.block_stride, model.last_norm, places.data(), step.tokens, model.hidden, model.head_dim, model.rotated_dim,
                float(model.eps), float(model.scale), float(model.cap), angles, step.sample_at, step.samples, step.parts,
-               step.part_starts, space.residual, space.hidden, {step.aux_layers, step.aux_count, step.aux}});
-    linear(space.hidden, model.hidden, step.samples, model.head, nullptr, space.logits, model.vocabulary, FLOAT32);
-    if (model.logits_cap > 0) soft_cap(step.samples, model.vocabulary, float(model.logits_cap), space.logits);
+               step.part_starts, space.residual, space.hidden, {step.aux_layers, step.aux_count, step.aux},
+               ranks == nullptr ? nullptr : &ranks->sum});
+    find_logits(model, step, ranks, space);
     if (step.masks == nullptr) sample(model, step, space);
     return true;
 }
 
 void sample_step(const StepModel &model, const StepArrays &step) {
     const Space space = take_space(model, step);
-    mask_rows({space.logits, model.vocabulary, step.samples, model.vocabulary, step.masks});
+    mask_rows({space.logits, logits_width(model), step.samples, model.vocabulary, step.masks});
     sample(model, step, space);
 }
 

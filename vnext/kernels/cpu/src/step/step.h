@@ -10,17 +10,19 @@
 namespace vnx {
 
 /* What stays from step to step. The embedding is packed, or
-   rows of `hidden` elements of `kind`. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on, the
+   rows of `hidden` elements of `kind`; `embedding_first` is the token of its first row, which is not 0 on later ranks of a group.
+   The head has the logits of `head_rows` tokens. cosine and sine [angle_rows, rotated_dim / 2] are those of each position from 0 on, the
    local ones a second kind of angles, or null. `embedding_scale` multiplies the embedding's rows; 1 for none.
    `logits_cap` 0: none.
+   `rank_count`: of the group; `sum` and `join` are the caller's words for how its ranks meet, null for one rank alone.
    `layers`, `caches` and the rest as in StackCall. */
 #define VNX_STEP_MODEL(X)                                                                                            \
     X(int64_t, kind) X(int64_t, norm_kind) X(int64_t, cache_kind) X(const StackLayer *, layers) X(const StackCache *, caches) X(int64_t, layer_count)             \
     X(int64_t, block_stride) X(int64_t, heads) X(int64_t, kv_heads) X(int64_t, block_size) X(int64_t, head_dim)      \
     X(int64_t, hidden) X(const void *, last_norm) X(const void *, embedding) X(int64_t, embedding_is_packed)         \
-    X(int64_t, embedding_rows) X(const Packed *, head) X(int64_t, vocabulary) X(int64_t, rotated_dim)                \
+    X(int64_t, embedding_rows) X(int64_t, embedding_first) X(const Packed *, head) X(int64_t, head_rows) X(int64_t, vocabulary) X(int64_t, rotated_dim)                \
     X(int64_t, angle_rows) X(const float *, cosine) X(const float *, sine)                                           \
-    X(const float *, local_cosine) X(const float *, local_sine) X(int64_t, group_count)                              \
+    X(const float *, local_cosine) X(const float *, local_sine) X(int64_t, group_count) X(int64_t, rank_count) X(void *, sum) X(void *, join)                              \
     X(double, embedding_scale) X(double, logits_cap) X(double, eps) X(double, scale) X(double, cap)
 struct StepModel {
     VNX_STEP_MODEL(VNX_FIELD)
@@ -48,8 +50,16 @@ struct StepArrays {
     VNX_STEP_ARRAYS(VNX_FIELD)
 };
 
-/* False, with nothing done, where a position has no angles. A step with masks is not sampled: they may still be in the making. */
-bool run_step(const StepModel &model, const StepArrays &step);
+/* How the ranks of a group meet. `join` places every rank's part, `bytes` long, in rows of `row_bytes` one beside the other in rank
+   order. Both may throw. */
+struct Ranks {
+    SumRanks sum;
+    std::function<void(const void *part, void *joined, int64_t bytes, int64_t row_bytes)> join;
+};
+
+/* False, with nothing done, where a position has no angles. A step with masks is not sampled: they may still be in the making.
+   `ranks` is null for one rank alone. */
+bool run_step(const StepModel &model, const StepArrays &step, const Ranks *ranks);
 /* Applies the masks of the step that ran last, and samples it. */
 void sample_step(const StepModel &model, const StepArrays &step);
 
