@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from core_drive import Engine
 
+from vnext.runtime.rank import draft_costs
 from vnext.state.config import Speculation
 from vnext.state.errors import IllegalEvent
 from vnext.state.events import StepCommitted, pack_tokens
@@ -151,14 +152,15 @@ def test_trials_are_rarer_where_a_row_costs_much() -> None:
     cells, drafting = np.zeros((fields.FIELD_COUNT, 1), dtype=np.int64), np.zeros((2, 1), dtype=np.int64)
     for row_cost, every in ((0, 32), (500, 64), (1000, 128), (4000, 256), (10**6, 256)):
         lengths = np.arange(1, 1025)
-        due = [int(paying(with_length(cells, length), drafting[fields.RATE], np.array([3]), (3, row_cost, 0))[0]) for length in lengths]
+        by, room = (3, row_cost, 0, row_cost), np.array([3])
+        due = [int(paying(with_length(cells, length), drafting[fields.RATE], room, by)[0]) for length in lengths]
         assert due == (lengths % every == 0).tolist()
 
 
 def wanted(rates: list[int], step_cost: int, length: int = 1) -> list[int]:
     """The drafts of rows with these rates, at most 4 and 100 thousandths each."""
     cells, room = np.zeros((fields.FIELD_COUNT, len(rates)), dtype=np.int64), np.array([4] * (len(rates) - 1) + [1])
-    return paying(with_length(cells, length), np.array(rates), room, (4, 100, step_cost)).tolist()
+    return paying(with_length(cells, length), np.array(rates), room, (4, 100, step_cost, 100)).tolist()
 
 
 def test_a_step_drafts_if_all_drafts_together_pay_for_it() -> None:
@@ -168,6 +170,16 @@ def test_a_step_drafts_if_all_drafts_together_pay_for_it() -> None:
     # 0.75 tokens are worth 0.9, and cost half of (0.2 + f) * 2
     assert wanted([512, 0], 240) == [2, 0] and wanted([512, 0], 260) == [0, 0]
     assert wanted([1024, 1024], 1000) == [4, 1]
+
+
+def test_beside_many_rows_a_draft_costs_what_it_costs_there() -> None:
+    """12 rows take 1 + 8 * 0.1 + 4 * 0.25 steps of one row: a draft must be kept in 12 * 0.25 / 2.8 of all cases, which is never."""
+    assert fields.FEW_ROWS == draft_costs.ROWS, "as it is measured"
+    cells, rates = np.zeros((fields.FIELD_COUNT, 12), dtype=np.int64), np.full(12, 1024)
+    cells[fields.KNOWN] = 1
+    for many, drafts in ((100, 4), (200, 4), (250, 0)):
+        assert paying(cells, rates, np.full(12, 4), (4, 100, 0, many)).tolist() == [drafts] * 12
+    assert paying(cells[:, :8], rates[:8], np.full(8, 4), (4, 100, 0, 250)).tolist() == [4] * 8
 
 
 def test_a_trial_is_longer_where_drafting_costs_a_step_something() -> None:

@@ -260,8 +260,9 @@ class ModelFacts(Message):
 
 class RankReady(Message, tag=20):
     """The weights are loaded; `page_count_max` blocks of `block_bytes` fit into this rank's memory budget.
-    `draft_costs` are the row_cost and the step_cost of Speculation, 0 where they are not asked for. `linear_layers`: (inputs,
-    outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no adapters."""
+    `draft_costs` are the row_cost, step_cost and row_cost_many of Speculation, 0 where they are not asked for. `linear_layers`:
+    (inputs, outputs) of those that adapters may change, by their modules' names in the checkpoint; none where the rank takes no
+    adapters."""
 
     model: ModelFacts
     rank: int
@@ -269,7 +270,7 @@ class RankReady(Message, tag=20):
     block_bytes: int
     model_digest: str
     environment: dict[str, str]
-    draft_costs: tuple[int, int] = (0, 0)
+    draft_costs: tuple[int, int, int] = (0, 0, 0)
     linear_layers: dict[str, tuple[int, int]] = {}
 
 

@@ -18,7 +18,7 @@ ALIASES = {"[ngram]": "ngram", "prompt_lookup": "ngram", "mimo_mtp": "mtp"}
 FIELDS = tuple(field.name for field in msgspec.structs.fields(Speculation))
 BOUNDS = {
     "num_speculative_tokens": (1, SPECULATIVE_TOKENS_MAX), "prompt_lookup_min": (1, 64), "prompt_lookup_max": (1, 64),
-    "row_cost": (0, 1000), "step_cost": (0, 1000), "suffix_decoding_max_tree_depth": (1, 1024),
+    "row_cost": (0, 1000), "step_cost": (0, 1000), "row_cost_many": (0, 1000), "suffix_decoding_max_tree_depth": (1, 1024),
     "suffix_decoding_max_spec_factor": (0, 64), "suffix_decoding_min_token_prob": (0, 1),
     "suffix_decoding_max_cached_requests": (0, 1_000_000),
 }  # fmt: skip

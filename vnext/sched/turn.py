@@ -120,7 +120,7 @@ def _reached(
 
 def _drafting(config: SchedulerConfig) -> tuple[int, ...]:
     """What a step's drafts are decided by, and the tokens for which a row may hold spare blocks."""
-    return (0, 0, 0, 0) if config.speculation is None else (*decided_by(config), spare_tokens(config))
+    return (0, 0, 0, 0, 0) if config.speculation is None else (*decided_by(config), spare_tokens(config))
 
 
 @lru_cache(maxsize=16)

@@ -31,8 +31,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     `method` is the drafter (vnext/sampling/drafters). A step takes at most `num_speculative_tokens` drafts of a request.
     A drafter must find `prompt_lookup_min` tokens; the n-gram drafter looks for `prompt_lookup_max`. `row_cost` is the time that
-    one more token adds to a step and `step_cost` the time that a step takes longer for having drafts at all, both in thousandths
-    of the time of a step of one token; drafts that cannot pay are left out. The
+    one more token adds to a step, `row_cost_many` the time that it adds to a step of more than FEW_ROWS requests (0: as much), and
+    `step_cost` the time that a step takes longer for having drafts at all, all in thousandths of the time of a step of one token;
+    drafts that cannot pay are left out. The
     suffix drafter looks for `suffix_decoding_max_tree_depth` tokens, keeps `suffix_decoding_max_cached_requests` answers, and
     drafts at most `suffix_decoding_max_spec_factor` times as many tokens as it has found, no draft that is less likely than
     `suffix_decoding_min_token_prob`. `model` is the folder or hub id of the draft model or head, "" for none.
@@ -49,6 +50,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     suffix_decoding_min_token_prob: float = 0.1
     model: str = ""
     step_cost: int = 0
+    row_cost_many: int = 0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=STORED_NAMES):

@@ -34,11 +34,12 @@ def draft_room(config: SchedulerConfig, rows: Rows) -> np.ndarray:
     return drafts_numpy.draft_room(rows.cells, most_drafts(config))
 
 
-def decided_by(config: SchedulerConfig) -> tuple[int, int, int]:
-    """The most drafts of a row, and the costs of a row and of drafting at all, in thousandths of a step of one row."""
-    assert config.speculation is not None
-    assert config.speculation.row_cost >= 0, "a state has the cost that was measured"
-    return most_drafts(config), config.speculation.row_cost, config.speculation.step_cost
+def decided_by(config: SchedulerConfig) -> tuple[int, int, int, int]:
+    """The most drafts of a row, and the costs of a row, of drafting at all, and of a row beside many others, in thousandths of a
+    step of one row."""
+    costs = config.speculation
+    assert costs is not None and costs.row_cost >= 0, "a state has the cost that was measured"
+    return most_drafts(config), costs.row_cost, costs.step_cost, costs.row_cost_many or costs.row_cost
 
 
 def expected_drafts(config: SchedulerConfig, rows: Rows, tokens: np.ndarray) -> tuple[np.ndarray, int]:

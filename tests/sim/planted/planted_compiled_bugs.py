@@ -358,7 +358,8 @@ TAILS = [
 
 DRAFTS = [
     bug("drafts.h", "a trial at every length in C", "(known[r] + placeholders[r]) % (TRIAL_INTERVAL << (4 * share / RATE_ONE))", "0", "S6"),
-    bug("drafts.h", "a step drafts at any cost in C", "count * by.row_cost + by.step_cost", "count * by.row_cost", "S6"),
+    bug("drafts.h", "beside many rows a draft costs what it costs beside few in C", "many ? by.row_cost_many : by.row_cost", "by.row_cost", "S6"),
+    bug("drafts.h", "a step drafts at any cost in C", "count * row_cost + by.step_cost", "count * row_cost", "S6"),
     bug("drafts.h", "drafts that do not pay in C", "odds > share", "odds >= 0", "S6"),
     bug("drafts.h", "drafts behind the limit in C", "limit[r] - 1 - reached", "limit[r] - reached", "S6", "S2", "IllegalEvent"),
     bug("drafts.h", "a request's own bound of drafts is forgotten in C", "own ? least(own - 1, most) : most", "most", "S6"),

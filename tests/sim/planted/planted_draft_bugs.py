@@ -41,6 +41,7 @@ DRAFT_BUGS = [
         "IllegalEvent"),
     bug("drafts in a plan that preempts", PLAN, "drafts=not event.preempted)", "drafts=True)", "S6", "IllegalEvent"),
     bug("drafts that do not pay", COLUMNS, "pays = (odds > least)", "pays = (odds >= 0)", "S6"),
+    bug("beside many rows a draft costs what it costs beside few", COLUMNS, "many_cost if many else few_cost", "few_cost", "S6"),
     bug("a step drafts at any cost", COLUMNS, "int(drafts.sum()) * row_cost + step_cost", "int(drafts.sum()) * row_cost", "S6"),
     bug("a trial as often where a row costs much", COLUMNS, "TRIAL_INTERVAL << 4 * least // RATE_ONE", "TRIAL_INTERVAL", "S6"),
     bug("windows move with drafts that may be rejected", "state.store.rows",

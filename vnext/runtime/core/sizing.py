@@ -24,8 +24,9 @@ def scheduler_config(settings: EngineSettings, model: ModelFacts, ranks: Sequenc
     """The engine's bounds. Raises SettingsError."""
     bounds = _bounds(settings, model)
     if bounds.speculation is not None and bounds.speculation.row_cost == MEASURED:
-        row_cost, step_cost = ranks[0].draft_costs
-        bounds = replace(bounds, speculation=replace(bounds.speculation, row_cost=row_cost, step_cost=step_cost))
+        row_cost, step_cost, many = ranks[0].draft_costs
+        costs = replace(bounds.speculation, row_cost=row_cost, step_cost=step_cost, row_cost_many=many)
+        bounds = replace(bounds, speculation=costs)
     bounds = replace(bounds, page_count=cache_blocks(settings, bounds, ranks))
     length = fitting_length(settings, bounds)
     if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < length:

@@ -19,27 +19,34 @@ from vnext.state.params import Sampling
 from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
-ROWS = 8
+ROWS, MANY_ROWS = 8, 32
 STEPS_MIN, STEPS_MAX, SECONDS = 4, 40, 0.3
-BLOCK_SIZE, LENGTH, PROMPT = 16, 96, 12
+BLOCK_SIZE, LENGTH, PROMPT = 16, 96, 4
 COST_MAX = 1000
+MARGIN = 9 / 8
+"""Beside many rows a draft gains little at best. A gain that is smaller than this is not worth the risk."""
 ONE_DRAFT = Speculation(num_speculative_tokens=1)
 CERTAIN = 1000.0
 """Added to a token's logit: the model repeats it, so `ngram` has a draft in every step."""
 
 
-def draft_costs(runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], pipeline_depth: int = 1) -> tuple[int, int]:
-    """The row_cost and the step_cost of Speculation (0 to 1000 each), in thousandths of the time of a step of one row: what one
-    more draft adds, which is one more row and, with a draft model or a head, its step; and what the first adds beyond that. With
-    a `pipeline_depth` of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost."""
+def draft_costs(runner: ModelRunner, make_steps: Callable[[ModelRunner], Steps], pipeline_depth: int = 1) -> tuple[int, int, int]:
+    """The row_cost, step_cost and row_cost_many of Speculation (0 to 1000 each), in thousandths of the time of a step of one row.
+
+    One more draft adds one more row and, with a draft model or a head, its step. The first adds the step_cost beyond that. One in a
+    step of more than FEW_ROWS rows, which may be compute-bound, adds row_cost_many; it contains the MARGIN. With a `pipeline_depth`
+    of 2 steps are launched ahead, and a step that drafts waits for the one before: that is part of its cost."""
     timed = partial(_step_seconds, runner, make_steps, pipeline_depth=pipeline_depth)
     _, alone_s, together_s = (timed(rows) for rows in (ROWS, 1, ROWS))  # the first warms up
     draft = runner.draft  # each of its steps in a new block is made anew
     draft_s = _step_seconds(draft, make_steps, 1, block_size=1) if draft else 0.0
     draft_s = runner.head.step_seconds() if runner.head else draft_s
     row_s = (together_s - alone_s) / (ROWS - 1) + draft_s
+    many_s = (timed(MANY_ROWS) - together_s) / (MANY_ROWS - ROWS) + draft_s
     biased_s, drafted_s = (timed(1, speculation=each, bias=CERTAIN) for each in (None, ONE_DRAFT))
-    return _thousandths(row_s / alone_s), _thousandths((drafted_s - biased_s - row_s) / alone_s)
+    step_s = drafted_s - biased_s - row_s
+    row, step, many = (_thousandths(seconds / alone_s) for seconds in (row_s, step_s, MARGIN * many_s))
+    return row, step, many
 
 
 def _thousandths(share: float) -> int:

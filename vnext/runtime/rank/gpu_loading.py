@@ -34,7 +34,7 @@ from vnext.runtime.gpu.model_drafts import ModelDrafts
 from vnext.runtime.gpu.steps import DeviceForms, DeviceSteps
 from vnext.runtime.rank.adapters import AdapterSlots
 from vnext.runtime.rank.device_steps import LaterSteps
-from vnext.runtime.rank.draft_costs import BLOCK_SIZE, ROWS, draft_costs
+from vnext.runtime.rank.draft_costs import BLOCK_SIZE, MANY_ROWS, draft_costs
 from vnext.runtime.rank.gpu_memory import cache_bytes, reserved_bytes, try_largest_step
 from vnext.runtime.rank.replica import Rank
 from vnext.runtime.rank.runner import ModelRunner
@@ -168,9 +168,9 @@ def step_maker(
     return make
 
 
-def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Device) -> tuple[int, int]:
+def device_draft_costs(settings: RankSettings, runner: ModelRunner, device: Device) -> tuple[int, int, int]:
     """As `draft_costs`, by steps on the device, one of them launched ahead."""
-    gpu = replace(settings.gpu, rows_max=ROWS, drafts_max=0, graph_sizes=(), tokens_max=ROWS * BLOCK_SIZE, compile=False)
+    gpu = replace(settings.gpu, rows_max=MANY_ROWS, drafts_max=0, graph_sizes=(), tokens_max=MANY_ROWS * BLOCK_SIZE, compile=False)
 
     def make_steps(of: ModelRunner) -> LaterSteps:
         return LaterSteps(step_maker(of, device, device_forms(of, gpu), draft_forms(of, gpu)))

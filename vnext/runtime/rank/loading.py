@@ -170,14 +170,14 @@ def ready_message(settings: RankSettings, runner: ModelRunner) -> RankReady:
         block_bytes=runner.block_bytes(settings.block_size),
         model_digest=fingerprint(settings.model_path),
         environment=describe_process(runner.device) | describe_numbers(settings, runner),
-        draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0),
+        draft_costs=_draft_costs(settings, runner) if settings.measures_draft_costs else (0, 0, 0),
         linear_layers=runner.adapters.layers if runner.adapters else {},
     )
 
 
-def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int]:
+def _draft_costs(settings: RankSettings, runner: ModelRunner) -> tuple[int, int, int]:
     if runner.stage is not None:
-        return 0, 0  # a stage's own time says little: the engine drafts as much as it may
+        return 0, 0, 0  # a stage's own time says little: the engine drafts as much as it may
     if runner.steps_device is None:
         return draft_costs(runner, HostSteps)
     from vnext.runtime.rank.gpu_loading import device_draft_costs

@@ -19,6 +19,7 @@ from vnext.state.state import blocks_for
 
 ONE = 1024
 TRIAL_EVERY = 32
+FEW = 8
 RIGHT_PERCENT = (0, 100, 50, 80)
 
 
@@ -60,11 +61,13 @@ def _wanted(seen: PlainState) -> list[int]:
     than what a step of drafts costs; some rows try nevertheless."""
     speculation, rooms = seen.state.config.speculation, draft_room(seen)
     assert speculation is not None
-    cost = len(seen) * speculation.row_cost
-    share = ONE * cost // (1000 + cost)
+    count, more_cost = len(seen), speculation.row_cost_many or speculation.row_cost
+    cost = sum(speculation.row_cost if row < FEW else more_cost for row in range(count))
+    row_cost = more_cost if count > FEW else speculation.row_cost
+    share = min(ONE * count * row_cost // (1000 + cost), ONE)
     odds = [[each for each in _odds(rate, room) if each > share] for rate, room in zip(seen.rates, rooms)]
-    price = sum(map(len, odds)) * speculation.row_cost + speculation.step_cost
-    is_worth = not speculation.step_cost or sum(map(sum, odds)) * (1000 + cost) > ONE * len(seen) * price
+    price = sum(map(len, odds)) * row_cost + speculation.step_cost
+    is_worth = not speculation.step_cost or sum(map(sum, odds)) * (1000 + cost) > ONE * count * price
     trial = 1 + (most_of(seen.state.config) - 1) * (ONE - share) // ONE if speculation.step_cost else 1
     trial_every, wanted = TRIAL_EVERY << (4 * share // ONE), []
     for row, (worth, room) in enumerate(zip(odds, rooms)):

@@ -6,7 +6,6 @@ shadow cache, the model's answers and the history are checked after every event.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -56,8 +55,9 @@ def kind_of(error: Exception) -> str:
     """The law's name, also where a check names it before its colon; else the message without its numbers."""
     if isinstance(error, LawBroken):
         return error.law
-    if isinstance(error, Divergence) and (law := re.match(r"[A-Z]\d+(?=:)", str(error))):
-        return law[0]
+    law, colon, _ = str(error).partition(":")
+    if isinstance(error, Divergence) and colon and law[0].isupper() and law[1:].isdigit():
+        return law
     words = "".join(letter if letter.isalpha() else " " for letter in str(error)).split()
     return " ".join([type(error).__name__, *words[:4]])
 

@@ -113,7 +113,10 @@ def speculates(seed: int) -> bool:
 def speculation_of(number: int) -> Speculation:
     """Few drafts and many, at no cost and at all costs."""
     drafts, costs, step_costs = (1, 2, 3, 4, 5, 6, 7, 20), (0, 0, 30, 400, 1000), (0, 500, 3000)
-    return Speculation(num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5], step_cost=step_costs[number % 3])
+    return Speculation(
+        num_speculative_tokens=drafts[number % 8], row_cost=costs[number // 8 % 5], step_cost=step_costs[number % 3],
+        row_cost_many=(0, 900, 60)[number // 3 % 3],
+    )  # fmt: skip
 
 
 def at_little_cost(config: SchedulerConfig, by_grammar: bool) -> SchedulerConfig:

@@ -17,7 +17,7 @@ CONSTANTS = {name: getattr(fields, name) for name in map(str.upper, fields.FIELD
 
 DRAFTS = {
     name: getattr(fields, name)
-    for name in ("TENTATIVE", "RATE", "DRAFTING_FIELD_COUNT", "RATE_ONE", "RATE_MEMORY", "TRIAL_INTERVAL")
+    for name in ("TENTATIVE", "RATE", "DRAFTING_FIELD_COUNT", "RATE_ONE", "RATE_MEMORY", "TRIAL_INTERVAL", "FEW_ROWS")
 }
 """The constants of drafts.h."""
 

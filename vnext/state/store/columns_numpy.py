@@ -263,7 +263,7 @@ def turn(
     """
     (cells, drafting, entries, samples, sampled, eos), (histories, tables, queue, status) = step, stores
     out_cells, out_entries, out_asks, out_work, out_blocks = out
-    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, spare = numbers
+    budget, threshold, size, free, head, used, caches, whole_prompts, most, row_cost, step_cost, many_cost, spare = numbers
     count, given = cells.shape[1], len(sampled)
     places, ends, middle = np.empty((2, given), np.int64), np.empty((2, given), bool), np.empty_like(cells)
     if match_samples(cells, entries, samples, sampled, eos, places, ends) != (False, 0):
@@ -276,7 +276,7 @@ def turn(
     tokens, need = out_work[1:3]
     if not lawful(middle, size, spare) or not total or lacks > min(free, count):
         return None
-    if len(drafting) and drafts(middle, drafting, tokens, out_work[3], (most, row_cost, step_cost), budget):
+    if len(drafting) and drafts(middle, drafting, tokens, out_work[3], (most, row_cost, step_cost, many_cost), budget):
         return None
     head = oldest(queue, status, head, used, out_blocks[:lacks]) if lacks else head
     advance(middle, out_cells, tokens, need)

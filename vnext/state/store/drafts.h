@@ -4,15 +4,15 @@
 #define VNEXT_DRAFTS_H
 
 enum { TENTATIVE, RATE, DRAFTING_FIELD_COUNT };
-enum { RATE_ONE = 1 << 10, RATE_MEMORY = 8, TRIAL_INTERVAL = 32 };
+enum { RATE_ONE = 1 << 10, RATE_MEMORY = 8, TRIAL_INTERVAL = 32, FEW_ROWS = 8 };
 #define DRAFTS_CONSTANTS                                                                                           \
-    CONSTANT(TENTATIVE) CONSTANT(RATE) CONSTANT(DRAFTING_FIELD_COUNT) CONSTANT(RATE_ONE) CONSTANT(RATE_MEMORY) CONSTANT(TRIAL_INTERVAL)
+    CONSTANT(TENTATIVE) CONSTANT(RATE) CONSTANT(DRAFTING_FIELD_COUNT) CONSTANT(RATE_ONE) CONSTANT(RATE_MEMORY) CONSTANT(TRIAL_INTERVAL) CONSTANT(FEW_ROWS)
 
 static int64_t floor_part(int64_t value, int64_t part) { return value >= 0 ? value / part : -((part - 1 - value) / part); }
 
-/* What a step's drafts are decided by: the most of a row, the costs of a row and of drafting at all. */
+/* What a step's drafts are decided by: the most of a row, the costs of a row, of drafting at all, and of a row beside many. */
 typedef struct {
-    long long most, row_cost, step_cost;
+    long long most, row_cost, step_cost, row_cost_many;
 } Drafting;
 
 /* The drafts of a row, up to `most`, that are likely enough to be kept. Adds their odds to *gain. */
@@ -37,14 +37,15 @@ static void rows_room(const int64_t *c, ptrdiff_t rows, int64_t most, int64_t *o
 static int64_t rows_drafts(const int64_t *c, const int64_t *drafting, ptrdiff_t rows, const int64_t *tokens, int64_t *out, Drafting by,
                            int64_t budget) {
     const int64_t *known = FIELD(c, KNOWN, rows), *placeholders = FIELD(c, PLACEHOLDERS, rows), *rate = FIELD(drafting, RATE, rows);
-    int64_t cost = rows * by.row_cost, share = RATE_ONE * cost / (1000 + cost), gain = 0, count = 0, sum = 0;
+    int64_t many = rows > FEW_ROWS ? rows - FEW_ROWS : 0, row_cost = many ? by.row_cost_many : by.row_cost, gain = 0, count = 0, sum = 0;
+    int64_t cost = (rows - many) * by.row_cost + many * by.row_cost_many, share = least(RATE_ONE * rows * row_cost / (1000 + cost), RATE_ONE);
     int64_t trial = by.step_cost ? 1 + (by.most - 1) * (RATE_ONE - share) / RATE_ONE : 1;
     rows_room(c, rows, by.most, out);
     for (ptrdiff_t r = 0; r < rows; ++r) {
         count += row_paying(rate[r], out[r], share, &gain);
         budget -= tokens[r];
     }
-    int pays = !by.step_cost || gain * (1000 + cost) > RATE_ONE * rows * (count * by.row_cost + by.step_cost);
+    int pays = !by.step_cost || gain * (1000 + cost) > RATE_ONE * rows * (count * row_cost + by.step_cost);
     for (ptrdiff_t r = 0; r < rows; ++r) {
         int is_due = (known[r] + placeholders[r]) % (TRIAL_INTERVAL << (4 * share / RATE_ONE)) == 0;
         int64_t wanted = pays ? row_paying(rate[r], out[r], share, &gain) : 0;
@@ -118,12 +119,14 @@ static Py_ssize_t drafting_of(const Py_buffer *drafting, Py_ssize_t rows) {
     return too_small(drafting, rows * DRAFTING_FIELD_COUNT * (Py_ssize_t)sizeof(int64_t)) ? -1 : rows;
 }
 
-/* drafts(cells, drafting int64[2][R], tokens int64[R], out int64[R], (most, row cost, step cost), budget) -> sum */
+/* drafts(cells, drafting int64[2][R], tokens int64[R], out int64[R], (most, row cost, step cost, row cost of many), budget) -> sum */
 static PyObject *drafts(PyObject *self, PyObject *args) {
     OWNED Py_buffer cells = {0}, drafting = {0}, tokens = {0}, out = {0};
     long long budget;
     Drafting by;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*(LLL)L", &cells, &drafting, &tokens, &out, &by.most, &by.row_cost, &by.step_cost, &budget)) return NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*(LLLL)L", &cells, &drafting, &tokens, &out, &by.most, &by.row_cost, &by.step_cost, &by.row_cost_many,
+                          &budget))
+        return NULL;
     Py_ssize_t rows = drafting_of(&drafting, rows_of(&cells));
     if (rows < 0 || too_small(&tokens, rows * 8) || too_small(&out, rows * 8)) return NULL;
     return PyLong_FromLongLong(rows_drafts(cells.buf, drafting.buf, rows, tokens.buf, out.buf, by, budget));

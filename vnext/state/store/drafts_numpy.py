@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vnext.state.store import fields
-from vnext.state.store.fields import RATE, RATE_MEMORY, RATE_ONE, TENTATIVE, TRIAL_INTERVAL
+from vnext.state.store.fields import FEW_ROWS, RATE, RATE_MEMORY, RATE_ONE, TENTATIVE, TRIAL_INTERVAL
 
 
 def draft_room(cells: np.ndarray, most: int) -> np.ndarray:
@@ -22,18 +22,20 @@ def draft_room(cells: np.ndarray, most: int) -> np.ndarray:
     return np.clip(room, 0, most, out=room)
 
 
-def paying(cells: np.ndarray, rate: np.ndarray, room: np.ndarray, by: tuple[int, int, int]) -> np.ndarray:
+def paying(cells: np.ndarray, rate: np.ndarray, room: np.ndarray, by: tuple[int, int, int, int]) -> np.ndarray:
     """The number of drafts of each row, up to its `room`, that are likely enough to be kept to pay for themselves (int64[R]).
 
-    `by`: the most drafts of a row, and in thousandths of a step of one row what one more row costs, c, and what drafting costs
-    a step whatever the number of drafts, f. B rows make B tokens in 1 + B * c. The n-th draft is kept with probability
-    RATE ** n. It pays if that is more than c * B / (1 + B * c), the tokens that are made in the time of one more row. The step
-    drafts if all n drafts together bring more than (n * c + f) * B / (1 + B * c). A row whose drafts do not pay tries some now
-    and then, fewer and up to eight times more rarely where a row costs much: with f 0 one, else enough to raise its RATE soon.
+    `by`: the most drafts of a row, and in thousandths of a step of one row what one more row costs, what drafting costs a step
+    whatever the number of drafts, f, and what one more row costs beside more than FEW_ROWS. B rows make B tokens in T, one step
+    and the cost of each row, and one row more costs c. The n-th draft is kept with probability
+    RATE ** n. It pays if that is more than c * B / T, the tokens that are made in the time of one more row. The step
+    drafts if all n drafts together bring more than (n * c + f) * B / T. A row whose drafts do not pay tries some now
+    and then, fewer and up to sixteen times more rarely where a row costs much: with f 0 one, else enough to raise its RATE soon.
     """
-    count, (most, row_cost, step_cost) = cells.shape[1], by
-    cost = count * row_cost
-    least = RATE_ONE * cost // (1000 + cost)
+    count, (most, few_cost, step_cost, many_cost) = cells.shape[1], by
+    many = max(count - FEW_ROWS, 0)
+    row_cost, cost = many_cost if many else few_cost, (count - many) * few_cost + many * many_cost
+    least = min(RATE_ONE * count * row_cost // (1000 + cost), RATE_ONE)
     odds, drafts, gain = rate.copy(), np.zeros(count, dtype=np.int64), 0
     for place in range(most):
         pays = (odds > least) & (place < room)
@@ -49,7 +51,7 @@ def paying(cells: np.ndarray, rate: np.ndarray, room: np.ndarray, by: tuple[int,
 
 
 def drafts(
-    cells: np.ndarray, drafting: np.ndarray, tokens: np.ndarray, out: np.ndarray, by: tuple[int, int, int], budget: int
+    cells: np.ndarray, drafting: np.ndarray, tokens: np.ndarray, out: np.ndarray, by: tuple[int, int, int, int], budget: int
 ) -> int:
     """Fill `out` (int64[R]) with the drafts of the expected plan beside the `tokens` (int64[R]) that rows compute without
     them; returns their sum. `by`: as in `paying`. Rows take drafts in order while the step's budget lasts.

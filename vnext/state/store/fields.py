@@ -34,6 +34,8 @@ RATE_ONE = 1 << 10
 RATE_MEMORY = 8
 """The weight of the past in RATE: a trial counts one part in eight."""
 TRIAL_INTERVAL = 32
+FEW_ROWS = 8
+"""Up to so many rows one more costs a step `row_cost`, beyond them `row_cost_many` (Speculation)."""
 """A request whose drafts do not pay tries one whenever its length is a multiple of this, or of up to eight times this."""
 NEW_ROW = (0, RATE_ONE * 3 // 4)
 """What a row that joins starts with."""
