@@ -32,7 +32,7 @@ ARROWS = {
     "state/store": {"compiled"},
     "log": {"state", "compiled"},
     "sched": {"state"},
-    "sched/sim": {"sched/sim/checks", "sched/*", "log", "state", "sampling/constraint"},  # the product's own fold
+    "sched/sim": {"sched/sim/checks", "sched/*", "router/*", "log", "state", "sampling/constraint"},  # the product's own fold
     "sched/sim/checks": {"sched/*", "log", "state"},
     "kernels": {"kernels/cpu", "kernels/cuda"},  # its table chooses among them
     "kernels/cpu": {"kernels/*", "compiled"},
@@ -62,9 +62,9 @@ ARROWS = {
     },
     "runtime/core": {
         "runtime/*", "runtime/processes", "runtime/ring", "runtime/record", "runtime/batch", "runtime/rank",
-        "state/*", "sched/*", "log", "models/errors", "exits",
+        "state/*", "sched/*", "log", "models/errors", "exits", "version",
     },
-    "router": set(),
+    "router": {"state/*", "log"},
     "runtime/client": {"runtime/*", "state/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
@@ -95,7 +95,7 @@ ARROWS = {
     "replay": {"replay/cli"},
     "replay/reading": {"log", "state/*", "state/store", "sched/*", "version"},
     "replay/console": {"replay/reading", "log", "version"},
-    "replay/answers": {"replay/console", "replay/reading", "log", "state", "sched/*"},
+    "replay/answers": {"replay/console", "replay/reading", "router/*", "log", "state", "sched/*"},
     "replay/futures": {"replay/console", "replay/reading", "log", "state/*", "sched", "version"},
     "replay/rerun": {
         "kernels", "models", "sampling", "runtime/settings", "runtime/batch", "runtime/processes", "state/*", "sched/*",

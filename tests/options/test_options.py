@@ -35,7 +35,7 @@ def test_every_option_reaches_its_field() -> None:
         "--no-async-scheduling --scheduling-policy priority -tp 2 --threads 3 --executor mp --log-dir logs --log full "
         "--log-max-bytes 512M --log-max-age 3600 --durable --log-compress --no-log-index --log-required --step-timeout 60 --max-restarts 3 "
         "--device auto --gpu-memory-utilization 0.5 --enforce-eager --cuda-graph-sizes 1 8 --compile --attention-backend flashinfer --ipc-bytes-max 1M "
-        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --log-level info "
+        "--digest-interval 1 --check-laws --drain-timeout 2.5 --chat-template t.jinja --show-log --show-events --log-level info "
         "--allowed-origins http://a http://b --allowed-methods POST --allowed-headers x-a x-b --allow-credentials --disable-log-stats --log-stats-interval 5 --batch-dir b --root-path llm --ssl-certfile c --ssl-keyfile k "
         "--ssl-ca-certs a --ssl-cert-reqs 1 --revision v1 --tokenizer other --hf-overrides {\"a\":1} --override-generation-config {}".split(),
         {},
@@ -51,7 +51,7 @@ def test_every_option_reaches_its_field() -> None:
     )  # fmt: skip
     assert command.server == ServerSettings(
         host="0.0.0.0", port=9000, api_keys=("k",), served_model_names=("a", "b"), drain_s=2.5,
-        chat_template_path="t.jinja", show_log=True, log_level="info", allowed_origins=("http://a", "http://b"),
+        chat_template_path="t.jinja", show_log=True, show_events=True, log_level="info", allowed_origins=("http://a", "http://b"),
         allowed_methods=("POST",), allowed_headers=("x-a", "x-b"), allow_credentials=True, disable_log_stats=True, log_stats_interval_s=5.0,
         batch_dir="b", root_path="/llm", ssl_certfile="c", ssl_keyfile="k", ssl_ca_certs="a", ssl_cert_reqs=1,
     )  # fmt: skip

@@ -246,5 +246,6 @@ def _decode_frame(payload: memoryview) -> Frame:
     )
 
 
-Reading, BadRecord = _Reading, _Bad
+Reading = _Reading
+BadRecord = _Bad
 """For a reader that follows a log while it grows (vnext/replay/reading/tail.py)."""

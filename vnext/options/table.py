@@ -91,6 +91,7 @@ SERVER_HELP = {
     "tool_call_parser": "how the model writes tool calls, by vLLM's name (default: found in its chat template)",
     "reasoning_parser": "the marks around the model's reasoning, by vLLM's name (default: found in its chat template)",
     "show_log": "let viewers with the --api-key, or on this machine, read the growing log (vnext-replay ui --live URL)",
+    "show_events": "let routers with the --api-key, or on this machine, follow the engine's events with all tokens (GET /events)",
     "enable_rl_routes": "let clients change the weights, pause the engine and put it to sleep: /update_weights, /sleep and others",
     "allowed_origins": "origins whose pages may use the server, such as https://chat.example; * for any (default: its own)",
     "allowed_methods": "HTTP methods that such a page may use",

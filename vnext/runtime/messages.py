@@ -79,7 +79,13 @@ class Operate(Message, tag=6):
     operation: AnyOperation
 
 
-ClientMessage = Operate | Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye | Ping
+class Subscribe(Message, tag=7):
+    """Asks for the engine's event stream, from a new snapshot on; answered by Events. `is_on` False: no more of it."""
+
+    is_on: bool = True
+
+
+ClientMessage = Operate | Hello | SubmitRequest | AbortRequests | ResetPrefixCache | Goodbye | Ping | Subscribe
 
 # ---- engine core -> API process ----------------------------------------------------------------------------------
 
@@ -243,7 +249,14 @@ class Operated(Message, tag=16):
     value: bytes = b"null"
 
 
-EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong
+class Events(Message, tag=17):
+    """The next whole records of the event stream (vnext/log/stream.py). Empty: it ended because this client did not read, and is to
+    be asked for again."""
+
+    data: bytes
+
+
+EngineMessage = Operated | EngineReady | RequestRefused | Outputs | EngineStats | EngineDied | Pong | Events
 
 # ---- rank -> engine core -----------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from vnext.server.responses.store import ResponseStore
 from vnext.server.routes import ROUTES
 from vnext.server.settings import ServerSettings
 from vnext.server.views import welcome
+from vnext.server.views.events import FOLLOWERS, end_streams
 from vnext.server.views.log_view import READERS, Readers
 from vnext.server.views.responses import RESPONSES
 from vnext.text.template import ChatTemplate
@@ -44,7 +45,8 @@ def make_app(
     if settings.batch_dir:
         app[BATCHES] = Batches(app[SERVER_CONTEXT])
     app.on_cleanup.append(_close_work)
-    app[READERS] = Readers()
+    app[READERS], app[FOLLOWERS] = Readers(), set()
+    app.on_shutdown.append(end_streams)
     app[TURN] = Turn()
     app.cleanup_ctx.append(report_load)
     app[welcome.ROUTES] = ROUTES

@@ -13,6 +13,7 @@ from vnext.server.views.batches import BatchBody, cancel_batch, create_batch, ge
 from vnext.server.views.chat import create_chat_completion
 from vnext.server.views.completions import create_completion
 from vnext.server.views.embeddings import EmbeddingBody, RerankBody, ScoreBody, create_embeddings, rerank, score
+from vnext.server.views.events import stream_events
 from vnext.server.views.files import create_file, delete_file, get_file, get_file_content, list_files
 from vnext.server.views.log_view import list_segments, read_segment
 from vnext.server.views.messages import count_tokens, create_message
@@ -100,6 +101,7 @@ ROUTES = (
     Route("POST", "/collective_rpc", collective_rpc, "calls a registered function on every rank", CallBody),
     Route("GET", "/log", list_segments, "the log as it grows, with --show-log: vnext-replay ui --live reads it"),
     Route("GET", r"/log/{segment:\d{1,9}}", read_segment, answers=(BYTES,)),
+    Route("GET", "/events", stream_events, "the engine's events, with --show-events: vnext router follows them", answers=(BYTES,)),
     Route("GET", "/", get_welcome, answers=(TEXT,)),
     Route("GET", "/docs", get_docs, "this list with the fields of bodies", answers=(HTML,)),
     Route("GET", "/openapi.json", get_openapi, "these paths and bodies as an OpenAPI document"),

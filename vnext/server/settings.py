@@ -37,7 +37,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets
     to become ready (None: no limit, for callers that watch it otherwise). `sampling_defaults` are the model's, for requests
-    that leave a parameter unset. With `show_log`, viewers may read the log in the folder `log_dir`. Access lines are logged at
+    that leave a parameter unset. With `show_log`, viewers may read the log in the folder `log_dir`; with
+    `show_events`, routers may follow the engine's events, with all tokens. Access lines are logged at
     the level "info" and below; a load line comes every `log_stats_interval_s` unless `disable_log_stats` is set or the level is
     "error".
 
@@ -71,6 +72,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     show_log: bool = False
+    show_events: bool = False
     enable_rl_routes: bool = False
     log_dir: str = ""
     allowed_origins: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ MODULES = {
     "futures.fork": ("fork",),
     "futures.what_if": ("what-if",),
     "answers.watch": ("watch",),
+    "answers.routing": ("route",),
 }
 """The module that declares each command, in the order of --help."""
 

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from vnext.runtime.client.connection import Connection
+from vnext.runtime.client.followers import Followers
 from vnext.runtime.client.live_request import LiveRequest
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted, OutputStream, Refused
 from vnext.runtime.client.pending_operations import PendingOperations
@@ -28,6 +29,7 @@ from vnext.runtime.messages import (
     EngineMessage,
     EngineReady,
     EngineStats,
+    Events,
     Goodbye,
     Hello,
     Operated,
@@ -54,6 +56,7 @@ class EngineClient:
     """One client of an engine, whichever engine core runs it. It belongs to the event loop that connected it.
 
     `recoveries` counts the engine cores and ranks that have followed others, `recovery_seconds` is the sum of the times between.
+    `followers` read the engine's events.
     """
 
     def __init__(self, address: str) -> None:
@@ -72,6 +75,7 @@ class EngineClient:
         self._recoveries, self._recovery_seconds = 0, 0.0  # without those of the present engine core's ranks
         self._silence = Silence()
         self._operations = PendingOperations()
+        self.followers = Followers(self._send)
         self._connection = self._connected()
 
     @classmethod
@@ -238,6 +242,8 @@ class EngineClient:
                 self._begin(message)
             case Operated():
                 self._operations.answered(message)
+            case Events():
+                self.followers.heard(message)
             case Pong():
                 pass  # the message itself shows that the core runs
             case _:
@@ -289,6 +295,7 @@ class EngineClient:
         if before is not None and before.model_digest != ready.model_digest and not ready.replaces:
             return self._die("The model's files have changed since the engine core that has ended was started.")
         self._loss = ""
+        self.followers.ask()
         self._recoveries += 1
         self._recovery_seconds += time.monotonic() - self._lost_s
         if (blamed := self._live.get(ready.blamed)) is not None:
@@ -313,6 +320,7 @@ class EngineClient:
             self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
             self._numbered = {}
             self._operations.fail_followed()
+            self.followers.lose()
             for live in self._live.values():
                 live.lose(self._ready.root_seed)
             self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None
@@ -321,6 +329,7 @@ class EngineClient:
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
         self._operations.fail(self._death)
+        self.followers.lose()
         if not self._started.done():
             self._started.set_exception(EngineDead(sentence))
         live, self._live, self._numbered = self._live, {}, {}

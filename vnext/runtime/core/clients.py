@@ -26,6 +26,7 @@ from vnext.runtime.messages import (
     EngineMessage,
     EngineReady,
     EngineStats,
+    Events,
     Goodbye,
     Hello,
     Operate,
@@ -35,6 +36,7 @@ from vnext.runtime.messages import (
     RequestRefused,
     ResetPrefixCache,
     SubmitRequest,
+    Subscribe,
     client_decoder,
     derived_seed,
     encoder,
@@ -86,6 +88,7 @@ class Clients:
         self._has_sent_tokens = False
         self.adapter_files: list[AdapterFiles] = []  # of the requests that arrived
         self.operations: list[tuple[bytes, Operate]] = []  # that were asked for
+        self.subscribed: list[tuple[bytes, bool]] = []  # who wants an event stream, or none any more
         socket.set(zmq.ROUTER_MANDATORY, 1)  # a message to a peer that is gone raises an error, which tells us that it left
 
     def arrived(self, state: State, ready: Collection[object] | None = None) -> Iterator[AnyEvent]:
@@ -117,11 +120,17 @@ class Clients:
                     self.operations.append((peer, message))
                 case ResetPrefixCache():
                     yield PrefixCacheReset()
+                case Subscribe(is_on=is_on):
+                    self.subscribed.append((peer, is_on))
                 case Ping():
                     self._send(peer, Pong())
                 case Goodbye():
                     self._gone.add(peer)
         yield from self._forget_gone()
+        yield from self._suspects(state, next_id)
+
+    def _suspects(self, state: State, next_id: int) -> Iterator[AnyEvent]:
+        """Arrivals of requests that may be tried now."""
         while (suspect := self._trials.next()) is not None:
             peer, message = suspect
             if (event := self._arrival(state, peer, message, next_id)) is not None:
@@ -143,6 +152,14 @@ class Clients:
         """Answer an operation, unless its client has left."""
         if peer in self._peers:
             self._send(peer, message)
+
+    def stream(self, peer: bytes, data: bytes) -> bool:
+        """Send a part of an event stream. Returns False if the stream ends here: its client has left or does not read."""
+        if peer in self._peers and peer not in self._backlogs and self._is_sent(peer, Events(data=data)):
+            return peer not in self._gone
+        if peer in self._peers:
+            self._send(peer, Events(data=b""))
+        return False
 
     def begun(self, ids: Collection[int]) -> None:
         """These requests have been planned into their first step."""

@@ -20,6 +20,7 @@ import zmq
 
 from vnext.log import snapshot as snapshots
 from vnext.log.log_plain import WIDTH_MAX
+from vnext.log.stream import EventStreams
 from vnext.runtime.core.adapters import AdapterLoading
 from vnext.runtime.core.clients import Clients
 from vnext.runtime.core.draft_counts import NO_DRAFTS, DraftCounts
@@ -65,6 +66,7 @@ from vnext.state.outputs import Output, outputs, outputs_apart
 from vnext.state.reduce import fold, start
 from vnext.state.samples import still_owed
 from vnext.state.state import State, Weights
+from vnext.version import __version__
 
 STATS_INTERVAL_S = 0.25
 PATIENCE_MS, BEHIND_PATIENCE_MS, RECOVERY_PATIENCE_MS = 1000, 50, 20
@@ -105,6 +107,7 @@ class EngineCore:
         self._stalled = ""
         self._adapters = AdapterLoading(started.world_size, executor.send)
         self._operations = Operations(started, executor.send, self._answer, clients.notes)
+        self._streams = EventStreams(started, __version__)
         executor.while_full = self._send_stats
         executor.send(encode_events([started]))
 
@@ -135,6 +138,8 @@ class EngineCore:
                 self._await_ranks()
             else:
                 self._advance()
+            if self._clients.subscribed:
+                self._begin_streams()
             self._send_stats()
         except LOSSES as error:
             self._lose_ranks(error)
@@ -214,8 +219,20 @@ class EngineCore:
         """Write the frame, broadcast its events, then send the clients their outputs."""
         events = self._write_frame()
         self._executor.send(encode_events(events))
+        if self._streams.readers:
+            for peer, frame in self._streams.frames(events, self.state, digest(self.state)):
+                if not self._clients.stream(peer, frame):
+                    self._streams.end(peer)
         reported, self._untold = self._untold, []
         self._clients.tell(reported)
+
+    def _begin_streams(self) -> None:
+        """Begin and end event streams, as clients have asked. Every folded event is written by now."""
+        asked = self._clients.subscribed
+        while asked:
+            peer, is_on = asked.pop(0)
+            if not (is_on and self._clients.stream(peer, self._streams.begin(peer, self.state))):
+                self._streams.end(peer)
 
     def _write_frame(self) -> tuple[AnyEvent, ...]:
         """Record the events folded since the last frame and the ranks' reports; returns the events."""

@@ -28,8 +28,8 @@ from vnext.server.settings import ServerSettings
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 GUARDED = (
-    "/v1", "/tokenize", "/detokenize", "/log", "/server_info", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep",
-    "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/collective_rpc",
+    "/v1", "/tokenize", "/detokenize", "/log", "/events", "/server_info", "/update_weights", "/pause", "/resume", "/is_paused",
+    "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/collective_rpc",
 )  # fmt: skip
 
 log = logging.getLogger("vnext.server")

@@ -90,11 +90,14 @@ def _folder(request: web.Request) -> Path:
     settings: ServerSettings = context.settings
     if not settings.log_dir:
         raise LogHidden("This server does not show its log: start it with --show-log.")
-    if not settings.needs_key and not (request.remote in LOOPBACK and host_name(request.host) in LOOPBACK):
-        raise LogHidden(
-            "The log is shown on the server's own machine only: start it with an --api-key to show it elsewhere."
-        )
+    require_trusted(request, settings, "The log is shown")
     return Path(context.client.ready.log_dir or settings.log_dir)  # the present engine core's
+
+
+def require_trusted(request: web.Request, settings: ServerSettings, what: str) -> None:
+    """Raise LogHidden unless a key guards the server or the client is on its machine. `what`: how the sentence begins."""
+    if not settings.needs_key and not (request.remote in LOOPBACK and host_name(request.host) in LOOPBACK):
+        raise LogHidden(f"{what} on the server's own machine only: start it with an --api-key to do so elsewhere.")
 
 
 def _segments(folder: Path) -> list[list[int]]:

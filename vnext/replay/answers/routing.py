@@ -1,0 +1,195 @@
+"""route: a router's decisions, each made again from what the router knew, and how another policy would have decided.
+
+Owns the table. vnext/router/decisions.py reads the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from vnext.replay.console.commands import DIFFERENT, SAME, print_answer
+from vnext.replay.console.ended import COMPLETE, Ended
+from vnext.replay.console.render import printable
+from vnext.replay.reading.source import UnusableLog
+from vnext.router.decision_file import files_of
+from vnext.router.decisions import NOBODY, Decision, Header, NoDecisions, decide_again, read
+from vnext.router.policies import RoutingPolicyError, require_policy
+
+ROWS = 20
+"""Decisions that the table shows, the last ones, unless more are asked for."""
+
+
+class ReplicaShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica got: requests, their prompt tokens and those that its cache had, and the tokens that it owed on average
+    when it was chosen."""
+
+    name: str
+    requests: int
+    tokens: int
+    hit_tokens: int
+    waiting_tokens_mean: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision: `chosen` as recorded and `again` (NOBODY where no replica was ready); each replica's (hit tokens, waiting
+    tokens, running, waiting), None where it was not ready."""
+
+    sequence: int
+    time_us: int
+    tokens: int
+    chosen: int
+    again: int
+    replicas: list[tuple[int, int, int, int] | None]
+
+
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    """All decisions of one router. `differing` of them fall otherwise today, `first` is the first of those; of `policy` "" that
+    is a fault, of another one the answer to a question. `best_hit_tokens` are those of the longest hit each time."""
+
+    recorded_policy: str
+    policy: str
+    decisions: int
+    unrouted: int
+    seconds: float
+    tokens: int
+    hit_tokens: int
+    best_hit_tokens: int
+    differing: int
+    first: int | None
+    replicas: list[ReplicaShare]
+    last: list[Row]
+
+
+def routing(path: Path, policy: str = "", rows: int = ROWS) -> tuple[Routing, Ended]:
+    """Make the decisions in a file, or in a folder's files, again: by the recorded policy, or by another. Raises UnusableLog."""
+    header, decisions, ended = _read_all(path)
+    try:
+        require_policy(policy or header.policy)
+    except RoutingPolicyError as error:
+        raise UnusableLog(str(error)) from error
+    again = [decide_again(policy or header.policy, each) for each in decisions]
+    differing = [each.arriving.sequence for each, now in zip(decisions, again) if each.chosen != now]
+    routed = [each for each in decisions if each.chosen != NOBODY]
+    answer = Routing(
+        recorded_policy=header.policy, policy=policy, decisions=len(decisions), unrouted=len(decisions) - len(routed),
+        seconds=(decisions[-1].time_us - decisions[0].time_us) / 1e6 if decisions else 0.0,
+        tokens=sum(each.arriving.tokens for each in routed),
+        hit_tokens=sum(each.candidates[each.chosen].hit_tokens for each in routed),
+        best_hit_tokens=sum(max(one.hit_tokens for one in each.candidates if one.is_ready) for each in routed),
+        differing=len(differing), first=next(iter(differing), None),
+        replicas=[_share(name, place, routed) for place, name in enumerate(header.replicas)],
+        last=[_row(each, now) for each, now in list(zip(decisions, again))[len(decisions) - min(rows, len(decisions)) :]],
+    )  # fmt: skip
+    return answer, ended
+
+
+def _read_all(path: Path) -> tuple[Header, list[Decision], Ended]:
+    paths = files_of(path)
+    if not paths:
+        raise UnusableLog(f"{path} holds no decisions of a router (*.vnextroutes)")
+    decisions: list[Decision] = []
+    ends, header = [], None
+    for each in paths:
+        try:
+            found = read(each.read_bytes())
+        except (NoDecisions, OSError) as error:
+            raise UnusableLog(f"{each}: {error}") from error
+        header = found.header if header is None else header
+        if any(not -1 <= one.chosen < len(one.candidates) for one in found.decisions):
+            raise UnusableLog(f"{each}: a decision chose a replica that it did not know")
+        decisions += found.decisions
+        ends += [f"{each.name}: {found.ended}"] if found.ended else []
+    assert header is not None
+    return header, decisions, Ended(kind="damaged", line=f"damaged: {'; '.join(ends)}") if ends else COMPLETE
+
+
+def _share(name: str, place: int, routed: list[Decision]) -> ReplicaShare:
+    own = [each for each in routed if each.chosen == place]
+    owed = [each.candidates[place].waiting_tokens for each in own]
+    return ReplicaShare(
+        name=name, requests=len(own), tokens=sum(each.arriving.tokens for each in own),
+        hit_tokens=sum(each.candidates[place].hit_tokens for each in own), waiting_tokens_mean=sum(owed) / max(len(owed), 1),
+    )  # fmt: skip
+
+
+def _row(decision: Decision, again: int) -> Row:
+    known = [
+        (each.hit_tokens, each.waiting_tokens, each.running, each.waiting) if each.is_ready else None
+        for each in decision.candidates
+    ]
+    arriving = decision.arriving
+    return Row(
+        sequence=arriving.sequence, time_us=decision.time_us, tokens=arriving.tokens, chosen=decision.chosen, again=again,
+        replicas=known,
+    )  # fmt: skip
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def add_command(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add `route` to the commands."""
+    asking = command(
+        "route", run, "make a router's decisions again from what it knew, and print them",
+        "FILES is a file of decisions or a folder of them. Exit code 1: the recorded policy decides otherwise today.", log=False,
+    )  # fmt: skip
+    asking.add_argument("files", metavar="FILES", type=Path, help="a router's decisions: a file, or the folder that holds them")
+    asking.add_argument("--policy", default="", metavar="NAME", help="decide by this policy instead, and count the differences")
+    asking.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"decisions to print, the last ones (default {ROWS})")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Returns 1 if the recorded policy decides otherwise today."""
+    if arguments.rows < 0:
+        raise UnusableLog(f"--rows {arguments.rows}: it must be 0 or more")
+    answer, arguments.ended = routing(arguments.files, arguments.policy, arguments.rows)
+    print_answer(arguments, console, answer, print_routing)
+    return DIFFERENT if answer.differing and not answer.policy else SAME
+
+
+def print_routing(console: Console, answer: Routing) -> None:
+    """Print the totals, a line for each replica, and the last decisions."""
+    share = f"{100 * answer.hit_tokens / max(answer.tokens, 1):.1f} % of prompt tokens were hits"
+    best = f"{100 * answer.best_hit_tokens / max(answer.tokens, 1):.1f} % with the longest hit each time"
+    policy = printable(answer.recorded_policy)
+    console.print(f"{answer.decisions:,} decisions of {policy} in {answer.seconds:,.1f} s; {share}, {best}")
+    if answer.unrouted:
+        console.print(f"{answer.unrouted:,} requests found no replica ready", style="yellow")
+    for line in _verdict(answer):
+        console.print(line, style="bold red" if answer.differing and not answer.policy else "green")
+    shares = Table("replica", *("requests", "tokens", "hits", "waiting tokens"), box=SIMPLE_HEAD)
+    for each in answer.replicas:
+        hits = f"{100 * each.hit_tokens / max(each.tokens, 1):.1f} %"
+        shares.add_row(printable(each.name), f"{each.requests:,}", f"{each.tokens:,}", hits, f"{each.waiting_tokens_mean:,.0f}")
+    console.print(shares)
+    if answer.last:
+        console.print(_table(answer))
+
+
+def _verdict(answer: Routing) -> Iterator[str]:
+    if not answer.policy:
+        same = "made again, all are the same" if not answer.differing else f"{answer.differing:,} fall otherwise today"
+        yield same if answer.first is None else f"{same}, the first of them decision {answer.first}"
+    else:
+        yield f"{answer.policy} would have decided {answer.differing:,} otherwise"
+
+
+def _table(answer: Routing) -> Table:
+    """The last decisions: of each replica hits/owed tokens/running+waiting, the chosen one with a *."""
+    table = Table("decision", "tokens", *(printable(each.name) for each in answer.replicas), box=SIMPLE_HEAD)
+    for row in answer.last:
+        cells = []
+        for place, known in enumerate(row.replicas):
+            mark = "*" if place == row.chosen else "+" if place == row.again else ""
+            cells.append("not ready" if known is None else f"{mark}{known[0]}/{known[1]}/{known[2]}+{known[3]}")
+        table.add_row(str(row.sequence), f"{row.tokens:,}", *cells)
+    other = "; + by the other policy" if answer.policy else ""
+    table.caption = f"hits/tokens owed/running+waiting requests; * chosen{other}"
+    return table

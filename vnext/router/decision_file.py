@@ -1,0 +1,87 @@
+"""The files of a router's decisions: appended with one write each, and bounded.
+
+Owns the files in one folder: `decisions-000000.vnextroutes` and so on. A file that is full is followed by the next, and the
+oldest are deleted. A failing disk never stops a router: the decision is not recorded, and `lost` counts it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from vnext.router.decisions import SUFFIX, Decision, Header, encode_decision, encode_header
+
+FILE_BYTES_MAX = 16 << 20
+FILES_MAX = 4
+FILE_MODE = 0o600
+
+
+class DecisionFile:
+    """Mutable. `lost` counts decisions that the disk did not take, `failure` is its last error."""
+
+    def __init__(self, folder: Path, header: Header, file_bytes_max: int = FILE_BYTES_MAX, files_max: int = FILES_MAX) -> None:
+        """Begins the first file. Raises OSError."""
+        self._folder, self._header = folder, header
+        self._file_bytes_max, self._files_max = file_bytes_max, files_max
+        self.lost, self.failure = 0, ""
+        self._fd, self._size = -1, 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._begin()
+
+    def write(self, decision: Decision) -> None:
+        """Append a decision."""
+        data = encode_decision(decision)
+        try:
+            if self._size + len(data) > self._file_bytes_max:
+                self._follow()
+            if (written := os.write(self._fd, data)) != len(data):
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+            self._size += len(data)
+        except OSError as error:
+            self.lost, self.failure = self.lost + 1, str(error)
+            self._cut()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _begin(self) -> None:
+        """Begin the file of the header's index; the one before goes on if that fails."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        fd = os.open(file_path(self._folder, self._header.index), flags, FILE_MODE)
+        head = encode_header(self._header)
+        if os.write(fd, head) != len(head):
+            os.close(fd)
+            raise OSError("the header was not written whole")
+        self.close()
+        self._fd, self._size = fd, len(head)
+
+    def _follow(self) -> None:
+        before, self._header = self._header, replace(self._header, index=self._header.index + 1)
+        try:
+            self._begin()
+        except OSError:
+            self._header = before
+            raise
+        file_path(self._folder, self._header.index - self._files_max).unlink(missing_ok=True)
+
+    def _cut(self) -> None:
+        """Take back a decision that was half written."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError as error:
+            self.failure = str(error)
+
+
+def file_path(folder: Path, index: int) -> Path:
+    """Where the decisions of this index are."""
+    return folder / f"decisions-{index:06d}{SUFFIX}"
+
+
+def files_of(path: Path) -> list[Path]:
+    """A router's files, oldest first, of a folder or of one of them."""
+    return [path] if path.suffix == SUFFIX else sorted(path.glob(f"*{SUFFIX}"))

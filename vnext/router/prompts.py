@@ -1,0 +1,62 @@
+"""A prompt as a router sees it: its tokens and all that names its blocks in an engine's prefix cache.
+
+Block hashes are made once for each root, so engines that share weights and block size share them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from vnext.state.allocate import hit_tokens_of, prefix_hits
+from vnext.state.block_hash import block_hashes, root_hash, versioned_root
+from vnext.state.events import RequestId
+from vnext.state.params import Sampling, reads_cache
+from vnext.state.state import State, Waiting, label_of
+
+
+class Prompt:
+    """One arriving request. `tokens` are int32 bytes (with a resumed request's own tokens), `adapter` is a digest;
+    `reads_cache` as in vnext.state.params."""
+
+    def __init__(self, tokens: bytes, cache_salt: str = "", adapter: str = "", reads_cache: bool = True) -> None:
+        self.tokens, self.cache_salt, self.adapter, self.reads_cache = tokens, cache_salt, adapter, reads_cache
+        self._hashes: dict[tuple[str, int], tuple[bytes, ...]] = {}
+
+    @classmethod
+    def of(cls, tokens: bytes, sampling: Sampling, cache_salt: str = "") -> Prompt:
+        """The prompt of a request with these parameters, whose `adapter` is set."""
+        return cls(tokens, cache_salt, sampling.adapter, reads_cache(sampling))
+
+    def __len__(self) -> int:
+        """Its length in tokens."""
+        return len(self.tokens) // 4
+
+    def hashes(self, state: State) -> tuple[bytes, ...]:
+        """The names of its full blocks in this engine, none without a prefix cache."""
+        if not state.config.prefix_caching:
+            return ()
+        size, weights = state.config.block_size, label_of(state.weights)
+        if (found := self._hashes.get((weights, size))) is None:
+            root = versioned_root(root_hash(self.cache_salt, size, self.adapter), weights)
+            found = self._hashes[weights, size] = block_hashes(root, self.tokens, size)
+        return found
+
+    def hit_tokens(self, state: State) -> int:
+        """Its leading tokens that the engine's cache holds, as an admission would find them in this state."""
+        waiting = Waiting(
+            id=RequestId(-1), priority=0, tokens=self.tokens, block_hashes=self.hashes(state), preemption_count=0,
+            reads_cache=self.reads_cache,
+        )  # fmt: skip
+        return hit_tokens_of(state.config, prefix_hits(state.config, state.pool, waiting))
+
+
+def waiting_hits(state: State, entry: Waiting) -> int:
+    """`hit_tokens` of a request that waits in the engine."""
+    return hit_tokens_of(state.config, prefix_hits(state.config, state.pool, entry))
+
+
+class Routed(msgspec.Struct, frozen=True):
+    """A request on its way: the tokens that it leaves to compute, and the names of its blocks."""
+
+    tokens: int
+    hashes: tuple[bytes, ...]
