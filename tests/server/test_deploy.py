@@ -15,8 +15,9 @@ import yaml
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
-from vnext.options.reader import DoctorCommand, ServeCommand, parse
+from vnext.options.reader import DoctorCommand, RouterCommand, ServeCommand, parse
 from vnext.production import FILES_MIN, PROCESSES_MIN
+from vnext.router.proxy.app import CLEANUP_TIMEOUT_S
 from vnext.serve import EDGE_GRACE_S
 from vnext.server.settings import ServerSettings
 
@@ -28,10 +29,10 @@ INSTRUCTIONS = {
 }  # fmt: skip
 
 
-def unit() -> dict[str, list[str]]:
-    """The unit's assignments by name."""
+def unit(name: str = "vnext.service") -> dict[str, list[str]]:
+    """A unit's assignments by name."""
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "vnext.service").read_text().splitlines():
+    for line in (DEPLOY / name).read_text().splitlines():
         if re.match(r"\w+=", line):
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
@@ -46,11 +47,12 @@ def instructions() -> list[tuple[str, str]]:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_in_the_unit(tmp_path: Path) -> None:
-    text = (DEPLOY / "vnext.service").read_text()
-    assert text.count(PROGRAM) == 2
-    (tmp_path / "vnext.service").write_text(text.replace(PROGRAM, shutil.which("true")))
-    ran = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "vnext.service")], capture_output=True, text=True)
+@pytest.mark.parametrize(("name", "commands"), [("vnext.service", 2), ("vnext-router.service", 1)])
+def test_systemd_finds_nothing_in_the_unit(name: str, commands: int, tmp_path: Path) -> None:
+    text = (DEPLOY / name).read_text()
+    assert text.count(PROGRAM) == commands
+    (tmp_path / name).write_text(text.replace(PROGRAM, shutil.which("true")))
+    ran = subprocess.run(["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -62,6 +64,18 @@ def test_the_commands_of_the_unit_are_ours(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: /models/a\nlog-keep: 10\n")
     command = parse([str(tmp_path / "config.yaml") if word == "/etc/vnext/config.yaml" else word for word in serve[1:]], {})
     assert isinstance(command, ServeCommand) and command.engine.log_format == "json" and command.engine.log_keep == 10
+
+
+def test_the_command_of_the_routers_unit_is_ours(tmp_path: Path) -> None:
+    found = unit("vnext-router.service")
+    command = shlex.split(found["ExecStart"][0])
+    (tmp_path / "router.yaml").write_text("backend: [http://10.0.0.1:8000, http://10.0.0.2:8000]\nhost: 0.0.0.0\n")
+    words = [str(tmp_path / "router.yaml") if word == "/etc/vnext/router.yaml" else word for word in command[1:]]
+    router = parse(words, {"VNEXT_API_KEY": "sk-1", "VNEXT_ADMIN_KEY": "sk-2", "VNEXT_BACKEND_API_KEY": "sk-3"})
+    assert isinstance(router, RouterCommand) and len(router.settings.backends) == 2
+    http = router.settings.http
+    assert (http.api_keys, http.host, http.log_format, router.settings.admin_key) == (("sk-1",), "0.0.0.0", "json", "sk-2")
+    assert int(found["TimeoutStopSec"][0]) > http.drain_s + CLEANUP_TIMEOUT_S
 
 
 def test_the_unit_gives_what_the_checks_ask_for() -> None:

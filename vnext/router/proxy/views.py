@@ -25,7 +25,7 @@ PASSED = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize",
 """Beginnings of the paths that pass."""
 OF_A_SERVER = (
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/pause", "/resume", "/is_paused", "/sleep", "/wake_up",
-    "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/server_info", "/load",
+    "/is_sleeping", "/reset_prefix_cache", "/collective_rpc", "/log", "/events", "/server_info", "/load",
 )  # fmt: skip
 """Beginnings of paths that are about one server's own state."""
 

@@ -1,0 +1,229 @@
+"""Benchmark of `vnext router` between clients and servers that answer at once. `python -m perf.bench_router --json RECORD`
+
+Owns two servers that look like vnext's, the router over them, and one client that only counts bytes; each is a process. Rounds
+ask a server itself and the router in turn. The kernel counts the router's processor time, which other programs on the machine
+disturb less than the rates: one core passes 1e6 / cpu_us_a_request requests a second. A last part paces the streams, whose events
+carry the time of their sending, and asks one request at a time: what the router adds to an event and to a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from perf.bench_server_cost import thread_seconds
+from perf.recording import spread
+from vnext.machine import machine
+from vnext.router.proxy.app import make_app, make_runner
+from vnext.router.proxy.context import RouterContext
+from vnext.router.proxy.settings import RouterSettings
+from vnext.version import __version__
+
+CLIENTS, REQUESTS, STREAMS, EVENTS, ROUNDS = 16, 1000, 16, 250, 5
+PACED, PACE_S, PROMPT_BYTES = 200, 0.005, 2000
+CHUNK = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "demo", "system_fingerprint": "fp_1"}
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+
+
+def server(ready: Connection) -> None:
+    """A server that looks like vnext's: a stream has `max_tokens` events, each with the time of its sending as its text."""
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        body = msgspec.json.decode(await request.read())
+        if not body.get("stream"):
+            return web.json_response(CHUNK | {"choices": [{"index": 0, "text": " sea", "finish_reason": "length"}]})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(body["max_tokens"]):
+            choice = {"index": 0, "text": f"{time.monotonic():.6f} ", "logprobs": None, "finish_reason": None, "stop_reason": None}
+            await response.write(b"data: " + msgspec.json.encode(CHUNK | {"choices": [choice]}) + b"\n\n")
+            if body.get("user"):
+                await asyncio.sleep(PACE_S)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    info = {"version": __version__, "system_fingerprint": "fp_1", "environment": {"batch_invariant": "yes"}}
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    for path, answer in (("/health", {}), ("/v1/models", {"data": [{"id": "demo"}]}), ("/server_info", info)):
+        app.router.add_get(path, lambda _, answer=answer: _answered(answer))
+    asyncio.run(_serve(web.AppRunner(app, access_log=None), ready))
+
+
+async def _answered(answer: dict[str, Any]) -> web.Response:
+    return web.json_response(answer)
+
+
+def router(ready: Connection, *urls: str) -> None:
+    """The router over the servers."""
+
+    async def run() -> None:
+        context = RouterContext(RouterSettings(backends=urls))
+        for backend in context.fleet:
+            await context.health.look(backend)
+            context.health.watch(backend)
+        await _serve(make_runner(make_app(context)), ready)
+
+    asyncio.run(run())
+
+
+async def _serve(runner: web.AppRunner, ready: Connection) -> None:
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    ready.send(site.port)
+    await asyncio.Event().wait()
+
+
+class Process:
+    """A server or the router on a port."""
+
+    def __init__(self, target: Callable[..., None], *given: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=target, args=(theirs, *given), daemon=True)
+        self._process.start()
+        assert ours.poll(60), "it did not start"
+        self.port, self.pid = ours.recv(), self._process.pid
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+# ---- the client ----------------------------------------------------------------------------------------------------
+
+
+def body_of(number: int, **more: Any) -> bytes:
+    """A request whose prompt shares its first half with others."""
+    prompt = "x" * (PROMPT_BYTES // 2) + f"{number:08}" * (PROMPT_BYTES // 16)
+    body = json.dumps({"model": "demo", "prompt": prompt} | more).encode()
+    return HEAD.format(len(body)).encode() + body
+
+
+async def requests(port: int, count: int, client: int) -> list[float]:
+    """Ask so many times on one connection; returns the seconds that each took."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    took = []
+    for number in range(count):
+        began_s = time.perf_counter()
+        writer.write(body_of(client * count + number, max_tokens=1))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        size = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(size)
+        took.append(time.perf_counter() - began_s)
+    writer.close()
+    return took
+
+
+async def stream(port: int, count: int, client: int, paced: bool = False) -> list[float]:
+    """Read one stream to its end; returns the seconds from the sending of the newest event of each read, where it is paced."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(body_of(client, max_tokens=count, stream=True, seed=1, **({"user": "paced"} if paced else {})))
+    late: list[float] = []
+    events, rest = 0, b""
+    while b"[DONE]" not in rest:
+        data = await reader.read(1 << 16)
+        events += data.count(b"data: ")
+        rest = rest[-16:] + data
+        if paced and (at := data.rfind(b'"text":"')) >= 0:
+            late.append(time.monotonic() - float(data[at + 8 : at + 40].split(b" ")[0]))
+    writer.close()
+    assert events >= count, events
+    return late
+
+
+async def all_requests(port: int) -> None:
+    await asyncio.gather(*(requests(port, REQUESTS // CLIENTS, client) for client in range(CLIENTS)))
+
+
+async def all_streams(port: int) -> None:
+    await asyncio.gather(*(stream(port, EVENTS, client) for client in range(STREAMS)))
+
+
+def round_of(port: int, pid: int) -> dict[str, float]:
+    """Rates through a port, and microseconds that the process computes for a request and for an event."""
+    before_s, began_s = thread_seconds(pid), time.perf_counter()
+    asyncio.run(all_requests(port))
+    between_s, middle_s = thread_seconds(pid), time.perf_counter()
+    asyncio.run(all_streams(port))
+    ended_s, after_s = time.perf_counter(), thread_seconds(pid)
+    count, request_s = REQUESTS // CLIENTS * CLIENTS, (between_s - before_s) / (REQUESTS // CLIENTS * CLIENTS)
+    return {
+        "requests_per_s": count / (middle_s - began_s),
+        "events_per_s": STREAMS * EVENTS / (ended_s - middle_s),
+        "cpu_us_a_request": 1e6 * request_s,
+        "cpu_us_an_event": 1e6 * (after_s - between_s - STREAMS * request_s) / (STREAMS * EVENTS),
+    }
+
+
+async def paced_streams(port: int) -> list[float]:
+    """How late each paced event of STREAMS streams came."""
+    return sum(await asyncio.gather(*(stream(port, PACED, client, paced=True) for client in range(STREAMS))), [])
+
+
+def delays(port: int, pid: int) -> dict[str, float]:
+    """Milliseconds of single requests, and from the sending of a paced event to its arrival; what such an event costs."""
+    took = sorted(asyncio.run(requests(port, PACED, 0)))
+    before_s = thread_seconds(pid)
+    late = sorted(asyncio.run(paced_streams(port)))
+    return {
+        "cpu_us_a_paced_event": 1e6 * (thread_seconds(pid) - before_s) / (STREAMS * PACED),
+        "request_ms_p50": 1e3 * statistics.median(took), "request_ms_p99": 1e3 * took[int(0.99 * len(took))],
+        "event_ms_p50": 1e3 * statistics.median(late), "event_ms_p99": 1e3 * late[int(0.99 * len(late))],
+    }  # fmt: skip
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    servers = [Process(server), Process(server)]
+    between = Process(router, *(f"http://127.0.0.1:{each.port}" for each in servers))
+    try:
+        ways = {"server": (servers[0].port, servers[0].pid), "router": (between.port, between.pid)}
+        for port, pid in ways.values():
+            round_of(port, pid)  # warm
+        found = [{name: round_of(*way) | delays(*way) for name, way in ways.items()} for _ in range(rounds)]
+    finally:
+        for each in (between, *servers):
+            each.close()
+    names = found[0]["router"]
+    summary = {name: {way: round(statistics.median(each[way][name] for each in found), 3) for way in ways} for name in names}
+    added = {name: spread([each["router"][name] - each["server"][name] for each in found]) for name in names if "_ms_" in name}
+    return {"summary": summary, "added": added, "rounds": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", type=Path, help="record to write")
+    options = parser.parse_args()
+    before = machine()
+    measured = measure(options.rounds)
+    record = {
+        "command": "python -m perf.bench_router --json RECORD",
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "vnext": __version__,
+        "machine": msgspec.to_builtins(before),
+        "load_after": machine().load,
+        "clients": CLIENTS, "requests": REQUESTS, "streams": STREAMS, "events": EVENTS, "prompt_bytes": PROMPT_BYTES,
+    } | measured  # fmt: skip
+    print(json.dumps({"summary": record["summary"], "added": record["added"]}, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
