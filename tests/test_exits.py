@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from vnext import cli, serve as serving
+from vnext import api_servers, cli, serve as serving
 from vnext.bench import cli as bench
 from vnext.exits import FAILED, REFUSED
 from vnext.replay.cli import main as replay
@@ -74,7 +74,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(launch, "start_child", start)
-    monkeypatch.setattr(serving, "start_child", start)
+    monkeypatch.setattr(api_servers, "start_child", start)
 
 
 @pytest.mark.parametrize(("main", "argv", "words"), WRONG_BY_COMMAND, ids=lambda value: None if callable(value) else str(value)[:40])

@@ -187,7 +187,7 @@ def test_one_seed_gives_one_run(tmp_path: Path) -> None:
 
 def test_close_ends_the_engine_and_may_be_repeated(tmp_path: Path) -> None:
     llm = LLM(executor="inproc", threads=1, log="off", log_dir=tmp_path)
-    process = llm._engine.child.process
+    process = llm._engine.engines[0].child.process
     llm.close()
     llm.close()
     assert process.poll() is not None

@@ -47,7 +47,7 @@ ARROWS = {
     "text/structured": {"text/*", "state/params", "sampling_params"},
     "text/dialects": {"text/parts"},
     "text": {"text/dialects", "state/events", "state/params", "runtime/messages", "sampling_params"},
-    "runtime": {"state/*", "kernels/attention_backends"},  # the values of --attention
+    "runtime": {"state/*", "kernels/attention_backends", "router/policies"},  # the values of --attention
     "runtime/processes": {"runtime/*", "models/*", "models/config", "models/loading", "compiled", "exits"},
     "runtime/ring": {"runtime/processes", "state/*", "compiled"},
     "runtime/collectives": {"runtime/processes", "models/layers", "kernels/arrays", "kernels/cuda", "compiled"},
@@ -65,11 +65,11 @@ ARROWS = {
         "state/*", "sched/*", "log", "models/errors", "exits", "version",
     },
     "router": {"state/*", "log"},
-    "runtime/client": {"runtime/*", "state/*"},
+    "runtime/client": {"runtime/*", "state/*", "router/*"},
     # sampling_params is what a client may ask for, shared with `LLM`; answers name the version, and processes end
     "server": {
         "server/batches", "server/messages", "server/responses", "server/views", "server/http", "server/context", "runtime/*",
-        "runtime/client", "runtime/processes", "text", "sampling_params", "exits",
+        "runtime/client", "runtime/processes", "router/policies", "text", "sampling_params", "exits",
     },
     "server/context": {
         "server/*", "runtime/*", "runtime/client", "text", "state/config", "state/params", "sampling_params", "lora_request",
@@ -136,10 +136,10 @@ LATE_IMPORTS = {
     # an extra
     "vnext/server/context/traces.py": (6, "OpenTelemetry, where traces are asked for"),
     # an order of starting
-    "vnext/engine_operations.py": (2, "the engine starts while texts and client are imported"),
+    "vnext/engine_operations.py": (3, "the engine starts while texts and client are imported"),
     "vnext/generated.py": (2, "the engine starts while texts and client are imported"),
     "vnext/llm.py": (12, "the engine starts while texts and client are imported"),
-    "vnext/serve.py": (1, "the engine starts meanwhile"),
+    "vnext/api_servers.py": (1, "the engine starts meanwhile"),
     "vnext/server/__main__.py": (1, "imported with the garbage collector off"),
     "vnext/runtime/core/main.py": (1, "the ranks, whose imports take longest, are started first"),
     "vnext/runtime/rank/main.py": (1, "imported with the garbage collector off"),

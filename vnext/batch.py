@@ -18,11 +18,13 @@ import msgspec
 from aiohttp import ClientError
 from tqdm import tqdm
 
+from vnext.api_servers import ApiServers
 from vnext.exits import DONE, FAILED, INTERRUPTED, REFUSED
 from vnext.options.reader import BatchCommand, ServeCommand
-from vnext.runtime.processes.launch import RunningEngine, StartFailed
-from vnext.runtime.processes.subprocesses import Child, ChildDied
-from vnext.serve import EDGE_GRACE_S, fail, is_healthy, start
+from vnext.runtime.processes.launch import StartFailed
+from vnext.runtime.processes.replicas import RunningEngines
+from vnext.runtime.processes.subprocesses import ChildDied
+from vnext.serve import fail, start
 from vnext.server.batches.lines import Answer, Request, answered, faults_of, requests_of, result_line
 from vnext.server.batches.service import asker, session
 from vnext.server.batches.worker import run_requests
@@ -39,17 +41,18 @@ def batch(command: BatchCommand) -> int:
         return REFUSED
     server = ServerSettings(host="127.0.0.1", port=0, api_keys=(secrets.token_hex(),), log_level="error")
     try:
-        engine, edge, settings = start(ServeCommand(engine=command.engine, server=server))
+        engines, edges = start(ServeCommand(engine=command.engine, server=server))
     except (StartFailed, ChildDied) as error:
         return fail(error)
     try:
-        while not is_healthy(settings):
-            edge.check_alive()
+        while not edges.is_healthy():
+            edges.check_alive()
             time.sleep(POLL_S)
-        width = max(1, min(settings.live_requests_max // 2, 2 * engine.ready.config.max_num_seqs))
-        bad = asyncio.run(_answer(source, target, settings, (engine, edge), width))
+        in_batches = len(engines.engines) * engines.ready.config.max_num_seqs
+        width = max(1, min(edges.settings.live_requests_max // 2, 2 * in_batches))
+        bad = asyncio.run(_answer(source, target, edges.settings, (engines, edges), width))
     except ChildDied as error:
-        return fail(error, engine.log_dir)
+        return fail(error, engines.log_dir)
     except ClientError:
         raise  # some are an OSError, of a connection
     except OSError as error:
@@ -60,8 +63,8 @@ def batch(command: BatchCommand) -> int:
         print(f"vnext batch: stopped; the same command goes on where {target} ends", file=sys.stderr)
         return INTERRUPTED
     finally:
-        edge.terminate(EDGE_GRACE_S)
-        engine.stop()
+        edges.end()
+        engines.stop()
     new_errors = f"; {bad} of the new ones are errors" if bad else ""
     print(f"vnext batch: {target} has {len(answered(target))} answers{new_errors}", file=sys.stderr)
     return DONE
@@ -83,7 +86,7 @@ def _unusable(source: Path, target: Path) -> str | None:
 
 
 async def _answer(
-    source: Path, target: Path, settings: ServerSettings, watched: tuple[RunningEngine, Child], width: int
+    source: Path, target: Path, settings: ServerSettings, watched: tuple[RunningEngines, ApiServers], width: int
 ) -> int:
     """Answer what `target` does not answer yet; returns the number of errors among the new answers. Raises ChildDied."""
     done, bad = answered(target), 0

@@ -45,7 +45,8 @@ class EngineOperations:
         SharedTensors, or the folder or safetensors file that has them. `version` 0 is the next one. `mode`: what becomes of
         requests that have begun. Raises NotDone, BadTensors, EngineDead.
         """
-        from vnext.runtime.client.tensor_file import SharedTensor, weights_folder, write_shared, write_tensors
+        from vnext.runtime.client.connection import weights_folder
+        from vnext.runtime.client.tensor_file import SharedTensor, write_shared, write_tensors
         if isinstance(weights, str | Path):
             path = Path(weights).expanduser().resolve()
             return self._client.operate(UpdateWeights(path=str(path), version=version, mode=mode))

@@ -23,7 +23,8 @@ from vnext.generated import Embedded, Embedding, Generated, Scored, Slot, Task
 from vnext.generation_config import sampling_defaults
 from vnext.lora_request import AdapterChoice, KnownAdapters
 from vnext.options.settings_check import engine_settings
-from vnext.runtime.processes.launch import RunningEngine, StartingEngine, find_model, start_engine
+from vnext.runtime.processes.launch import find_model
+from vnext.runtime.processes.replicas import RunningEngines, StartingEngines, start_engines
 from vnext.runtime.settings import reads_generation_config
 from vnext.sampling_params import (
     BeamSearchParams,
@@ -61,14 +62,14 @@ class LLM(EngineOperations):
         self._settings = engine_settings(model=model, **settings)
         model_path = find_model(self._settings)
         self._defaults = sampling_defaults(model_path, reads_generation_config(self._settings))
-        starting = start_engine(self._settings, model_path)
+        starting = start_engines(self._settings, model_path)
         from vnext.runtime.client.client_sync import SyncEngineClient
 
         self.tokenizer = _tokenizer(model_path, starting)
         self._engine = starting.wait()
         self._finalizer = weakref.finalize(self, _stop, self._engine, None)
-        self._address = self._engine.address
-        client = SyncEngineClient.connect(self._address)
+        self._address = self._engine.addresses[0]
+        client = SyncEngineClient.connect(self._engine.addresses, policy=self._settings.data_parallel_policy)
         self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _stop, self._engine, client)
         self._client, self.ready = client, client.ready
@@ -79,8 +80,14 @@ class LLM(EngineOperations):
 
     @property
     def log_dir(self) -> str:
-        """The folder of the engine's log: the latest one, where an engine core has followed another."""
+        """The folder of the engine's log: the latest one, where an engine core has followed another; the first engine's, where
+        there are several."""
         return self._engine.log_dir
+
+    @property
+    def log_dirs(self) -> tuple[str, ...]:
+        """`log_dir` of each engine; empty with the log off."""
+        return self._engine.log_dirs
 
     def generate(
         self,
@@ -345,7 +352,7 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
     return next(iter(prompt.values()))
 
 
-def _tokenizer(model_path: Path, starting: StartingEngine) -> Tokenizer:
+def _tokenizer(model_path: Path, starting: StartingEngines) -> Tokenizer:
     """Load the model's tokenizer while its engine starts. On CheckpointUnreadable it ends the engine first."""
     try:
         from vnext.text.tokenizer import Tokenizer
@@ -356,7 +363,7 @@ def _tokenizer(model_path: Path, starting: StartingEngine) -> Tokenizer:
         raise
 
 
-def _stop(engine: RunningEngine, client: SyncEngineClient | None) -> None:
+def _stop(engine: RunningEngines, client: SyncEngineClient | None) -> None:
     if client is not None:
         client.close()
     engine.stop()

@@ -20,7 +20,8 @@ import msgspec
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.options.reader import RestartCommand, ServeCommand, command_line, parse, state_folder
 from vnext.options.settings_check import engine_settings
-from vnext.runtime.processes.launch import RunningEngine, StartRefused, find_model
+from vnext.runtime.processes.launch import StartRefused, find_model
+from vnext.runtime.processes.replicas import RunningEngines
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.server.console import write_line
 from vnext.text.files import CheckpointUnreadable, chat_template
@@ -28,7 +29,7 @@ from vnext.text.files import CheckpointUnreadable, chat_template
 WISH, ANSWER = "restart.wish", "restart.answer"
 SIGNAL = signal.SIGUSR1
 POLL_S, TIMEOUT_S = 0.05, 600.0
-FIXED = ("max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log")
+FIXED = ("max_model_len", "enable_lora", "max_lora_rank", "max_restarts", "log", "data_parallel_size")
 """Options of the engine on which the API server and the promises to its clients depend."""
 
 
@@ -98,12 +99,14 @@ def listed(url: str, folder: Path) -> Iterator[None]:
 
 
 class Replacements:
-    """A server's part: `ask` in a signal handler, `look` now and then. `settings`: those of the present engine."""
+    """A server's part: `ask` in a signal handler, `look` now and then. `settings`: those of the present engines, which are replaced
+    one after another, so that requests move to one that is ready."""
 
-    def __init__(self, engine: RunningEngine, settings: EngineSettings) -> None:
-        self._engine, self._settings = engine, settings
-        self._wanted: EngineSettings | None = None
-        self._is_asked = False
+    def __init__(self, engines: RunningEngines, settings: EngineSettings) -> None:
+        self._engines, self._settings = engines, settings
+        self._wanted: tuple[EngineSettings, Path] | None = None
+        self._left: list[int] = []  # the present one first
+        self._is_asked = self._was_ready = False
 
     def ask(self) -> None:
         """A signal has come."""
@@ -112,32 +115,38 @@ class Replacements:
     def look(self) -> None:
         """Begin what was asked for, and answer when it is done."""
         if self._wanted is not None:
-            self._finish(self._wanted)
+            self._go_on(*self._wanted)
         elif self._is_asked:
             self._is_asked = False
             if why_not := self._begin():
                 self._answer(why_not)
 
     def _begin(self) -> str:
-        """Begin to replace the engine; returns why it cannot be replaced."""
+        """Begin to replace the engines; returns why they cannot be replaced."""
         try:
             after = self._changed()
             model_path = find_model(after)
-            if why_not := refusal(self._settings, after, self._engine.model_path, model_path):
+            if why_not := refusal(self._settings, after, self._engines.model_path, model_path):
                 return why_not
-            write_line(f"vnext: replacing the engine; its model is {after.model or 'the demo model'}")
-            self._engine.replace(after, model_path)
+            write_line(f"vnext: replacing {self._who}; its model is {after.model or 'the demo model'}")
+            self._left = self._engines.living
+            self._engines.engines[self._left[0]].replace(after, model_path)
         except (SettingsError, StartRefused) as error:
             return str(error)
         except SystemExit:
             return "the command line or its file cannot be used any more"
-        self._wanted = after
+        self._wanted, self._was_ready = (after, model_path), False
         return ""
+
+    @property
+    def _who(self) -> str:
+        count = len(self._engines.engines)
+        return "the engine" if count == 1 else f"{count} engines, one after another"
 
     def _changed(self) -> EngineSettings:
         """The settings that are asked for: with the changes of a `vnext restart`, or else those of the command line, read again.
         Raises SettingsError, and SystemExit as a start would."""
-        file = self._engine.run_dir / WISH
+        file = self._engines.run_dir / WISH
         try:
             changes: dict[str, Any] = msgspec.json.decode(file.read_bytes())
         except (OSError, msgspec.MsgspecError):
@@ -146,18 +155,29 @@ class Replacements:
         file.unlink()
         return changed(self._settings, changes)
 
-    def _finish(self, wanted: EngineSettings) -> None:
-        if not self._engine.is_ready:
+    def _go_on(self, wanted: EngineSettings, model_path: Path) -> None:
+        """Replace the next engine once clients have had the time to notice that the one before is ready."""
+        number = self._left[0]
+        engine = self._engines.engines[number]
+        if number in self._engines.living and not engine.is_ready:
             return
-        self._wanted = None
-        if not self._engine.refusal:
-            self._settings = wanted
-        self._answer(self._engine.refusal)
+        if why_not := engine.refusal if number in self._engines.living else "its engine core has ended":
+            self._wanted = None
+            return self._answer(why_not if len(self._engines.engines) == 1 else f"engine {number} is not replaced: {why_not}")
+        if len(self._left) > 1 and not self._was_ready:
+            self._was_ready = True
+            return None
+        self._left.pop(0)
+        if not self._left:
+            self._wanted, self._settings = None, wanted
+            return self._answer("")
+        self._was_ready = False
+        return self._engines.engines[self._left[0]].replace(wanted, model_path)
 
     def _answer(self, why_not: str) -> None:
         write_line(f"vnext: the engine is not replaced: {why_not}" if why_not else "vnext: the engine is replaced")
         with suppress(OSError):
-            _write(self._engine.run_dir / ANSWER, why_not.encode())
+            _write(self._engines.run_dir / ANSWER, why_not.encode())
 
 
 def changed(before: EngineSettings, changes: dict[str, Any]) -> EngineSettings:

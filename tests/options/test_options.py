@@ -112,6 +112,13 @@ def test_chat_and_doctor() -> None:
     ("argv", "words"),
     [
         ("--max-num-seqs 0", "--max-num-seqs is 0: it must lie between 1 and"),
+        ("--data-parallel-size 0", "--data-parallel-size is 0: it must lie between 1 and"),
+        ("--data-parallel-policy best", "--data-parallel-policy: there is no routing policy 'best': choose prefix, least_loaded"),
+        ("-dp two", "--data-parallel-size is 'two': it must be a whole number"),
+        ("--data-parallel-rank 1", "see --data-parallel-size, or start several servers"),
+        ("--api-server-count 0", "--api-server-count is 0: it must lie between 1 and 256"),
+        ("--api-server-count 2 --batch-dir b", "--batch-dir is kept by one process, and --api-server-count is 2: leave one"),
+        ("-asc 2 --key-tokens-per-minute 1k", "--key-tokens-per-minute is kept by one process, and --api-server-count is 2"),
         ("--port 70000", "--port is 70000: it must lie between 0 and 65535"),
         ("--served-model-name name folder/model", "--served-model-name takes name and folder/model, and no model is left: name"),
         ("-c 4096", "there is no option -c: see --max-model-len"),

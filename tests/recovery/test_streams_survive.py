@@ -190,7 +190,7 @@ def test_an_llm_goes_on(tmp_path: Path) -> None:
         ]
         for work in works:
             expected, first = work(), llm.log_dir
-            timer = threading.Timer(0.1, lambda: os.kill(llm._engine.child.pid, signal.SIGKILL))
+            timer = threading.Timer(0.1, lambda: os.kill(llm._engine.engines[0].child.pid, signal.SIGKILL))
             timer.start()
             found = [work()]
             while timer.is_alive() or llm.log_dir == first:

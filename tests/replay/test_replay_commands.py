@@ -198,6 +198,7 @@ def test_a_configuration_that_cannot_work_is_refused(tmp_path, capsys):
 
 def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, capsys):
     log_dir = record(tmp_path / "logs" / "one", size=2000)
+    record(tmp_path / "replicas" / "engine-1" / "a", size=2000), record(tmp_path / "replicas" / "engine-0" / "b", size=2000)
     (tmp_path / "noise.vnextlog").write_bytes(b"no log at all")
     (tmp_path / "empty").mkdir()
     header = open_log(sorted(log_dir.iterdir())[1]).header
@@ -209,6 +210,8 @@ def test_inputs_that_cannot_be_used_exit_with_two_and_one_sentence(tmp_path, cap
         (["verify", tmp_path / "noise.vnextlog"], "not a segment of a vnext log"),
         (["verify", tmp_path / "empty"], "give a log directory"),
         (["verify", tmp_path / "logs"], "it holds the logs one; name one of them"),
+        (["verify", tmp_path / "replicas"], "it holds the logs engine-1/a, engine-0/b; name one of them"),
+        (["verify", tmp_path / "replicas" / "engine-0"], "it holds the logs b; name one of them"),
         (["verify", tmp_path / "middle.vnextlog"], "give the directory that holds all its segments"),
         (["verify", tmp_path / "other.vnextlog"], "its snapshot is of no use"),
         (["show", log_dir, 10**6], "step 1000000 is not in this log: it has steps 0 to"),

@@ -15,10 +15,10 @@ import yaml
 from edge_server import EdgeServer
 from fake_engine import wait_until
 
+from vnext.api_servers import GRACE_S
 from vnext.options.reader import DoctorCommand, RouterCommand, ServeCommand, parse
 from vnext.production import FILES_MIN, PROCESSES_MIN
 from vnext.router.proxy.app import CLEANUP_TIMEOUT_S
-from vnext.serve import EDGE_GRACE_S
 from vnext.server.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +81,7 @@ def test_the_command_of_the_routers_unit_is_ours(tmp_path: Path) -> None:
 def test_the_unit_gives_what_the_checks_ask_for() -> None:
     found = unit()
     assert int(found["LimitNOFILE"][0]) >= FILES_MIN and int(found["TasksMax"][0]) >= PROCESSES_MIN
-    assert int(found["TimeoutStopSec"][0]) > ServerSettings().drain_s + 2 * EDGE_GRACE_S
+    assert int(found["TimeoutStopSec"][0]) > ServerSettings().drain_s + 2 * GRACE_S
     assert found["RestartPreventExitStatus"] == ["2"] and found["OOMPolicy"] == ["continue"]
 
 

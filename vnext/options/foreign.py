@@ -59,6 +59,8 @@ BY_REQUEST = "each request says how its JSON is written"
 FIGURES = "/metrics and --log-level provide what there is to see"
 THOUGHTS = "the server shows reasoning apart, by the marks that the model's chat template uses"
 EXPERTS = "each rank holds a part of every expert"
+LOCAL = "the engines of a server are on one machine"
+REPLICAS = "see --data-parallel-size, or start several servers behind a proxy"
 SEVERAL = "start several servers, each on its own port, behind a proxy"
 
 FOREIGN: Mapping[str, Foreign] = MappingProxyType(
@@ -95,8 +97,6 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_values("0", "weights stay on the device that computes with them", "see --quantization", "--cpu-offload-gb"),
             *_values("recompute", "a preempted request is computed again", "leave it out", "--preemption-mode"),
             *_values("mp", "ranks are processes on one machine", "see --executor", "--distributed-executor-backend"),
-            *_values("1", "a server has one engine", SEVERAL, "--data-parallel-size", "-dp"),
-            *_values("1", "one API process serves", SEVERAL, "--api-server-count", "-asc"),
             *_values("1", ONE_MACHINE, "start one server per machine", "--nnodes"),
             *_values("1", "each token is streamed as soon as it is sampled", "leave it out", "--stream-interval"),
             *_values("1", "a step samples one token per request", "leave it out", "--num-scheduler-steps"),
@@ -164,10 +164,10 @@ FOREIGN: Mapping[str, Foreign] = MappingProxyType(
             *_refused("vnext serves only text", "leave it out", "--enable-mm-embeds", takes=0),
             *_refused("caches stay in one engine", SEVERAL, "--kv-transfer-config", "--kv-events-config",
                       "--kv-offloading-size", "--kv-offloading-backend", "--ec-transfer-config"),
-            *_refused("an engine is never part of a group", SEVERAL, "--data-parallel-rank", "--data-parallel-address",
+            *_refused(LOCAL, REPLICAS, "--data-parallel-rank", "--data-parallel-address",
                       "--data-parallel-size-local", "--data-parallel-start-rank", "--data-parallel-rpc-port",
                       "--data-parallel-backend", "--node-rank", "--master-addr", "--master-port"),
-            *_refused("an engine is never part of a group", SEVERAL, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
+            *_refused(LOCAL, REPLICAS, "--data-parallel-hybrid-lb", "--data-parallel-external-lb",
                       "--headless", takes=0),
             *_refused("an engine keeps its memory until it ends", "end it", "--enable-sleep-mode", takes=0),
             *_refused(EXPERTS, "leave it out", "--enable-expert-parallel", "--enable-eplb", "--enable-dbo", takes=0),

@@ -18,6 +18,7 @@ from vnext.options.foreign import FOREIGN, ON
 from vnext.options.hints import unknown_setting
 from vnext.options.spellings import plain_value, size_text
 from vnext.options.table import ENGINE_HELP, flags_of
+from vnext.router.policies import RoutingPolicyError, require_policy
 from vnext.runtime.settings import EngineSettings, SettingsError
 from vnext.runtime.speculation import WITH_LAYERS, speculation_of
 from vnext.sched.policies import PolicyError, require_name
@@ -43,6 +44,7 @@ BOUNDS = {
     "max_restarts": (0, COUNT_MAX),
     "tensor_parallel_size": (1, 2**10),
     "pipeline_parallel_size": (1, 2**10),
+    "data_parallel_size": (1, 2**10),
     "max_loras": (1, 1024),
     "max_lora_rank": (1, 256),
     "gpu_memory_utilization": (0.01, 1.0),
@@ -50,6 +52,7 @@ BOUNDS = {
     "digest_interval": (1, COUNT_MAX),
     "threads": (1, 2**12),
     "port": (0, 2**16 - 1),
+    "api_server_count": (1, 256),
     "ssl_cert_reqs": (0, 2),
     "log_stats_interval_s": (0.1, 86_400),
     "drain_s": (0, 86_400),
@@ -84,6 +87,7 @@ REMEDIES = {
     "attention": "; our kernels serve every model, so leave it at auto",
 }
 """Field -> the remedy for a value that is none of its choices."""
+POLICY_CHECKS = {"scheduling_policy": require_name, "data_parallel_policy": require_policy}
 
 
 def engine_settings(**values: Any) -> EngineSettings:
@@ -131,17 +135,17 @@ def checked(name: str, given: Any, hint: Any, default: Any = None) -> Any:
     except msgspec.ValidationError as error:
         raise SettingsError(f"{name} is {given!r}: it must be {_expected(hint)}{REMEDIES.get(name, '')}.") from error
     _check_bounds(name, value)
-    if name == "scheduling_policy":
-        _check_policy(value)
+    if name in POLICY_CHECKS:
+        _check_policy(name, value)
     return value
 
 
-def _check_policy(name: str) -> None:
-    """Check the syntax of a policy's name. The engine core imports the policy in its own process."""
+def _check_policy(field: str, name: str) -> None:
+    """Check a policy's name, of a scheduling policy its syntax alone: the engine core imports it in its own process."""
     try:
-        require_name(name)
-    except PolicyError as error:
-        raise SettingsError(f"scheduling_policy: {error}.") from error
+        POLICY_CHECKS[field](name)
+    except (PolicyError, RoutingPolicyError) as error:
+        raise SettingsError(f"{field}: {error}.") from error
 
 
 def _check_bounds(name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from vnext.kernels.attention_backends import ATTENTION_BACKENDS
+from vnext.router.policies import DEFAULT_POLICY
 
 DeviceName = Literal["cpu", "cuda", "auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -39,7 +40,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     "int8" keeps keys and values as MXINT8 (kernels/mxint8.py). `deterministic`: tokens do not depend on
     the batch; None turns it on where it costs little. `seed` roots the keys of unseeded requests. `threads` is the number per
     rank. `numa` "auto" binds ranks to cores and nodes where that helps, "off" never; a list of nodes such as "0,2-3" keeps the
-    engine there. `generation_config` "none" ignores the checkpoint's generation_config.json.
+    engine there. `data_parallel_size` engines of these settings run beside one another and share the machine's cores, or have
+    GPUs of their own; `data_parallel_policy` (router/policies.py) chooses one for each request. `generation_config` "none" ignores
+    the checkpoint's generation_config.json.
     `revision` is a branch, tag or commit on the hub; `tokenizer` a folder or hub id whose tokenizer replaces the model's.
     `hf_overrides` and `override_generation_config` are JSON objects whose members replace those of config.json and of
     generation_config.json ("" for none).
@@ -83,6 +86,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_policy: str = DEFAULT_POLICY
     threads: int | None = None
     numa: str = "auto"
     gpu_memory_utilization: float = 0.9
@@ -139,7 +144,8 @@ class Predecessor(msgspec.Struct, frozen=True, kw_only=True):
 
 class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What launch.py decides: `model_path` is a folder, and `draft_path` that of the draft model or head ("" for none); `log_dir`
-    belongs to this start, `run_dir` holds the socket of the clients. `predecessor`: None for the first engine core."""
+    belongs to this start, `run_dir` holds the socket of the clients. `predecessor`: None for the first engine core. `replica`:
+    which of the engines of these settings it is, from 0."""
 
     engine: EngineSettings
     model_path: str
@@ -148,6 +154,12 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     draft_path: str = ""
     predecessor: Predecessor | None = None
+    replica: int = 0
+
+    @property
+    def name(self) -> str:
+        """The engine core's, for people."""
+        return "engine core" if self.engine.data_parallel_size == 1 else f"engine core {self.replica}"
 
     @property
     def ranks_dir(self) -> str:
@@ -183,6 +195,7 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     `draft_method`: the method, "" without drafts. `returns_routed_experts`: requests get the expert ids of their tokens;
     `prefix_caching`: of hits too. `digests_weights`: the environment has a digest of every byte of the weights. `stack_file`: where
     the rank writes its stacks when it is asked for them. `pipeline_parallel_size`: in how many stages the `world_size` ranks are.
+    `replica` of `replica_count`: which engine of its server has the rank.
     """
 
     rank: int
@@ -215,6 +228,18 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     digests_weights: bool = False
     stack_file: str = ""
     pipeline_parallel_size: int = 1
+    replica: int = 0
+    replica_count: int = 1
+
+    @property
+    def place(self) -> int:
+        """The number of the rank among those of all engines of its server."""
+        return self.replica * self.world_size + self.rank
+
+    @property
+    def place_count(self) -> int:
+        """The ranks of all engines of its server."""
+        return self.replica_count * self.world_size
 
 
 class SettingsError(Exception):

@@ -10,7 +10,7 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from vnext.runtime.client.client import EngineClient
+from vnext.runtime.client.replicas import AnyEngineClient
 from vnext.server.batches.service import BATCHES, Batches
 from vnext.server.context.identity import add_request_id
 from vnext.server.context.server_context import SERVER_CONTEXT, ServerContext
@@ -34,7 +34,7 @@ CLEANUP_TIMEOUT_S = 2.0  # after the drain, only aborted requests are left
 
 
 def make_app(
-    client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
+    client: AnyEngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
 ) -> web.Application:
     """The application over a connected engine client. Serve it with `make_runner`."""
     app = web.Application(middlewares=[observe, translate])

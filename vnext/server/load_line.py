@@ -1,4 +1,4 @@
-"""Load line: logs the engine's load every few seconds, in vLLM's words. Logs nothing while the engine is idle.
+"""Load line: logs each engine's load every few seconds, in vLLM's words. Logs nothing while the engine is idle.
 
 Owns the figures of one interval, computed from the engine core's counters. `/metrics` has more of them.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
 from vnext.runtime.messages import EngineStats
+from vnext.server.context.metrics import EngineFigures
 from vnext.server.context.server_context import SERVER_CONTEXT
 
 COUNTERS = ("prompt_tokens", "generated_tokens", "prefix_queried_tokens", "prefix_hit_tokens")
@@ -21,9 +22,10 @@ log = logging.getLogger("vnext.load")
 
 
 class Load:
-    """The counters when the last line was due, and the last hit rate. Mutable."""
+    """The counters of one engine when the last line was due, and the last hit rate. Mutable."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: int = 0) -> None:
+        self._engine = engine
         self._before = dict.fromkeys(COUNTERS, 0)
         self._hit_rate = 0.0
 
@@ -37,7 +39,7 @@ class Load:
         if gained["prefix_queried_tokens"]:
             self._hit_rate = gained["prefix_hit_tokens"] / gained["prefix_queried_tokens"]
         return (
-            f"Engine 000: Avg prompt throughput: {gained['prompt_tokens'] / seconds:.1f} tokens/s, "
+            f"Engine {self._engine:03d}: Avg prompt throughput: {gained['prompt_tokens'] / seconds:.1f} tokens/s, "
             f"Avg generation throughput: {gained['generated_tokens'] / seconds:.1f} tokens/s, "
             f"Running: {stats.running} reqs, Waiting: {stats.waiting} reqs, "
             f"KV cache usage: {100 * stats.blocks_held / max(stats.blocks_total, 1):.1f}%, "
@@ -51,16 +53,17 @@ async def report_load(app: web.Application) -> AsyncIterator[None]:
     if settings.disable_log_stats:
         yield
         return
-    reporting = asyncio.create_task(_report(lambda: app[SERVER_CONTEXT].client.stats, settings.log_stats_interval_s))
+    reporting = asyncio.create_task(_report(app[SERVER_CONTEXT].client.engines, settings.log_stats_interval_s))
     yield
     reporting.cancel()
 
 
-async def _report(latest: Callable[[], EngineStats | None], interval_s: float) -> None:
-    load, before_s = Load(), time.monotonic()
+async def _report(engines: Sequence[EngineFigures], interval_s: float) -> None:
+    loads, before_s = [Load(number) for number in range(len(engines))], time.monotonic()
     while True:
         await asyncio.sleep(interval_s)
         now_s = time.monotonic()
-        if (stats := latest()) is not None and (line := load.line(stats, now_s - before_s)):
-            log.info(line)
+        for load, engine in zip(loads, engines):
+            if engine.stats is not None and (line := load.line(engine.stats, now_s - before_s)):
+                log.info(line)
         before_s = now_s

@@ -18,8 +18,8 @@ from aiohttp import web
 
 from vnext.exits import DONE, FAILED, REFUSED
 from vnext.runtime import log_lines
-from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineNotStarted
+from vnext.runtime.client.replicas import AnyEngineClient, connect_engines
 from vnext.sampling_params import InvalidRequest
 from vnext.server import load_line
 from vnext.server.address import AddressUnusable, bind, unusable
@@ -83,13 +83,16 @@ def settle() -> None:
 
 
 async def _serve(settings: ServerSettings) -> None:
-    with bind(settings.host, settings.port) as listener:
+    with _listener(settings) as listener:
         tokenizer = Tokenizer.load(settings.model_path)
         template = template_of(tokenizer, settings)  # report its errors before loading a model
         ApiKeys(settings)
         require_traces(settings.otlp_traces_endpoint)
         _leave_waiting()
-        client = await EngineClient.connect(settings.engine_address, settings.connect_timeout_s)
+        addresses = settings.engine_address, *settings.other_engines
+        client = await connect_engines(
+            addresses, settings.connect_timeout_s, settings.data_parallel_policy, settings.number
+        )
         try:
             app = make_app(client, tokenizer, template, settings)
             await _serve_until_signal(app, client, listener, settings)
@@ -97,8 +100,13 @@ async def _serve(settings: ServerSettings) -> None:
             await client.close()
 
 
+def _listener(settings: ServerSettings) -> socket.socket:
+    """The socket to accept from. Raises AddressUnusable."""
+    return bind(settings.host, settings.port) if settings.listener < 0 else socket.socket(fileno=settings.listener)
+
+
 async def _serve_until_signal(
-    app: web.Application, client: EngineClient, listener: socket.socket, settings: ServerSettings
+    app: web.Application, client: AnyEngineClient, listener: socket.socket, settings: ServerSettings
 ) -> None:
     runner = make_runner(app)
     await runner.setup()
@@ -138,7 +146,7 @@ def _leave_waiting() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
 
 
-def _stop_on_sigterm(client: EngineClient) -> asyncio.Event:
+def _stop_on_sigterm(client: AnyEngineClient) -> asyncio.Event:
     stop = asyncio.Event()
 
     def on_signal() -> None:

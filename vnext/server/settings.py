@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from vnext.router.policies import DEFAULT_POLICY
 from vnext.runtime.settings import LogFormat
 from vnext.sampling_params import SamplingDefaults
 
@@ -34,6 +35,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     At most `connections_max` are open, three quarters of them from one address. A connection closes if its request's head does
     not arrive within `head_timeout_s`, if no new request comes for `keepalive_timeout_s`, or if the client hardly reads its
     answer for `write_timeout_s`.
+
+    `engine_address` is the first engine's, `other_engines` are those of the others, among
+    which `data_parallel_policy` chooses.
+
+    `listener` is the descriptor of the socket to accept from, -1 for one of this process. `number` is that of this API server
+    among all that its server has had: those of one place have the same remainder by `api_server_count`. `tally_dir` is the folder
+    in which several of them keep what /metrics sums, "" for none.
 
     `drain_s` is the time that live requests get when the server stops, `connect_timeout_s` the time that the engine core gets
     to become ready (None: no limit, for callers that watch it otherwise). `sampling_defaults` are the model's, for requests
@@ -67,6 +75,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: tuple[str, ...] = ()
     model_path: str = ""
     engine_address: str = ""
+    other_engines: tuple[str, ...] = ()
+    data_parallel_policy: str = DEFAULT_POLICY
+    api_server_count: int = 1
+    listener: int = -1
+    number: int = 0
+    tally_dir: str = ""
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     chat_template_path: str = ""
     tool_call_parser: str = ""

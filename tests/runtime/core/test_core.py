@@ -408,7 +408,8 @@ def test_a_full_ring_is_seen_in_the_metrics(make_bench, tmp_path: Path) -> None:
     def stalls() -> tuple[float, float]:
         bench.say(socket, wish(f"r{bench.core.state.next_id}", [1]))
         stats = [message for message in bench.heard(socket) if isinstance(message, EngineStats)][-1]
-        text = ServerMetrics("toy", 64, lambda: stats, lambda: True, lambda: False).text().decode()
+        engine = SimpleNamespace(stats=stats, death=None, trouble=None, recoveries=0, recovery_seconds=0.0)
+        text = ServerMetrics("toy", 64, [engine]).text().decode()
         found = dict(re.findall(r"^(vnext_ring_stall\w+){.*} (\S+)$", text, re.MULTILINE))
         return float(found["vnext_ring_stalls_total"]), float(found["vnext_ring_stall_seconds_total"])
 

@@ -98,7 +98,7 @@ def test_a_stop_string_is_a_stop() -> None:
 
 
 def metrics() -> ServerMetrics:
-    return ServerMetrics("toy", 100, lambda: None, lambda: True, lambda: False)
+    return ServerMetrics("toy", 100, [SimpleNamespace(stats=None, death=None, trouble=None, recoveries=0, recovery_seconds=0.0)])
 
 
 def test_the_parts_of_an_answer_s_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     options = dict(executor="inproc", threads=1, dtype="float32", log_dir=tmp_path_factory.mktemp("logs"))
     with engines_here(), LLM(str(path), max_num_batched_tokens=16, **options) as llm:
         tokenizer = Tokenizer.load(path)
-        with EdgeServer(tokenizer, _Engine(llm._engine.address)) as server:
+        with EdgeServer(tokenizer, _Engine(llm._engine.addresses[0])) as server:
             yield Running(server, tokenizer, oracle)
 
 

@@ -67,7 +67,8 @@ def _segments(path: Path) -> tuple[Path, ...]:
 
 
 def _nested(path: Path) -> str:
-    logs = sorted({found.parent.name for found in path.glob(f"*/*{SEGMENT_SUFFIX}")})
+    found = [*path.glob(f"*/*{SEGMENT_SUFFIX}"), *path.glob(f"engine-*/*/*{SEGMENT_SUFFIX}")]
+    logs = sorted({each.parent.relative_to(path).as_posix() for each in found}, key=lambda name: name.rpartition("/")[2])
     return f": it holds the logs {', '.join(logs[-5:])}; name one of them" if logs else ": give a log directory"
 
 

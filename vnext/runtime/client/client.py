@@ -3,7 +3,8 @@
 Owns the set of live requests. Knows nothing of HTTP, texts or processes. The event loop reports what arrives, and each message is
 sorted into output streams at once, without a task; a task pings a silent core. When the engine core dies and another one follows
 it, the client connects to that one and has it go on with every live request: streams only wait. Otherwise every live stream ends
-with EngineDead. An engine that is only silent ends nothing (silence.py). `client_sync` serves programs without an event loop.
+with EngineDead. An engine that is only silent ends nothing (silence.py). Where there are several engines, another one may take a
+request over (replicas.py). `client_sync` serves programs without an event loop.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ class EngineClient:
 
     `recoveries` counts the engine cores and ranks that have followed others, `recovery_seconds` is the sum of the times between.
     `followers` read the engine's events.
+    `changed` is called whenever the engine core has ended or another one is ready, before streams fail.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, changed: Callable[[], None] = lambda: None) -> None:
+        self.address, self._changed = address, changed
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._live: dict[str, LiveRequest] = {}
@@ -83,16 +85,26 @@ class EngineClient:
         """Say hello to the engine core at `address` and wait until it is ready. Raises EngineDead after `timeout_s` (None:
         never), EngineNotStarted when the core reports that it cannot start."""
         client = cls(address)
+        await client.begin(timeout_s)
+        return client
+
+    async def begin(self, timeout_s: float | None) -> None:
+        """The rest of `connect`."""
         try:
-            await asyncio.wait_for(client._started, timeout_s)
+            await asyncio.wait_for(self._started, timeout_s)
         except TimeoutError as error:
-            sentence = f"The engine core at {address} did not answer within {timeout_s:g} s: is it running?"
+            sentence = f"The engine core at {self.address} did not answer within {timeout_s:g} s: is it running?"
             raise EngineDead(sentence) from error
         finally:
-            if client._ready is None:
-                await client._disconnect(linger_ms=0)
-        client._asking = asyncio.create_task(client._ask_when_silent())
-        return client
+            if self._ready is None:
+                self._death = self._death or f"The engine core at {self.address} has not become ready."
+                await self._disconnect(linger_ms=0)
+        self._asking = asyncio.create_task(self._ask_when_silent())
+
+    @property
+    def engines(self) -> tuple[EngineClient, ...]:
+        """The clients of single engines: this one."""
+        return (self,)
 
     @property
     def ready(self) -> EngineReady:
@@ -131,8 +143,32 @@ class EngineClient:
         return self._recovery_seconds + (self._stats.recovery_seconds if self._stats is not None else 0.0)
 
     @property
+    def was_ready(self) -> bool:
+        """Whether an engine core has been ready, so that there is `ready`."""
+        return self._ready is not None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine core can be sent requests."""
+        return self._ready is not None and self._death is None and not self._loss
+
+    @property
     def live_count(self) -> int:
         return len(self._live)
+
+    @property
+    def begun_count(self) -> int:
+        """The live requests that have had an output of their present engine core."""
+        return len(self._numbered)
+
+    @property
+    def live(self) -> Iterable[LiveRequest]:
+        """The live requests, in their order."""
+        return self._live.values()
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether any of these requests is live here."""
+        return not self._live.keys().isdisjoint(names)
 
     def submit(
         self,
@@ -164,18 +200,29 @@ class EngineClient:
         if self._death is not None:
             raise EngineDead(self._death)
         names = {request.name for request in requests}
-        if len(names) != len(requests) or not names.isdisjoint(self._live):
+        if len(names) != len(requests) or self.has_any(names):
             raise ValueError("a request's name must be unique among the live requests")
-        stream = OutputStream(names, self._drop)
+        stream = OutputStream(names, self.drop)
         for request in requests:
-            self._live[request.name] = LiveRequest(request, stream)
-            self._send(request)
+            self.take(LiveRequest(request, stream))
         return stream
+
+    def take(self, live: LiveRequest) -> None:
+        """Have this engine compute a request, or go on with it where another engine has lost it."""
+        self._live[live.request.name] = live
+        self._send(live.request)
+
+    def release(self, deaths_max: int) -> list[LiveRequest]:
+        """Forget the live requests that at most `deaths_max` engine cores in a row have lost; returns them, for another engine."""
+        free = [live for live in self._live.values() if live.request.deaths <= deaths_max]
+        for live in free:
+            self._forget(live.request.name)
+        return free
 
     def abort(self, names: Iterable[str], reason: AbortReason) -> None:
         """End live requests; their streams get the finish "abort" at once. Names that have ended are ignored."""
         live = {name: self._live[name] for name in names if name in self._live}
-        self._drop(live, reason)
+        self.drop(live, reason)
         for name, each in live.items():
             each.stream.put(RequestOutput(name=name, tokens=b"", finish="abort"))
 
@@ -202,7 +249,7 @@ class EngineClient:
 
     def _connected(self) -> Connection:
         """A new connection; its first message goes to whichever engine core answers at the address."""
-        connection = Connection(self._context, self._address, self._read, self._lose)
+        connection = Connection(self._context, self.address, self._read, self._lose)
         connection.send(Hello())
         return connection
 
@@ -220,7 +267,8 @@ class EngineClient:
             self._die(f"The engine core sent a message that this version cannot read: {error}.")
         return self._death is None
 
-    def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
+    def drop(self, names: Iterable[str], reason: AbortReason) -> None:
+        """End live requests whose streams want nothing more of them. Names that have ended are ignored."""
         gone = tuple(sorted(name for name in names if self._forget(name) is not None))
         if gone:
             self._send(AbortRequests(names=gone, reason=reason))
@@ -303,10 +351,11 @@ class EngineClient:
             self._forget(ready.blamed)
         for live in self._live.values():
             self._send(live.request)
+        self._changed()
 
     def _lose(self) -> None:
         """The connection has broken: the engine core's process has ended."""
-        sentence = f"The connection to the engine core at {self._address} is lost: the engine core has ended"
+        sentence = f"The connection to the engine core at {self.address} is lost: the engine core has ended"
         self._end(f"{sentence}.", is_followed=self._ready is None or self._ready.max_restarts > 0)
 
     def _end(self, sentence: str, is_followed: bool) -> None:
@@ -318,20 +367,27 @@ class EngineClient:
         self._connection.close()
         if self._ready is not None and not self._loss:
             self._loss, self._lost_s = f"{sentence.rstrip('.')}, and is started again: requests wait.", time.monotonic()
-            self._numbered = {}
             self._operations.fail_followed()
             self.followers.lose()
-            for live in self._live.values():
-                live.lose(self._ready.root_seed)
+            self._lose_all(self._ready)
             self._recoveries, self._recovery_seconds, self._stats = self.recoveries, self.recovery_seconds, None
         self._connection = self._connected()
+        self._changed()
+
+    def _lose_all(self, ready: EngineReady) -> None:
+        self._numbered = {}
+        for live in self._live.values():
+            live.lose(ready.root_seed)
 
     def _die(self, sentence: str) -> None:
         self._death = self._death or sentence
+        if self._ready is not None and not self._loss:
+            self._lose_all(self._ready)
         self._operations.fail(self._death)
         self.followers.lose()
         if not self._started.done():
             self._started.set_exception(EngineDead(sentence))
+        self._changed()
         live, self._live, self._numbered = self._live, {}, {}
         for stream in dict.fromkeys(each.stream for each in live.values()):
             stream.fail(EngineDead(self._death))

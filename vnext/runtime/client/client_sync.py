@@ -12,8 +12,9 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from vnext.runtime.client.client import EngineClient
+from vnext.router.policies import DEFAULT_POLICY
 from vnext.runtime.client.output_stream import OutputStream
+from vnext.runtime.client.replicas import AnyEngineClient, connect_engines
 from vnext.runtime.messages import EngineReady, EngineStats, RequestOutput, SubmitRequest
 from vnext.runtime.operations import AnyOperation
 from vnext.state.events import AbortReason
@@ -27,17 +28,21 @@ class SyncEngineClient:
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._loop = loop
         self._thread = thread
-        self._client: EngineClient | None = None
+        self._client: AnyEngineClient | None = None
 
     @classmethod
-    def connect(cls, address: str, timeout_s: float = 60.0) -> SyncEngineClient:
-        """Wait until the engine core at `address` is ready. Raises EngineDead after `timeout_s`."""
+    def connect(
+        cls, address: str | Sequence[str], timeout_s: float = 60.0, policy: str = DEFAULT_POLICY
+    ) -> SyncEngineClient:
+        """Wait until the engine core at `address`, or at each of several, is ready. `policy` chooses among several. Raises
+        EngineDead after `timeout_s`."""
+        addresses = (address,) if isinstance(address, str) else address
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="engine client", daemon=True)
         thread.start()
         client = cls(loop, thread)
         try:
-            client._client = client._wait(EngineClient.connect(address, timeout_s))
+            client._client = client._wait(connect_engines(addresses, timeout_s, policy))
         finally:
             if client._client is None:
                 client._stop_loop()
@@ -102,7 +107,7 @@ class SyncEngineClient:
         self.close()
 
     @property
-    def _connected(self) -> EngineClient:
+    def _connected(self) -> AnyEngineClient:
         if self._client is None:
             raise ValueError("this client is closed: connect a new one")
         return self._client
@@ -120,5 +125,5 @@ class SyncEngineClient:
         self._loop.close()
 
 
-async def _submit(client: EngineClient, requests: Sequence[SubmitRequest]) -> OutputStream:
+async def _submit(client: AnyEngineClient, requests: Sequence[SubmitRequest]) -> OutputStream:
     return client.submit_all(requests)  # in its own event loop

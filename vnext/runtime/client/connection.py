@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import zmq
 
@@ -96,3 +97,8 @@ def _dealer(context: zmq.Context) -> zmq.Socket:
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     return socket
+
+
+def weights_folder(address: str) -> Path:
+    """The run directory of the engine core at this address, where files for its ranks lie."""
+    return Path(address.removeprefix("ipc://")).parent

@@ -35,11 +35,6 @@ class SharedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     offset: int = 0
 
 
-def weights_folder(address: str) -> Path:
-    """The run directory of the engine core at this address."""
-    return Path(address.removeprefix("ipc://")).parent
-
-
 def write_tensors(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], folder: Path) -> Path:
     """A new file in `folder` with these tensors. Raises BadTensors, OSError."""
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)

@@ -174,6 +174,8 @@ def make_executor(settings: CoreSettings, ranks: Sequence[Child], generation: in
         return RankSettings(
             rank=rank,
             world_size=engine.world_size,
+            replica=settings.replica,
+            replica_count=engine.data_parallel_size,
             **alike,
             ring=ring,
             results_address=results_address,

@@ -58,7 +58,7 @@ class RunningEngine:
         self._run_dir = run_dir
         pages = msgspec.structs.replace(core.engine, num_blocks_override=ready.config.page_count)
         later = msgspec.structs.replace(core, engine=pages)  # as much room as the requests were promised
-        self._supervisor = Supervisor(child, later, lambda: log_directory(core.engine))
+        self._supervisor = Supervisor(child, later, lambda: log_directory(core.engine, core.replica))
         self.end_fd = self._supervisor.end_fd
 
     @property
@@ -113,17 +113,17 @@ class StartingEngine:
         self._run_dir = run_dir
         self.address = core.address
         self.log_dir = core.log_dir
+        self.run_dir = run_dir.path
 
     def send_config(self) -> None:
         """Hand over the settings. Raises ChildDied."""
         self._child.send_config(msgspec.msgpack.encode(self._core))
 
-    def wait(self, beside: Child | None = None) -> RunningEngine:
-        """The engine once it is ready. Raises StartFailed or ChildDied, also when the child `beside` it dies; then nothing of
+    def wait(self, beside: Sequence[Child] = ()) -> RunningEngine:
+        """The engine once it is ready. Raises StartFailed or ChildDied, also when a child `beside` it dies; then nothing of
         the engine is left behind."""
-        children = [self._child] if beside is None else [self._child, beside]
         try:
-            ready = await_ready(children, self._core.address)
+            ready = await_ready([self._child, *beside], self._core.address)
         except BaseException:
             self.abandon()
             raise
@@ -135,16 +135,17 @@ class StartingEngine:
         self._run_dir.remove()
 
 
-def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
-    """Start an engine of the model that `find_model` found. Returns at once, so that the caller can do other work meanwhile.
+def start_engine(settings: EngineSettings, model_path: Path, replica: int = 0) -> StartingEngine:
+    """Start an engine of the model that `find_model` found, the one of this number among `data_parallel_size`. Returns at once, so
+    that the caller can do other work meanwhile.
 
     Raises StartRefused if no log can be written, there is no such draft model, or the machine has too few processors or no such
     node, StaleModule if the engine's processes would raise it.
     """
-    if reason := why_not(settings.threads, settings.world_size, settings.numa):
+    if reason := why_not(settings.threads, settings.data_parallel_size * settings.world_size, settings.numa):
         raise StartRefused(reason)
     draft_path = find_draft_model(settings)
-    log_dir = log_directory(settings)
+    log_dir = log_directory(settings, replica)
     run_dir = RunDir()
     core = CoreSettings(
         engine=settings,
@@ -153,8 +154,9 @@ def start_engine(settings: EngineSettings, model_path: Path) -> StartingEngine:
         run_dir=str(run_dir.path),
         log_dir=log_dir,
         draft_path=draft_path,
+        replica=replica,
     )
-    starting = StartingEngine(start_child("engine core", "vnext.runtime.core.main"), core, run_dir)
+    starting = StartingEngine(start_child(core.name, "vnext.runtime.core.main"), core, run_dir)
     try:
         compiled.check()
         starting.send_config()
@@ -204,14 +206,16 @@ def overrides_of(settings: EngineSettings) -> Overrides:
     return Overrides(config, generation, settings.generation_config == "auto", tokenizer)
 
 
-def log_directory(settings: EngineSettings) -> str:
-    """The path of this start's own folder, which the engine core makes; its parent, named by the settings, is made now. "" when the
-    log is off. Raises StartRefused if that is impossible, so that no model is loaded in vain."""
+def log_directory(settings: EngineSettings, replica: int = 0) -> str:
+    """The path of this start's own folder, which the engine core makes; its parent, named by the settings and, if there are
+    several, by the replica, is made now. "" when the log is off. Raises StartRefused if that is impossible, so that no model is
+    loaded in vain."""
     if settings.log == "off":
         return ""
     parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
     try:
         parent = parent.expanduser()
+        parent = parent / f"engine-{replica}" if settings.data_parallel_size > 1 else parent
         parent.mkdir(parents=True, exist_ok=True)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

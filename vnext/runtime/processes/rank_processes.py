@@ -23,4 +23,4 @@ def start_ranks(engine: EngineSettings) -> list[Child]:
 
 def threads_of(engine: EngineSettings) -> int:
     """The number of threads of each rank."""
-    return engine.threads or default_threads(engine.world_size, engine.numa)
+    return engine.threads or default_threads(engine.data_parallel_size * engine.world_size, engine.numa)

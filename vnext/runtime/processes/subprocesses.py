@@ -144,16 +144,21 @@ class Child:
 
 
 def start_child(
-    name: str, module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    name: str,
+    module: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
 ) -> Child:
-    """Run `python -m module arguments...`; returns at once. `environment` replaces ours (None: inherited).
+    """Run `python -m module arguments...`; returns at once. `environment` replaces ours (None: inherited). The child gets our
+    `descriptors`, under the same numbers.
 
     Ctrl-C is blocked while the child starts and stays blocked in the child: there is no moment at which it could hit the child.
     """
     command = [sys.executable, "-m", module, *arguments]
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, pass_fds=descriptors)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     return Child(name, process)

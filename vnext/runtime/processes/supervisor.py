@@ -147,7 +147,7 @@ class Supervisor:
         log.warning("The %s and is started again; its log is in %s", cause, log_dir or "no folder: it was off")
         Path(self.core.ranks_dir).mkdir(exist_ok=True)
         self.child.terminate(0.0)
-        self.child = start_child("engine core", "vnext.runtime.core.main")
+        self.child = start_child(self.core.name, "vnext.runtime.core.main")
         try:
             self.child.send_config(msgspec.msgpack.encode(self.core))
         except ChildDied:

@@ -14,7 +14,7 @@ from vnext.runtime.settings import RankSettings, SettingsError
 def place_of(settings: RankSettings) -> Place:
     """Where this rank computes. Raises SettingsError."""
     try:
-        return places(here(), settings.world_size, settings.threads, settings.numa)[settings.rank]
+        return places(here(), settings.place_count, settings.threads, settings.numa)[settings.place]
     except ValueError as error:
         raise SettingsError(str(error)) from error
 

@@ -222,8 +222,8 @@ def enough_memory(what: str, remedy: str = "use a smaller --dtype, more GPUs, or
         raise SettingsError(f"{what} not fit into the GPU's memory: {remedy}") from error
 
 
-def open_device(rank: int) -> CudaDevice:
-    """The GPU whose index is this rank. Raises SettingsError."""
-    device = CudaDevice(rank)
+def open_device(index: int) -> CudaDevice:
+    """The GPU of this index. Raises SettingsError."""
+    device = CudaDevice(index)
     compile_batch_kernels()
     return device

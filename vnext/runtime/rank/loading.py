@@ -54,7 +54,7 @@ def load_rank(settings: RankSettings, rendezvous: Path) -> tuple[Rank, ModelRunn
         raise SettingsError("--enable-return-routed-experts works on a CPU so far: leave it out, or add --device cpu")
     from vnext.runtime.rank.gpu_loading import device_rank, enough_memory, open_device
 
-    device = open_device(settings.rank)
+    device = open_device(settings.place)
     parallel = join_group(
         settings.rank, settings.world_size, rendezvous, device.torch_device, settings.ipc_bytes_max
     )
@@ -111,7 +111,7 @@ def device_of(settings: RankSettings) -> str:
         return "cpu"
     from vnext.runtime.gpu.auto import resolved_device  # asks torch for GPUs
 
-    return resolved_device(settings.device, settings.world_size)
+    return resolved_device(settings.device, settings.place_count)
 
 
 def has_driver() -> bool:
@@ -218,7 +218,7 @@ def default_cache_bytes(settings: RankSettings, runner: ModelRunner) -> int:
         from vnext.runtime.rank.gpu_loading import fitting_cache_bytes
 
         return fitting_cache_bytes(settings, runner, runner.steps_device)
-    return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.world_size
+    return int(min(CACHE_BYTES_MAX, available_memory_bytes() * CACHE_SHARE)) // settings.place_count
 
 
 def available_memory_bytes() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vnext.runtime.collectives.group import leave_group
 from vnext.runtime.messages import encoder
+from vnext.runtime.processes.thread_plan import ring_spin_us
 from vnext.runtime.rank.loading import load_rank, ready_message
 from vnext.runtime.ring.common import RingClosed
 from vnext.runtime.ring.reader import RingReader
@@ -19,7 +20,7 @@ from vnext.runtime.settings import RankSettings
 
 def serve(settings: RankSettings, results: ResultsSender) -> None:
     """Serve until the ring is closed. Raises ModelError, SettingsError, MemoryError, RankLost."""
-    ring = RingReader.attach(settings.ring, settings.rank)
+    ring = RingReader.attach(settings.ring, settings.rank, spin_us=ring_spin_us(settings.place_count))
     rank, runner = load_rank(settings, Path(settings.rendezvous))
     gc.freeze()
     gc.enable()

@@ -1,21 +1,22 @@
 """Metrics of the API server in Prometheus' text format: the engine core's latest figures, and times as clients see them.
 
-Owns a private registry (not the process's global one) and the names, all `vnext_*`. Where vLLM has the same metric, only the
+Owns its collection (not the process's global registry) and the names, all `vnext_*`. Where vLLM has the same metric, only the
 prefix differs from its `vllm:`, so that its dashboards need one replacement. Decides nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from vnext.runtime.messages import AdapterStats, EngineStats
 from vnext.server.context.tallies import Histogram, LabelledCounter
+from vnext.server.context.tally_file import TallyFile
 
 _FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -63,37 +64,43 @@ _ADAPTER_COUNTERS: Names = {
 }
 
 
-class _EngineCollector(Collector):
-    """Reads the latest EngineStats at each scrape; before the first has come, reports only whether the engine lives."""
+class EngineFigures(Protocol):
+    """What the metrics read of an engine: that of EngineClient."""
 
-    def __init__(
-        self,
-        stats: Callable[[], EngineStats | None],
-        alive: Callable[[], bool],
-        stalled: Callable[[], bool],
-        recovered: Callable[[], tuple[int, float]],
-    ) -> None:
-        self._stats = stats
-        self._alive = alive
-        self._stalled = stalled
-        self._recovered = recovered
+    @property
+    def stats(self) -> EngineStats | None: ...
 
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("vnext_engine_up", "1 while the engine core lives.", value=float(self._alive()))
-        stalled = "1 while the engine core does not answer, or a step takes far longer than it should."
-        yield GaugeMetricFamily("vnext_engine_stalled", stalled, value=float(self._stalled()))
-        recoveries, seconds = self._recovered()
-        yield CounterMetricFamily("vnext_recoveries", "How often engine core or ranks were started again.", value=recoveries)
-        yield CounterMetricFamily("vnext_recovery_seconds", "The time for which requests waited for that.", value=seconds)
-        stats = self._stats()
-        if stats is None:
-            return
-        usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
-        yield GaugeMetricFamily("vnext_kv_cache_usage_perc", "Part of the blocks that requests hold; 1 is all.", value=usage)
-        yield from _families(stats, _GAUGES, _COUNTERS)
-        if stats.adapters is not None:
-            yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
-            yield _lora_requests_info(stats.adapters)
+    @property
+    def death(self) -> str | None: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
+    @property
+    def recoveries(self) -> int: ...
+
+    @property
+    def recovery_seconds(self) -> float: ...
+
+
+def _of_engine(engine: EngineFigures) -> Iterator[Metric]:
+    """The latest figures; before the first have come, only whether the engine lives."""
+    yield GaugeMetricFamily("vnext_engine_up", "1 while the engine core lives.", value=float(engine.death is None))
+    stalled = "1 while the engine core does not answer, or a step takes far longer than it should."
+    yield GaugeMetricFamily("vnext_engine_stalled", stalled, value=float(engine.trouble is not None))
+    recoveries = "How often engine core or ranks were started again."
+    yield CounterMetricFamily("vnext_recoveries", recoveries, value=engine.recoveries)
+    seconds = "The time for which requests waited for that."
+    yield CounterMetricFamily("vnext_recovery_seconds", seconds, value=engine.recovery_seconds)
+    stats = engine.stats
+    if stats is None:
+        return
+    usage = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
+    yield GaugeMetricFamily("vnext_kv_cache_usage_perc", "Part of the blocks that requests hold; 1 is all.", value=usage)
+    yield from _families(stats, _GAUGES, _COUNTERS)
+    if stats.adapters is not None:
+        yield from _families(stats.adapters, _ADAPTER_GAUGES, _ADAPTER_COUNTERS)
+        yield _lora_requests_info(stats.adapters)
 
 
 def _families(stats: object, gauges: Names, counters: Names) -> Iterator[Metric]:
@@ -114,24 +121,18 @@ def _lora_requests_info(adapters: AdapterStats) -> Metric:
 
 
 class ServerMetrics:
-    """Histograms and counters of one API process. Every sample has labels for the model and the engine; there is one of each.
+    """Histograms and counters of one API process, and their sums over those of one port. Every sample has labels for the model and
+    the engine. Where there are several engines, the label of what clients see is "all", because a request may go on at another.
 
-    `stats`: the engine core's latest; `alive` and `stalled`: its known health; `recovered`: number and seconds of recoveries;
-    `length_max`: tokens of the longest request.
+    `length_max`: tokens of the longest request. `file`: where the values lie, for the other processes to read.
     """
 
     def __init__(
-        self,
-        model_name: str,
-        length_max: int,
-        stats: Callable[[], EngineStats | None],
-        alive: Callable[[], bool],
-        stalled: Callable[[], bool],
-        recovered: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+        self, model_name: str, length_max: int, engines: Sequence[EngineFigures], file: TallyFile | None = None
     ) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_EngineCollector(stats, alive, stalled, recovered))
+        self._engines, self._file = engines, file or TallyFile()
+        self._tallies: list[Histogram | LabelledCounter] = []
+        self._labels = {"model_name": model_name, "engine": "0" if len(engines) == 1 else "all"}
         seconds, lengths = self._histograms(_REQUEST_BUCKETS_S), self._histograms(_lengths_up_to(length_max))
         self.token = self._histograms(_TOKEN_BUCKETS_S)(
             "vnext_inter_token_latency_seconds", "Between two tokens of an answer; merged ones share their time."
@@ -149,12 +150,9 @@ class ServerMetrics:
         self.inference = seconds("vnext_request_inference_time_seconds", "From a request's first step to its last token.")
         self.prompt_length = lengths("vnext_request_prompt_tokens", "Tokens of a prompt.")
         self.answer_length = lengths("vnext_request_generation_tokens", "Tokens of an answer.")
-        self.ended = LabelledCounter("vnext_request_success", "Answers that ended, by the reason.", ("finished_reason",))
-        self._http = LabelledCounter("vnext_http_requests", "HTTP requests answered.", ("method", "route", "status"))
-        self.closed = LabelledCounter("vnext_connections_closed", "Connections closed by this server, by the reason.", ("reason",))
-        self._registry.register(self.ended)
-        self._registry.register(self.closed)
-        self._registry.register(self._http)
+        self.ended = self._counter("vnext_request_success", "Answers that ended, by the reason.", "finished_reason")
+        self.closed = self._counter("vnext_connections_closed", "Connections closed by this server, by the reason.", "reason")
+        self._http = self._counter("vnext_http_requests", "HTTP requests answered.", "method", "route", "status")
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """Count a request. `route` is a path of the server's table, so that a client cannot invent label values."""
@@ -166,16 +164,32 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families, with the labels added to each sample: figures counted per token are kept without labels."""
-        for family in self._registry.collect():
-            family.samples = [sample._replace(labels=self._labels | sample.labels) for sample in family.samples]
+        of_engines: dict[str, Metric] = {}
+        for number, engine in enumerate(self._engines):
+            for family in _of_engine(engine):
+                _add_labels(family, self._labels | {"engine": str(number)})
+                if (first := of_engines.setdefault(family.name, family)) is not family:
+                    first.samples += family.samples
+        yield from of_engines.values()
+        sums = self._file.sums()
+        for each in self._tallies:
+            _add_labels(family := each.family(sums), self._labels)
             yield family
 
     def _histograms(self, bounds: tuple[float, ...]) -> Callable[[str, str], Histogram]:
         def made(name: str, help_: str) -> Histogram:
-            self._registry.register(histogram := Histogram(name, help_, bounds))
+            self._tallies.append(histogram := Histogram(name, help_, bounds, self._file))
             return histogram
 
         return made
+
+    def _counter(self, name: str, help_: str, *labels: str) -> LabelledCounter:
+        self._tallies.append(counter := LabelledCounter(name, help_, labels, self._file))
+        return counter
+
+
+def _add_labels(family: Metric, labels: dict[str, str]) -> None:
+    family.samples = [sample._replace(labels=labels | sample.labels) for sample in family.samples]
 
 
 def _lengths_up_to(length_max: int) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.output_stream import EngineDead, EngineStalled
+from vnext.runtime.client.replicas import AnyEngineClient
 from vnext.sampling_params import InvalidRequest, SamplingParams, context_exceeded
 from vnext.server.context.adapters import ServedAdapters
 from vnext.server.context.admission import Quota, RequestLimiter
@@ -26,6 +26,7 @@ from vnext.server.context.identity import system_fingerprint
 from vnext.server.context.metrics import ServerMetrics
 from vnext.server.context.openai_types import ChatBody, GenerationBody
 from vnext.server.context.structure import Grammars, asked_structure
+from vnext.server.context.tally_file import TallyFile
 from vnext.server.context.text_work import TextWork
 from vnext.server.context.traces import traces_to
 from vnext.server.context.trainer import Trainer
@@ -48,7 +49,7 @@ class ServerContext:
     tokens; `infill`: its tokens for a gap between a prompt and a suffix, None where it has none."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
+        self, client: AnyEngineClient, tokenizer: Tokenizer, template: ChatTemplate | None, settings: ServerSettings
     ) -> None:
         config = client.ready.config
         self.client = client
@@ -72,14 +73,9 @@ class ServerContext:
         self.adapters = ServedAdapters(settings, self.model_names, config.max_loras > 0, client.ready.linear_layers)
         self.model_length = request_length_max(config)
         self.trainer = Trainer(client, settings)
-        self.metrics = ServerMetrics(
-            self.model_names[0],
-            self.model_length,
-            stats=lambda: client.stats,
-            alive=lambda: client.death is None,
-            stalled=lambda: client.trouble is not None,
-            recovered=lambda: (client.recoveries, client.recovery_seconds),
-        )
+        place = settings.number % settings.api_server_count
+        tallies = TallyFile(settings.tally_dir, place, settings.api_server_count)
+        self.metrics = ServerMetrics(self.model_names[0], self.model_length, client.engines, tallies)
         self.traces = traces_to(settings.otlp_traces_endpoint, self.model_names)
         self.prompt_tokens_max = max(2 * self.model_length, TOKENS_READ_MIN)
         self.listed_tokens_max = max(2 * self.model_length, TOKENS_LISTED_MIN)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from vnext.runtime.client.client import EngineClient
-from vnext.runtime.client.tensor_file import SharedTensor, weights_folder, write_shared
+from vnext.runtime.client.connection import weights_folder
+from vnext.runtime.client.replicas import AnyEngineClient
+from vnext.runtime.client.tensor_file import SharedTensor, write_shared
 from vnext.runtime.operations import (
     TAGS,
     AnyOperation,
@@ -31,7 +32,7 @@ __all__ = ["TAGS", "Mode", "Plain", "SharedTensor", "Trainer"]
 class Trainer:
     """The operations of one engine. Each returns its value, or raises NotDone, BadTensors or EngineDead with nothing changed."""
 
-    def __init__(self, client: EngineClient, settings: ServerSettings) -> None:
+    def __init__(self, client: AnyEngineClient, settings: ServerSettings) -> None:
         self._client, self._settings = client, settings
 
     def require_opened(self, path: str) -> None:

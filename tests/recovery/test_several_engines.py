@@ -1,0 +1,202 @@
+"""Several engines and several API servers behind one port: the same texts as one engine, whatever is killed or replaced meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+from serving import ROOT, Server, eventually, serving
+
+from vnext import LLM, SamplingParams
+from vnext.replay.cli.main import main as replay
+from vnext.replay.reading.folding import Folded, fold
+from vnext.replay.reading.source import open_log
+from vnext.state.events import RequestResumed
+
+COMMON = ("--dtype", "float32", "--threads", "1", "--log", "full", "--max-num-seqs", "16", "--served-model-name", "demo")
+CORE, RANK, API = "vnext.runtime.core.main", "vnext.runtime.rank.main", "vnext.server"
+BODIES = [
+    {"prompt": f"def f{place}(x):", "max_tokens": 80, "seed": place, "temperature": 0.8 * (place % 2), "ignore_eos": True, **more}
+    for place, more in zip(range(32), [{}, {}, {"logprobs": 1}, {"presence_penalty": 0.6}] * 8)
+]
+Tokens = list[int] | None
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
+    """What one engine answers to each body."""
+    with serving(tmp_path_factory.mktemp("alone"), *COMMON) as server:
+        return asyncio.run(answers(server.url))
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of its own in which servers are listed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(state: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("replicas")
+    with serving(log, *COMMON, "--data-parallel-size", "2", "--api-server-count", "2") as running:
+        assert eventually(lambda: len(processes(running, API)) == 2)
+        yield running
+        assert running.stop() == 0
+    logs = sorted(log.glob("engine-*/*"))
+    assert {each.parent.name for each in logs} == {"engine-0", "engine-1"}
+    assert [replay(["verify", "--laws", str(each)]) for each in logs if each.is_dir()] == [0] * sum(each.is_dir() for each in logs)
+
+
+def processes(server: Server, module: str) -> list[psutil.Process]:
+    found = []
+    for process in server.processes[1:]:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            found += [process] if module in process.cmdline() else []
+    return sorted(found, key=lambda process: process.pid)
+
+
+async def answers(url: str, between: Callable[[], object] | None = None) -> list[Tokens]:
+    """The tokens of each body's answer, all streamed at once; None where the connection was lost. `between` is called in a thread
+    once each has some."""
+    begun = [asyncio.Event() for _ in BODIES]
+
+    async def answer(session: aiohttp.ClientSession, place: int) -> Tokens:
+        tokens: list[int] = []
+        try:
+            async with session.post(f"{url}/v1/completions", json=BODIES[place] | {"stream": True, "return_token_ids": True}) as got:
+                async for line in got.content:
+                    if line.startswith(b"data: {"):
+                        event = json.loads(line[6:])
+                        assert "error" not in event, event
+                        tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+                        begun[place].set()
+        except aiohttp.ClientError:
+            begun[place].set()
+            return None
+        return tokens
+
+    async def interrupt() -> None:
+        for each in begun:
+            await each.wait()
+        if between is not None:
+            await asyncio.to_thread(between)
+
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120), connector=connector) as session:
+        found = await asyncio.gather(*(answer(session, place) for place in range(len(BODIES))), interrupt())
+    return found[:-1]
+
+
+def up(server: Server) -> bool:
+    return server.metric("vnext_engine_up") == 2 and server.metric("vnext_engine_stalled") == 0
+
+
+def test_streams_are_those_of_one_engine_and_both_engines_answer(server: Server, alone: list[Tokens]) -> None:
+    assert asyncio.run(answers(server.url)) == alone
+    text = asyncio.run(_get(f"{server.url}/metrics"))
+    arrived = [line for line in text.splitlines() if line.startswith("vnext_requests_arrived_total{")]
+    assert ['engine="0"' in arrived[0], 'engine="1"' in arrived[1]] == [True, True]
+    assert all(float(line.rsplit(" ", 1)[1]) >= 8 for line in arrived)
+
+
+async def _get(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return await response.text()
+
+
+@pytest.mark.parametrize(("module", "number"), [(CORE, 0), (RANK, 1), (CORE, 1)])
+def test_no_stream_is_lost_when_a_process_of_an_engine_is_killed(
+    server: Server, alone: list[Tokens], module: str, number: int
+) -> None:
+    assert eventually(lambda: up(server))
+    recoveries = server.metric("vnext_recoveries_total")
+    victim = processes(server, module)[number]
+    assert asyncio.run(answers(server.url, lambda: os.kill(victim.pid, signal.SIGKILL))) == alone
+    assert eventually(lambda: server.metric("vnext_recoveries_total") > recoveries and up(server))
+
+
+def test_streams_of_a_killed_core_go_on_at_the_other_engine(server: Server) -> None:
+    """The logs say so: no engine core that has followed another one has resumed a stream beside those of suspects."""
+    logs = sorted(path for path in server.log_dir.parent.parent.glob("engine-*/*") if path.is_dir())
+    resumed = {log: [each for each in _events(log) if isinstance(each, RequestResumed) and each.generated] for log in logs}
+    assert sum(map(len, resumed.values())) >= 8
+    first = [next(log for log in logs if log.parent.name == f"engine-{number}") for number in range(2)]
+    assert resumed[first[1]], "those of engine 0, which was killed first, went on in the first log of engine 1"
+
+
+def _events(log: Path) -> list[Any]:
+    return [item.event for item in fold(open_log(log)) if isinstance(item, Folded)]
+
+
+def test_a_killed_api_server_loses_its_own_sockets_only(server: Server, alone: list[Tokens]) -> None:
+    assert eventually(lambda: len(processes(server, API)) == 2)
+    victim = processes(server, API)[1]
+    found = asyncio.run(answers(server.url, lambda: os.kill(victim.pid, signal.SIGKILL)))
+    lost = [place for place, tokens in enumerate(found) if tokens is None]
+    assert len(lost) < len(BODIES)
+    assert [tokens for place, tokens in enumerate(found) if place not in lost] == [
+        tokens for place, tokens in enumerate(alone) if place not in lost
+    ]
+    assert eventually(lambda: len(processes(server, API)) == 2)
+    assert eventually(lambda: server.metric("vnext_num_requests_running") + server.metric("vnext_num_requests_waiting") == 0)
+    assert asyncio.run(answers(server.url)) == alone
+
+
+def test_engines_are_replaced_one_after_another_under_streams(server: Server, alone: list[Tokens]) -> None:
+    before = {process.pid for process in processes(server, CORE)}
+    said: list[subprocess.CompletedProcess[str]] = []
+
+    def restart() -> None:
+        command = [sys.executable, "-m", "vnext.cli", "restart", "--max-num-batched-tokens", "512"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        said.append(subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120))
+
+    assert asyncio.run(answers(server.url, restart)) == alone
+    assert said[0].returncode == 0, said[0].stderr
+    assert before.isdisjoint(process.pid for process in processes(server, CORE)) and len(processes(server, CORE)) == 2
+    assert asyncio.run(answers(server.url)) == alone
+
+
+def test_replicas_of_two_ranks(tmp_path: Path) -> None:
+    options = (*COMMON, "--tensor-parallel-size", "2")
+    with serving(tmp_path / "alone", *options) as one:
+        alone = asyncio.run(answers(one.url))
+    with serving(tmp_path / "two", *options, "--data-parallel-size", "2") as server:
+        assert len(processes(server, RANK)) == 4
+        victim = processes(server, CORE)[0]
+        assert asyncio.run(answers(server.url, lambda: os.kill(victim.pid, signal.SIGKILL))) == alone
+        assert server.stop() == 0
+        said = server.process.stderr.read()
+    assert "engine core 0 was killed by SIGKILL" in said or "engine core 1 was killed by SIGKILL" in said
+
+
+def test_the_engines_of_an_llm(tmp_path: Path) -> None:
+    """Requests without a seed get the seeds of one engine; operations are for all engines."""
+    params = [SamplingParams(max_tokens=20, temperature=0.9, n=1 + place % 2) for place in range(6)]
+    settings: dict[str, Any] = {"seed": 3, "dtype": "float32", "threads": 1, "log_dir": str(tmp_path)}
+    found = []
+    for count in (1, 2):
+        with LLM(data_parallel_size=count, **settings) as llm:
+            outputs = llm.generate([f"def f{place}(x):" for place in range(6)], params, use_tqdm=False)
+            found.append([[each.token_ids for each in output.outputs] for output in outputs])
+            assert len(set(llm.collective_rpc("process_id"))) == len(llm.log_dirs) == count
+            weights = llm.update_weights(str(Path(ROOT) / "vnext/demo_model"))
+            assert weights["version"] == 1 and llm.residence.version == 1
+            llm.sleep()
+            llm.wake_up()
+            again = llm.generate("def f0(x):", SamplingParams(max_tokens=5, temperature=0.0), use_tqdm=False)
+            found[-1].append([again[0].outputs[0].token_ids])
+    assert found[0] == found[1]

@@ -1,0 +1,269 @@
+"""Replicas: several engines as one client. Each prompt goes to one of them, and goes on at another when that one ends.
+
+Owns the choice of the engine, the seeds of requests that bring none, and what becomes of requests whose engine has ended: another
+one that is ready computes them again from their tokens, so their texts stay. They wait only while no engine is ready. Requests
+that two engine cores in a row have lost stay with the last one, whose successor tries them alone (core/trials.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec.structs import asdict, replace
+
+from vnext.router.policies import DEFAULT_POLICY, Arriving, Candidate, route
+from vnext.runtime.client.client import EngineClient
+from vnext.runtime.client.connection import weights_folder
+from vnext.runtime.client.followers import Followers
+from vnext.runtime.client.live_request import LiveRequest
+from vnext.runtime.client.output_stream import EngineDead, OutputStream
+from vnext.runtime.client.pending_operations import NotDone
+from vnext.runtime.messages import EngineReady, EngineStats, SubmitRequest, derived_seed
+from vnext.runtime.operations import AnyOperation, CallRanks, UpdateWeights
+from vnext.state.events import AbortReason
+
+DEATHS_MAX = 1
+"""Of the engine cores in a row that have lost a request, before it is a suspect."""
+ALL_DEATHS = 2**62
+KEY_TOKENS, TOKEN_BYTES = 256, 4
+"""Requests without a salt whose prompts begin with the same `KEY_TOKENS` have one key of consistent hashing."""
+OTHERS = 2**63
+"""Added to the numbers of processes, which are thereby no request's."""
+Item = TypeVar("Item")
+
+
+class Replicas:
+    """See the module. It has the interface of EngineClient, and belongs to the event loop that connected it."""
+
+    def __init__(self, addresses: Sequence[str], policy: str) -> None:
+        """`policy`: a name of router/policies.py."""
+        self._policy = policy
+        self._clients = tuple(EngineClient(address, self._share_out) for address in addresses)
+        self._sequence, self._decisions = count(), count()
+        self._root_seed = 0
+        self._is_closed = False
+
+    @classmethod
+    async def connect(cls, addresses: Sequence[str], timeout_s: float | None, policy: str, number: int) -> Replicas:
+        """Wait until each engine core is ready, or has ended. `number`: of this process among those that use the engines; the seeds
+        of number 0 are those of one engine that has all requests. Raises what EngineClient.connect does, if none is ready."""
+        replicas = cls(addresses, policy)
+        begun = [asyncio.ensure_future(client.begin(timeout_s)) for client in replicas._clients]
+        failed = [each for each in await asyncio.gather(*begun, return_exceptions=True) if each is not None]
+        if len(failed) == len(addresses):
+            raise failed[0]
+        root_seed = replicas.ready.root_seed
+        replicas._root_seed = derived_seed(root_seed, OTHERS + number) if number else root_seed
+        return replicas
+
+    @property
+    def engines(self) -> tuple[EngineClient, ...]:
+        """The clients of single engines, by the engines' numbers."""
+        return self._clients
+
+    @property
+    def followers(self) -> Followers:
+        """Those of the first engine."""
+        return self._clients[0].followers
+
+    @property
+    def ready(self) -> EngineReady:
+        """The facts of the first engine that has reported some. The engines have the same settings and the same model."""
+        return next(client for client in self._clients if client.was_ready).ready
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The sums of the engines' latest figures; what is no number is the first engine's. None before there are any."""
+        found = [client.stats for client in self._clients if client.stats is not None]
+        if not found:
+            return None
+        numbers = [name for name, value in asdict(found[0]).items() if isinstance(value, int | float)]
+        sums = {name: sum(getattr(stats, name) for stats in found) for name in numbers}
+        resident = sum(stats.residence.resident_bytes for stats in found)
+        return replace(found[0], residence=replace(found[0].residence, resident_bytes=resident), **sums)
+
+    @property
+    def death(self) -> str | None:
+        """Why every engine is dead, None while one lives."""
+        return _sentence([client.death for client in self._clients])
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no engine answers at present, None while one does."""
+        return _sentence([client.trouble for client in self._clients])
+
+    @property
+    def recovering(self) -> str:
+        """What is started again, where requests wait for that; "" where an engine goes on."""
+        living = [client.recovering for client in self._clients if client.death is None]
+        return _sentence(living) or ""
+
+    @property
+    def recoveries(self) -> int:
+        return sum(client.recoveries for client in self._clients)
+
+    @property
+    def recovery_seconds(self) -> float:
+        return sum(client.recovery_seconds for client in self._clients)
+
+    @property
+    def live_count(self) -> int:
+        return sum(client.live_count for client in self._clients)
+
+    def submit_all(self, requests: Sequence[SubmitRequest]) -> OutputStream:
+        """As EngineClient does. Requests of one prompt go to one engine."""
+        if (death := self.death) is not None:
+            raise EngineDead(death)
+        names = {request.name for request in requests}
+        if len(names) != len(requests) or any(client.has_any(names) for client in self._clients):
+            raise ValueError("a request's name must be unique among the live requests")
+        stream = OutputStream(names, self._drop)
+        self._place([LiveRequest(self._seeded(request), stream) for request in requests])
+        return stream
+
+    def abort(self, names: Iterable[str], reason: AbortReason) -> None:
+        """As EngineClient does."""
+        names = tuple(names)
+        for client in self._clients:
+            client.abort(names, reason)
+
+    def abort_all(self, reason: AbortReason) -> None:
+        for client in self._clients:
+            client.abort_all(reason)
+
+    def reset_prefix_cache(self) -> None:
+        for client in self._clients:
+            client.reset_prefix_cache()
+
+    async def operate(self, operation: AnyOperation) -> Any:
+        """Carry out an operation on every engine that lives; the first one's value, for CallRanks the values of all ranks. Raises
+        NotDone: no engine has done it, unless the sentence names one that has; and EngineDead."""
+        living = [(number, client) for number, client in enumerate(self._clients) if client.death is None]
+        if not living:
+            raise EngineDead(self.death or "")
+        if missing := [number for number, client in living if not client.is_up]:
+            raise NotDone(f"engine {missing[0]} is being started again, so no engine was asked: ask again")
+        own = [operation, *(_own(operation, client.address) for _, client in living[1:])]
+        asked = (client.operate(each) for (_, client), each in zip(living, own))
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        errors = {number: each for (number, _), each in zip(living, answers) if isinstance(each, BaseException)}
+        if errors:
+            _remove(own[1:], answers[1:])
+            raise _failure(errors, [number for number, _ in living])
+        return [value for values in answers for value in values] if isinstance(operation, CallRanks) else answers[0]
+
+    async def close(self) -> None:
+        """As EngineClient does."""
+        self._is_closed = True
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    def _drop(self, names: Iterable[str], reason: AbortReason) -> None:
+        names = tuple(names)
+        for client in self._clients:
+            client.drop(names, reason)
+
+    def _seeded(self, request: SubmitRequest) -> SubmitRequest:
+        """The request with a seed: its own, or one by its number here."""
+        number = next(self._sequence)
+        if request.has_seed:
+            return request
+        seed = derived_seed(self._root_seed, number)
+        return replace(request, sampling=replace(request.sampling, seed=seed), has_seed=True)
+
+    def _place(self, requests: Iterable[LiveRequest]) -> None:
+        """Send requests to engines, those of one prompt to one."""
+        chosen: dict[bytes, EngineClient] = {}
+        for live in requests:
+            prompt = live.request.prompt
+            if prompt not in chosen:
+                chosen[prompt] = self._choose(live.request)
+            chosen[prompt].take(live)
+
+    def _choose(self, request: SubmitRequest) -> EngineClient:
+        """The engine that the policy names, of those that answer; else of those that are ready, else of those that live."""
+        answering = {client for client in self._clients if client.is_up and client.trouble is None}
+        ready = {client for client in self._clients if client.is_up}
+        living = {client for client in self._clients if client.death is None}
+        able = answering or ready or living
+        tokens, key = len(request.prompt) // TOKEN_BYTES, request.cache_salt.encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
+        candidates = [_candidate(client, client in able, tokens) for client in self._clients]
+        place = route(self._policy, candidates, Arriving(tokens=tokens, key=key, sequence=next(self._decisions)))
+        assert place is not None, "an engine lives"
+        return self._clients[place]
+
+    def _share_out(self) -> None:
+        """An engine core has ended or is ready: no request waits for one that is not, while another one is."""
+        if self._is_closed or self.death is not None:
+            return
+        any_up = any(client.is_up for client in self._clients)
+        for client in self._clients:
+            if client.death is not None:
+                self._place(client.release(ALL_DEATHS))
+            elif not client.is_up and any_up:
+                self._place(client.release(DEATHS_MAX))
+
+
+AnyEngineClient = EngineClient | Replicas
+
+
+async def connect_engines(
+    addresses: Sequence[str], timeout_s: float | None = 60.0, policy: str = DEFAULT_POLICY, number: int = 0
+) -> AnyEngineClient:
+    """A client of one engine, or of several among which `policy` chooses, in the process of this number among those that use them.
+    Raises what EngineClient.connect does."""
+    if len(addresses) == 1:
+        return await EngineClient.connect(addresses[0], timeout_s)
+    return await Replicas.connect(addresses, timeout_s, policy, number)
+
+
+def _candidate(client: EngineClient, is_ready: bool, tokens: int) -> Candidate:
+    """What is known of an engine: its latest figures, and this process's requests, of which those that wait are taken to have as
+    many tokens as the arriving one."""
+    stats = client.stats
+    running = max(client.begun_count, 0 if stats is None else stats.running)
+    waiting = max(client.live_count - client.begun_count, 0 if stats is None else stats.waiting)
+    free, pages = (0, 0) if stats is None else (stats.blocks_total - stats.blocks_held, stats.blocks_total)
+    return Candidate(
+        hit_tokens=0, waiting_tokens=waiting * tokens, running=running, waiting=waiting, free_pages=free, page_count=pages,
+        is_ready=is_ready,
+    )  # fmt: skip
+
+
+def _sentence(sentences: Sequence[str | None]) -> str | None:
+    """One for all engines, None unless each has one."""
+    if not sentences or not all(sentences):
+        return None
+    return " ".join(f"Engine {number}: {sentence}" for number, sentence in enumerate(sentences))
+
+
+def _own(operation: AnyOperation, address: str) -> AnyOperation:
+    """The operation for another engine than the first: a file that is the engine's has a name in that engine's folder too."""
+    if not isinstance(operation, UpdateWeights) or not operation.owned:
+        return operation
+    path = weights_folder(address) / Path(operation.path).name
+    os.link(operation.path, path)
+    return replace(operation, path=str(path))
+
+
+def _remove(operations: Sequence[AnyOperation], answers: Sequence[Any]) -> None:
+    """Remove the files of operations that were not carried out."""
+    for operation, answer in zip(operations, answers):
+        if isinstance(answer, BaseException) and isinstance(operation, UpdateWeights) and operation.owned:
+            with suppress(OSError):
+                os.unlink(operation.path)
+
+
+def _failure(errors: dict[int, BaseException], asked: Sequence[int]) -> BaseException:
+    """What to raise where engines have failed: the sentence names them, and those that have not."""
+    first = errors[min(errors)]
+    done = ", ".join(str(number) for number in asked if number not in errors)
+    if not done or not isinstance(first, NotDone | EngineDead):
+        return first
+    failed = "; ".join(f"engine {number}: {error}" for number, error in errors.items())
+    return NotDone(f"{failed}; done by engine {done}: ask again, or start the server again")
