@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from serving import ROOT, Server, eventually, serving
+from serving import ROOT, Server, complete_all, eventually, serving
 
 from vnext import LLM, SamplingParams
 from vnext.replay.cli.main import main as replay
@@ -110,6 +110,15 @@ def test_streams_are_those_of_one_engine_and_both_engines_answer(server: Server,
     arrived = [line for line in text.splitlines() if line.startswith("vnext_requests_arrived_total{")]
     assert ['engine="0"' in arrived[0], 'engine="1"' in arrived[1]] == [True, True]
     assert all(float(line.rsplit(" ", 1)[1]) >= 8 for line in arrived)
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached(server: Server) -> None:
+    """Whichever API server is asked: each follows the events of both engines."""
+    hits = server.metric("vnext_prefix_cache_hits_total")
+    prompts = [[*range(place, place + 100)] for place in (100, 200, 250)]
+    for prompt in prompts * 3:
+        complete_all(server.url, [{"prompt": prompt, "max_tokens": 1}], 1)
+    assert eventually(lambda: server.metric("vnext_prefix_cache_hits_total") == hits + 2 * 3 * 96)
 
 
 async def _get(url: str) -> str:

@@ -121,20 +121,24 @@ def test_requests_of_an_engine_that_ends_go_on_at_another() -> None:
 def test_requests_wait_only_while_every_engine_has_ended_and_for_the_first_that_comes() -> None:
     async def use(client: Replicas, first: FakeEngine, second: FakeEngine) -> None:
         first.running.clear(), second.running.clear()
-        stream = client.submit_all([request(str(place), place) for place in range(4)])
+        streams = {str(place): client.submit_all([request(str(place), place)]) for place in range(4)}
         await until(lambda: len(submitted(first)) == len(submitted(second)) == 2)
-        await asyncio.gather(asyncio.to_thread(first.close), asyncio.to_thread(second.close))
+        at_first, at_second = submitted(first), submitted(second)
+        await asyncio.to_thread(second.close)
+        await until(lambda: len(submitted(first)) == 4)
+        await asyncio.to_thread(first.close)
         await until(lambda: client.recovering != "")
         assert client.trouble is not None and "Engine 0: " in client.trouble and "Engine 1: " in client.trouble
         assert client.death is None
-        late = client.submit_all([request("late", 9)])
+        streams["late"] = client.submit_all([request("late", 9)])
         with an_engine(second.address) as again:
-            assert await tokens_of(late) == {"late": EXPECTED}
-            found = await tokens_of(stream)
-            waited = [each for each in again.of_kind(SubmitRequest) if each.deaths >= 2]
-            assert client.trouble is None
-            if not waited:  # none was moved to an engine that then ended too
-                assert found == dict.fromkeys("0123", EXPECTED)
+            for name in (*at_first, "late"):
+                assert await tokens_of(streams[name]) == {name: EXPECTED}
+            assert sorted(submitted(again)) == sorted([*at_first, "late"]) and client.trouble is None
+            with an_engine(first.address) as last:
+                for name in at_second:
+                    assert await tokens_of(streams[name]) == {name: EXPECTED}
+                assert [each.deaths for each in last.of_kind(SubmitRequest)] == [2, 2], "two engine cores have lost them"
 
     with_two(use)
 

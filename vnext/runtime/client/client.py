@@ -58,11 +58,14 @@ class EngineClient:
 
     `recoveries` counts the engine cores and ranks that have followed others, `recovery_seconds` is the sum of the times between.
     `followers` read the engine's events.
-    `changed` is called whenever the engine core has ended or another one is ready, before streams fail.
+    `changed` is called whenever the engine core has ended or another one is ready, before streams fail; `forgotten` with the name
+    of each request that is not live here any more.
     """
 
-    def __init__(self, address: str, changed: Callable[[], None] = lambda: None) -> None:
-        self.address, self._changed = address, changed
+    def __init__(
+        self, address: str, changed: Callable[[], None] = lambda: None, forgotten: Callable[[str], None] = lambda name: None
+    ) -> None:
+        self.address, self._changed, self._forgotten = address, changed, forgotten
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._live: dict[str, LiveRequest] = {}
@@ -155,11 +158,6 @@ class EngineClient:
     @property
     def live_count(self) -> int:
         return len(self._live)
-
-    @property
-    def begun_count(self) -> int:
-        """The live requests that have had an output of their present engine core."""
-        return len(self._numbered)
 
     @property
     def live(self) -> Iterable[LiveRequest]:
@@ -321,6 +319,7 @@ class EngineClient:
         """Remove a request from the live ones and return it, None if it was not live."""
         if (live := self._live.pop(name, None)) is not None:
             self._numbered.pop(live.number, None)
+            self._forgotten(name)
         return live
 
     async def _ask_when_silent(self) -> None:

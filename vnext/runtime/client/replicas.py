@@ -1,8 +1,9 @@
 """Replicas: several engines as one client. Each prompt goes to one of them, and goes on at another when that one ends.
 
-Owns the choice of the engine, the seeds of requests that bring none, and what becomes of requests whose engine has ended: another
-one that is ready computes them again from their tokens, so their texts stay. They wait only while no engine is ready. Requests
-that two engine cores in a row have lost stay with the last one, whose successor tries them alone (core/trials.py).
+Owns what is known of each engine, folded from its events (router/), the seeds of requests that bring none, and what becomes of
+requests whose engine has ended: another one that is ready computes them again from their tokens, so their texts stay. They wait
+only while no engine is ready. Requests that two engine cores in a row have lost stay with the last one, whose successor tries them
+alone (core/trials.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import asyncio
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from vnext.router.policies import DEFAULT_POLICY, Arriving, Candidate, route
+from vnext.router.policies import DEFAULT_POLICY
+from vnext.router.prompts import Prompt
+from vnext.router.router import Router
 from vnext.runtime.client.client import EngineClient
 from vnext.runtime.client.connection import weights_folder
 from vnext.runtime.client.followers import Followers
@@ -33,6 +37,8 @@ DEATHS_MAX = 1
 ALL_DEATHS = 2**62
 KEY_TOKENS, TOKEN_BYTES = 256, 4
 """Requests without a salt whose prompts begin with the same `KEY_TOKENS` have one key of consistent hashing."""
+BLIND_POLICIES = ("round_robin", "consistent_hash")
+"""Those that ask nothing of an engine, whose events need not be followed then."""
 OTHERS = 2**63
 """Added to the numbers of processes, which are thereby no request's."""
 Item = TypeVar("Item")
@@ -43,9 +49,9 @@ class Replicas:
 
     def __init__(self, addresses: Sequence[str], policy: str) -> None:
         """`policy`: a name of router/policies.py."""
-        self._policy = policy
-        self._clients = tuple(EngineClient(address, self._share_out) for address in addresses)
-        self._sequence, self._decisions = count(), count()
+        self._router = Router(len(addresses), policy)
+        self._clients = tuple(EngineClient(address, self._share_out, self._router.done) for address in addresses)
+        self._sequence = count()
         self._root_seed = 0
         self._is_closed = False
 
@@ -60,6 +66,8 @@ class Replicas:
             raise failed[0]
         root_seed = replicas.ready.root_seed
         replicas._root_seed = derived_seed(root_seed, OTHERS + number) if number else root_seed
+        if policy not in BLIND_POLICIES:
+            replicas._watch()
         return replicas
 
     @property
@@ -176,26 +184,38 @@ class Replicas:
         seed = derived_seed(self._root_seed, number)
         return replace(request, sampling=replace(request.sampling, seed=seed), has_seed=True)
 
+    def _watch(self) -> None:
+        """Have the router follow the events of each engine."""
+        for number, client in enumerate(self._clients):
+            client.followers.add(partial(self._feed, number))
+
+    def _feed(self, number: int, data: bytes) -> None:
+        if self._router.views[number].feed(data):
+            self._clients[number].followers.ask()
+
     def _place(self, requests: Iterable[LiveRequest]) -> None:
         """Send requests to engines, those of one prompt to one."""
-        chosen: dict[bytes, EngineClient] = {}
+        chosen: dict[bytes, int] = {}
         for live in requests:
-            prompt = live.request.prompt
-            if prompt not in chosen:
-                chosen[prompt] = self._choose(live.request)
-            chosen[prompt].take(live)
+            prompt, request = live.request.prompt, live.request
+            chosen[prompt] = self._choose(request, chosen.get(prompt))
+            self._clients[chosen[prompt]].take(live)
 
-    def _choose(self, request: SubmitRequest) -> EngineClient:
-        """The engine that the policy names, of those that answer; else of those that are ready, else of those that live."""
+    def _choose(self, request: SubmitRequest, sibling: int | None) -> int:
+        """The number of the engine that the policy names, of those that answer; else of those that are ready, else of those that
+        live. `sibling`: that of an earlier request of the same prompt, which this one follows."""
         answering = {client for client in self._clients if client.is_up and client.trouble is None}
         ready = {client for client in self._clients if client.is_up}
         living = {client for client in self._clients if client.death is None}
-        able = answering or ready or living
-        tokens, key = len(request.prompt) // TOKEN_BYTES, request.cache_salt.encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
-        candidates = [_candidate(client, client in able, tokens) for client in self._clients]
-        place = route(self._policy, candidates, Arriving(tokens=tokens, key=key, sequence=next(self._decisions)))
-        assert place is not None, "an engine lives"
-        return self._clients[place]
+        able = [client in (answering or ready or living) for client in self._clients]
+        if sibling is not None:
+            able = [number == sibling for number in range(len(able))]
+        sampling = replace(request.sampling, adapter=request.adapter.digest if request.adapter else "")
+        prompt = Prompt.of(request.prompt + request.generated, sampling, request.cache_salt)
+        key = request.cache_salt.encode() or request.prompt[: KEY_TOKENS * TOKEN_BYTES]
+        number = self._router.choose(request.name, prompt, able, key)
+        assert number is not None, "an engine lives"
+        return number
 
     def _share_out(self) -> None:
         """An engine core has ended or is ready: no request waits for one that is not, while another one is."""
@@ -220,19 +240,6 @@ async def connect_engines(
     if len(addresses) == 1:
         return await EngineClient.connect(addresses[0], timeout_s)
     return await Replicas.connect(addresses, timeout_s, policy, number)
-
-
-def _candidate(client: EngineClient, is_ready: bool, tokens: int) -> Candidate:
-    """What is known of an engine: its latest figures, and this process's requests, of which those that wait are taken to have as
-    many tokens as the arriving one."""
-    stats = client.stats
-    running = max(client.begun_count, 0 if stats is None else stats.running)
-    waiting = max(client.live_count - client.begun_count, 0 if stats is None else stats.waiting)
-    free, pages = (0, 0) if stats is None else (stats.blocks_total - stats.blocks_held, stats.blocks_total)
-    return Candidate(
-        hit_tokens=0, waiting_tokens=waiting * tokens, running=running, waiting=waiting, free_pages=free, page_count=pages,
-        is_ready=is_ready,
-    )  # fmt: skip
 
 
 def _sentence(sentences: Sequence[str | None]) -> str | None:
