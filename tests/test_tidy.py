@@ -87,7 +87,9 @@ ARROWS = {
         "text", "log", "sampling_params", "version",
     },
     # `vnext router` is a server's outside once more
-    "router/proxy": {"router/*", "server/*", "server/http", "server/context", "runtime/*", "exits", "version"},
+    "router/proxy": {
+        "router/*", "state/events", "server/*", "server/http", "server/context", "runtime/*", "exits", "version",
+    },
     "options": {
         "kernels/attention_backends", "router/policies", "router/proxy/settings", "runtime/settings", "runtime/speculation",
         "runtime/log_lines", "server/*", "sched/policies", "version",

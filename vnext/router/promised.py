@@ -61,7 +61,7 @@ class Promised:
         if self._routed:
             for event in events:
                 if isinstance(event, RequestArrived):
-                    self.remove(event.name)
+                    self._arrive(event.name)
 
     def begin(self, state: State) -> None:
         """Another stream begins with this state, which has the arrivals of some that were routed."""
@@ -69,9 +69,14 @@ class Promised:
             self._drop(gone)
         self._arrived, self._followed = {}, None
         for request in state.requests.mapping().values():
-            self.remove(request.name)
+            self._arrive(request.name)
         for name, prompt in tuple(self._unmeasured.items()):
             self.add(name, state, prompt)
+
+    def _arrive(self, name: str) -> None:
+        """It is in the state. An API server adds two parts to the id of a request that came to it: digits, and the choice."""
+        self.remove(name)
+        self.remove(name.rsplit("-", 2)[0])
 
     def follow(self, state: State) -> None:
         """The replica's newest state."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,9 +21,9 @@ import pytest
 TESTS = Path(__file__).resolve().parents[2]
 sys.path.append(str(TESTS / "e2e"))
 
-from serving import ROOT, Server, serving  # noqa: E402  (needs the path above)
+from serving import ROOT, Server, eventually, serving  # noqa: E402  (needs the path above)
 
-SMALL = ("--threads", "1", "--num-blocks-override", "128", "--max-num-seqs", "8", "--log", "off")
+SMALL = ("--show-events", "--threads", "1", "--num-blocks-override", "128", "--max-num-seqs", "8", "--log", "off")
 CHAT: dict[str, Any] = {
     "model": "demo_model", "messages": [{"role": "user", "content": "What is Python?"}], "max_tokens": 400, "temperature": 0.8,
     "seed": 11, "extra_body": {"ignore_eos": True},
@@ -72,6 +73,33 @@ def routing(*arguments: str) -> Iterator[RouterProcess]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     with ExitStack() as stack:
         yield [stack.enter_context(serving(tmp_path_factory.mktemp("log"), *SMALL)) for _ in range(2)]
+
+
+def conversation(subject: str) -> dict[str, Any]:
+    return {"model": "demo_model", "messages": [{"role": "user", "content": f"Tell me of {subject}. " * 20}], "max_tokens": 2}
+
+
+def test_a_router_knows_at_once_what_the_servers_have_cached(pair: list[Server]) -> None:
+    """Its predecessor sent it; this one has it from their events, and its own texts say nothing."""
+    backends = [word for each in pair for word in ("--backend", each.url)]
+    homes: dict[str, str] = {}
+    subjects = ["the sea", "the wind", "the sun", "the stars"]
+    for order in (subjects, subjects[::-1]):  # so that equally good servers, which take turns, would be others
+        with routing("--port", "0", *backends) as router:
+            assert eventually(lambda: {each["view"] for each in router.backends()} == {"exact"})
+            for subject in order:
+                before = {each.url: each.metric("vnext_prompt_tokens_total") for each in pair}
+                router.openai.chat.completions.create(**conversation(subject))
+                [home] = [each.url for each in pair if eventually_more(each, before)]
+                assert homes.setdefault(subject, home) == home
+            router.process.send_signal(signal.SIGKILL)
+    assert set(homes.values()) == {each.url for each in pair}
+
+
+def eventually_more(server: Server, before: dict[str, float]) -> bool:
+    """Whether it has had a prompt since. Its figures follow by a moment."""
+    time.sleep(0.3)
+    return server.metric("vnext_prompt_tokens_total") > before[server.url]
 
 
 def test_a_killed_server_a_killed_router_and_a_drain(pair: list[Server]) -> None:

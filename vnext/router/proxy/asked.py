@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(_Body)
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `model` is "" where it names none. `is_stream`: it is one with which another server could go on. `hashes`: of
     its prompt's pieces; `tokens`: about its length; `key`: what `consistent_hash` keeps together. `takes_seed`: it has none.
-    `previous`: the id of the stored response that it continues, "" for none."""
+    `previous`: the id of the stored response that it continues, "" for none. `salt`: its cache salt."""
 
     body: bytes
     model: str = ""
@@ -53,6 +53,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes = b""
     takes_seed: bool = False
     previous: str = ""
+    salt: str = ""
 
     def with_seed(self, seed: int) -> bytes:
         """The body with a seed; a decoder takes the last of two members of one name, and one may be null."""
@@ -80,4 +81,5 @@ def read_asked(path: str, body: bytes, is_json: bool) -> Asked:
         key=text[:KEY_BYTES] if given is None else given.encode(errors="replace"),
         takes_seed=is_stream and found.seed is None and not found.use_beam_search,
         previous=found.previous_response_id if isinstance(found.previous_response_id, str) else "",
+        salt=salt,
     )

@@ -1,7 +1,7 @@
 """Backend: one server behind the router, what is known of it, and the requests that it has from here.
 
-Owns the router's own counts, which stand for a server's load where the server itself shows none, and the approximate view of
-its cache.
+Owns the router's own counts, which stand for a server's load where the server itself shows none, and both views of its cache: the
+approximate one and, of a server that can be followed, the exact one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 from vnext.router.approximate import BYTES_PER_TOKEN, PIECE_BYTES, PrefixTree
 from vnext.router.policies import Candidate
 from vnext.router.proxy.asked import Asked
+from vnext.router.proxy.tokens import Known
+from vnext.router.view import View
 
 INVARIANT = "yes"
 """How a vnext server's `batch_invariant` begins where its tokens do not depend on the batch."""
@@ -60,7 +62,8 @@ class Live:
 
 
 class Backend:
-    """See the module. `trouble`: why it gets no requests, "" if it does; `asked`: it has been looked at once. Mutable."""
+    """See the module. `trouble`: why it gets no requests, "" if it does; `asked`: it has been looked at once; `exact`: its view, if
+    it shows its events. Mutable."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -72,6 +75,7 @@ class Backend:
         self.idle.set()
         self.running = self.waiting = self.waiting_tokens = 0
         self.tree = PrefixTree()
+        self.exact: View | None = None
 
     @property
     def live(self) -> int:
@@ -85,19 +89,31 @@ class Backend:
     @property
     def view(self) -> str:
         """How well its cache and its queue are known."""
-        return "approximate"
+        return "exact" if self.is_exact else "approximate"
+
+    @property
+    def is_exact(self) -> bool:
+        return self.exact is not None and self.exact.is_exact
 
     def serves(self, model: str) -> bool:
         """Whether it has the model; "" stands for any."""
         return not model or model in self.identity.models
+
+    def knows_tokens(self, model: str) -> bool:
+        """Whether it converts texts to the tokens of this model. An adapter's blocks have names that its digest makes."""
+        return self.serves(model) and not self.identity.models.get(model, {}).get("parent")
 
     def failed(self, sentence: str) -> None:
         """It refuses connections or has broken one: it is out until it has answered a look, which comes at once."""
         self.trouble = sentence
         self.look_now.set()
 
-    def candidate(self, asked: Asked, may_serve: bool) -> Candidate:
+    def candidate(self, asked: Asked, known: Known, may_serve: bool) -> Candidate:
         """What the policies are given."""
+        if self.exact is not None and self.exact.is_exact:
+            found = self.exact.candidate(known.prompt, may_serve)
+            hits = found.hit_tokens if known.by_tokens else max(found.hit_tokens, self._hit_tokens(asked))
+            return msgspec.structs.replace(found, hit_tokens=hits)
         return Candidate(
             hit_tokens=self._hit_tokens(asked),
             waiting_tokens=self.waiting_tokens,
@@ -109,14 +125,18 @@ class Backend:
         )
 
     @contextmanager
-    def serving(self, asked: Asked) -> Iterator[Live]:
-        """It has the request until the block ends."""
-        live = Live(self, max(0, asked.tokens - self._hit_tokens(asked)))
+    def serving(self, asked: Asked, known: Known, name: str) -> Iterator[Live]:
+        """It has the request until the block ends. `name`: how its engine's names of the request begin."""
+        live, exact = Live(self, max(0, asked.tokens - self._hit_tokens(asked))), self.exact
         self.tree.insert(asked.hashes)
+        if exact is not None:
+            exact.routed(name, known.prompt)
         try:
             yield live
         finally:
             live.end()
+            if exact is not None:
+                exact.done(name)
 
     def _hit_tokens(self, asked: Asked) -> int:
         return self.tree.matched(asked.hashes) * PIECE_BYTES // BYTES_PER_TOKEN

@@ -7,13 +7,16 @@ from collections.abc import Collection
 import aiohttp
 from aiohttp import web
 
+from vnext.router.approximate import BYTES_PER_TOKEN
 from vnext.router.proxy.asked import Asked
 from vnext.router.proxy.backend import Backend
 from vnext.router.proxy.fleet import Fleet, NoBackend
+from vnext.router.proxy.headers import Pairs
 from vnext.router.proxy.health import Health
 from vnext.router.proxy.homes import Homes
 from vnext.router.proxy.metrics import RouterMetrics
 from vnext.router.proxy.settings import RouterSettings
+from vnext.router.proxy.tokens import FIELDS, NOTHING, TEXT_BYTES_MIN, Known, text_prompt, token_prompt
 from vnext.server.context.admission import Quota, RequestLimiter
 from vnext.server.context.api_keys import ApiKeys
 
@@ -44,7 +47,18 @@ class RouterContext:
         )
         self.health = Health(self.fleet, self.session, settings.backend_api_key)
 
-    def choose(self, asked: Asked, path: str, tried: Collection[Backend]) -> Backend:
+    async def known(self, asked: Asked, path: str, headers: Pairs) -> Known:
+        """A request's prompt: by its tokens, where these decide among exact views and a server says them, or else by its text."""
+        exact = [each for each in self.fleet if each.is_exact and each.is_ready and each.knows_tokens(asked.model)]
+        is_long = asked.tokens * BYTES_PER_TOKEN >= TEXT_BYTES_MIN
+        if len(exact) > 1 and is_long and path in FIELDS and self.settings.routing_policy == "prefix":
+            least = min(exact, key=lambda each: each.live)
+            prompt = await token_prompt(self.session, least.url, path, asked, headers)
+            if prompt is not None:
+                return Known(prompt, True)
+        return Known(text_prompt(asked), False) if exact else NOTHING
+
+    def choose(self, asked: Asked, known: Known, path: str, tried: Collection[Backend]) -> Backend:
         """The server for a request, none of `tried`. Raises NoBackend, ModelUnknown."""
         if path.startswith(OF_ONE_SERVER):
             first = next(iter(self.fleet))
@@ -54,7 +68,7 @@ class RouterContext:
         home = self.homes.of(path, asked)
         if home is not None and home.is_ready and home not in tried:
             return home
-        return self.fleet.choose(asked, lambda each: each not in tried)
+        return self.fleet.choose(asked, known, lambda each: each not in tried)
 
     async def close(self) -> None:
         self.health.close()

@@ -26,6 +26,7 @@ from vnext.router.proxy.fleet import NoBackend
 from vnext.router.proxy.headers import Pairs, to_client, to_server
 from vnext.router.proxy.health import reason_of
 from vnext.router.proxy.outgoing import Failed, Outgoing
+from vnext.router.proxy.tokens import NOTHING
 from vnext.server.context.errors import ClientGone, ModelUnknown
 from vnext.server.context.identity import REQUEST_ID, REQUEST_ID_HEADER
 
@@ -43,6 +44,8 @@ BUSY = frozenset({429, 502, 503})
 WHOLE_BYTES_MAX = 2**20
 """A longer answer passes in pieces, and a server that fails within it cannot be replaced."""
 EVENTS = "text/event-stream"
+KINDS = {"/v1/chat/completions": "chatcmpl", "/v1/completions": "cmpl", "/v1/messages": "msg", "/v1/responses": "resp"}
+"""Path -> how an engine's names of its requests begin, before the request's id."""
 LOST = "The server ended within this answer, and no other can go on with it: send the request again."
 _UPSTREAM_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 
@@ -59,15 +62,18 @@ class Exchange:
         self._answers: list[web.Response] = []
         self._tries = 0
         self._started_s = time.monotonic()
+        self._known = NOTHING
         self._out: Outgoing | None = None
 
     async def run(self) -> web.StreamResponse:
         """Pass the request on and its answer back. Raises NoBackend, ModelUnknown, ClientGone."""
+        self._known = await self._context.known(self._asked, self._request.path, self._headers())
+        name = f"{KINDS.get(self._request.path, '')}-{self._request[REQUEST_ID]}"
         while True:
             backend = self._next() if self._out is None else await self._successor(self._out)
             if backend is None:
                 return await self._give_up()
-            with backend.serving(self._asked) as live:
+            with backend.serving(self._asked, self._known, name) as live:
                 try:
                     return await self._through(backend, live)
                 except Failed as failure:
@@ -80,7 +86,7 @@ class Exchange:
         if self._tries >= TRIES_MAX:
             return None
         try:
-            return self._context.choose(self._asked, self._request.path, self._tried)
+            return self._context.choose(self._asked, self._known, self._request.path, self._tried)
         except (NoBackend, ModelUnknown):
             if not self._tried:
                 raise
@@ -96,7 +102,7 @@ class Exchange:
                 while True:
                     changed = fleet.changed
                     try:
-                        return fleet.choose(self._asked, lambda each: each.identity.fingerprint == out.fingerprint)
+                        return fleet.choose(self._asked, self._known, lambda each: each.identity.fingerprint == out.fingerprint)
                     except (NoBackend, ModelUnknown):
                         await changed.wait()
         except TimeoutError:

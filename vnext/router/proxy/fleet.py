@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from vnext.router.policies import Arriving, Candidate, route
 from vnext.router.proxy.asked import Asked
 from vnext.router.proxy.backend import Backend
+from vnext.router.proxy.tokens import Known
 from vnext.server.context.errors import ModelUnknown
 
 _ABSENT = Candidate(hit_tokens=0, waiting_tokens=0, running=0, waiting=0, free_pages=0, page_count=0, is_ready=False)
@@ -66,16 +67,17 @@ class Fleet:
             raise BackendRefused(f"{url[:200]} is no backend of this router: GET /router/backends lists them")
         return found
 
-    def choose(self, asked: Asked, may_serve: Callable[[Backend], bool]) -> Backend:
+    def choose(self, asked: Asked, known: Known, may_serve: Callable[[Backend], bool]) -> Backend:
         """The server for a request, among those that are ready, have its model and fulfil a condition. Raises NoBackend,
         ModelUnknown."""
         candidates = [
             _ABSENT
             if each is None
-            else each.candidate(asked, each.is_ready and each.serves(asked.model) and may_serve(each))
+            else each.candidate(asked, known, each.is_ready and each.serves(asked.model) and may_serve(each))
             for each in self._places
         ]
-        place = route(self.policy, candidates, Arriving(tokens=asked.tokens, key=asked.key, sequence=self._sequence))
+        tokens = len(known.prompt) if known.by_tokens else asked.tokens
+        place = route(self.policy, candidates, Arriving(tokens=tokens, key=asked.key, sequence=self._sequence))
         found = None if place is None else self._places[place]
         if found is None:
             raise self._why_none(asked.model)

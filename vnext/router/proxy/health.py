@@ -16,6 +16,7 @@ import msgspec
 
 from vnext.router.proxy.backend import INVARIANT, Backend, Identity
 from vnext.router.proxy.fleet import Fleet
+from vnext.router.proxy.following import Follower
 from vnext.server.console import write_line
 
 INTERVAL_S = 2.0
@@ -35,19 +36,21 @@ class Health:
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, key: str) -> None:
         self._fleet, self._session = fleet, session
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._tasks: dict[Backend, asyncio.Task[None]] = {}
+        self._tasks: dict[Backend, tuple[asyncio.Task[None], ...]] = {}
         self._reported: dict[Backend, bool] = {}
 
     def watch(self, backend: Backend) -> None:
-        self._tasks[backend] = asyncio.create_task(self._watch(backend))
+        follower = Follower(backend, self._fleet, self._session, self._headers)
+        self._tasks[backend] = asyncio.create_task(self._watch(backend)), asyncio.create_task(follower.follow())
 
     def forget(self, backend: Backend) -> None:
-        self._tasks.pop(backend).cancel()
+        for task in self._tasks.pop(backend):
+            task.cancel()
         self._reported.pop(backend, None)
 
     def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
+        for backend in tuple(self._tasks):
+            self.forget(backend)
 
     async def look(self, backend: Backend) -> None:
         """Ask a server once; afterwards its trouble and its identity are those of this moment."""
@@ -120,14 +123,10 @@ class Health:
 
 
 def description(backend: Backend) -> str:
-    """A server in words: what it is and serves, and how well it is known."""
+    """A server in words: what it is and serves, and how well it is known: `Follower` reports if that changes."""
     identity = backend.identity
     kind = f"vnext {identity.version}" if identity.is_vnext else "an OpenAI server"
-    return f"{kind}, {', '.join(identity.models)}; its cache is known by {VIEWS[backend.view]}"
-
-
-VIEWS = {"exact": "its events", "approximate": "the texts that it was sent"}
-"""How a server is known -> the same in words."""
+    return f"{kind}, {', '.join(identity.models)}; its cache is known by the texts that it is sent"
 
 
 def reason_of(error: BaseException) -> str:
