@@ -76,7 +76,7 @@ ROUTER_BUGS = [
     bug(
         "a routed request counts when it has arrived, too",
         "router.promised",
-        "                if isinstance(event, RequestArrived):\n                    self.remove(event.name)\n",
+        "                if isinstance(event, RequestArrived):\n                    self._arrive(event.name)\n",
         "                pass\n\n",
         "R3",
     ),
