@@ -131,6 +131,17 @@ def test_what_names_a_block_divides_hits() -> None:
 # ---- what is on its way --------------------------------------------------------------------------------------------
 
 
+def test_a_request_counts_once_under_the_name_that_an_api_server_makes_of_its_id() -> None:
+    """It adds digits where the id came with the request, and the number of the choice."""
+    for name in ("chatcmpl-me-0a1b2c3d-0", "chatcmpl-me-0"):
+        streaming = Streaming()
+        streaming.view.routed("chatcmpl-me" if name.count("-") > 2 else name, prompt_of(COUNTING))
+        before = known(streaming.view)
+        streaming.engine.arrive(COUNTING, name=name)
+        assert before["waiting"] == known(streaming.view)["waiting"] == 1
+        assert before["waiting_tokens"] == known(streaming.view)["waiting_tokens"] == len(COUNTING)
+
+
 def test_a_routed_request_counts_once_from_its_decision_to_its_end() -> None:
     streaming = Streaming()
     view, engine = streaming.view, streaming.engine

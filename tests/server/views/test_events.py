@@ -100,3 +100,10 @@ def test_a_stream_ends_with_its_engine() -> None:
         server.engine.say(EngineDied(message="It ended."))
         assert answer.read() == b""
         assert server.get("/events")[0] == 503
+
+
+def test_a_server_of_several_engines_streams_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EdgeServer(show_events=True) as server:
+        monkeypatch.setattr(type(server.context.client), "engines", property(lambda client: (client, client)))
+        status, answer, _ = server.get("/events")
+        assert status == 403 and "several engines" in answer["error"]["message"]

@@ -47,6 +47,8 @@ async def stream_events(request: web.Request) -> web.StreamResponse:
     if not context.settings.show_events:
         raise LogHidden("This server does not stream its events: start it with --show-events.")
     require_trusted(request, context.settings, "Events are streamed")
+    if len(context.client.engines) > 1:
+        raise LogHidden("This server has several engines, and the events of one would say little: it routes among them itself.")
     context.check_engine()
     with request.app[READERS]:
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"})
