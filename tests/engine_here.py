@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from vnext.exits import FAILED
 from vnext.runtime.core import process as core_process
 from vnext.runtime.processes import launch
 from vnext.runtime.settings import CoreSettings
@@ -24,9 +25,11 @@ class CoreThread:
 
     def __init__(self, name: str, module: str) -> None:
         assert module == "vnext.runtime.core.main", "this is a thread for engine cores"
+        self.name, self.process = name, self
+        self._exit, self._exiting = socket.socketpair()
         self._waker, self._wake = socket.socketpair()
         self._thread: threading.Thread | None = None
-        self.returncode = 0
+        self.returncode, self._has_ended = 0, False
 
     def send_config(self, config: bytes) -> None:
         settings = msgspec.msgpack.decode(config, type=CoreSettings)
@@ -35,8 +38,25 @@ class CoreThread:
         self._thread.start()
 
     def _run(self, settings: CoreSettings) -> None:
-        self.returncode = -1  # until `run` returns: an exception is pytest's to tell
-        self.returncode = core_process.run_until(self._wake, settings)
+        self.returncode = FAILED  # until `run` returns: an exception is pytest's to tell, and no other core follows
+        try:
+            self.returncode = core_process.run_until(self._wake, settings)
+        finally:
+            self._exiting.close()
+            self._has_ended = True
+
+    @property
+    def exit_fd(self) -> int | None:
+        """Becomes readable when the core ends."""
+        return self._exit.fileno() if self._exit.fileno() >= 0 else None
+
+    @property
+    def end_in_words(self) -> str:
+        return f"{self.name} ended with exit status {self.returncode}"
+
+    def poll(self) -> int | None:
+        """As of Popen."""
+        return self.returncode if self._has_ended else None
 
     def check_alive(self) -> None:
         assert self._thread.is_alive(), f"the engine core has ended with {self.returncode}"
@@ -47,8 +67,8 @@ class CoreThread:
             self._waker.send(b"e")
             self._thread.join(grace_s)
             assert not self._thread.is_alive(), f"the engine core goes on {grace_s} s after it was asked to end"
-            self._waker.close()
-            self._wake.close()
+            for each in (self._waker, self._wake, self._exit):
+                each.close()
         return self.returncode
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,21 @@ class Server:
         text = asyncio.run(fetch_text(f"{self.url}/metrics"))
         lines = (line for line in text.splitlines() if re.match(rf"{name}(\{{|\s)", line))
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
+    """What the work gives, or its error, is put into the list when the thread ends."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:  # the thread's outcome is the test's to judge
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from serving import ROOT, complete_all, serving
+from serving import ROOT, complete_all, in_background, serving
 
 from vnext.replay.cli.main import main as replay
 
@@ -26,29 +25,14 @@ def long_request(index: int) -> dict[str, Any]:
     return {"model": "demo", "prompt": f"def f{index}(", "max_tokens": LENGTH, "ignore_eos": True, "seed": index}
 
 
-def in_background(url: str, count: int) -> tuple[threading.Thread, list[Any]]:
-    """So many long requests at once; whatever they give, answers or an error, is put into the list."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.extend(complete_all(url, [long_request(index) for index in range(count)], count))
-        except Exception as error:  # the thread's outcome is the test's to judge
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, found
-
-
 def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
     with serving(tmp_path, *COMMON, "--served-model-name", "demo") as server:
-        thread, found = in_background(server.url, 3)
+        thread, found = in_background(lambda: complete_all(server.url, [long_request(index) for index in range(3)], 3))
         while server.metric("vnext_num_requests_running") < 3:
             pass
         assert server.stop() == 0
         thread.join(END_TIMEOUT_S)
-    assert [answer["usage"]["completion_tokens"] for answer in found] == [LENGTH] * 3
+    assert [answer["usage"]["completion_tokens"] for answer in found[0]] == [LENGTH] * 3
     assert replay(["verify", "--laws", str(server.log_dir)]) == 0
 
 

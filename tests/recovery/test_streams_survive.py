@@ -17,12 +17,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import END_TIMEOUT_S, ROOT, Server, complete_all, eventually, serving
+from serving import END_TIMEOUT_S, ROOT, Server, complete_all, eventually, in_background, serving
 
 from vnext import LLM, BeamSearchParams, SamplingParams
 from vnext.replay.cli.main import main as replay
 from vnext.replay.reading.folding import Folded, fold
 from vnext.replay.reading.source import open_log
+from vnext.runtime.client.output_stream import EngineDead
 from vnext.state.events import EngineRecovered
 
 COMMON = ("--dtype", "float32", "--threads", "1", "--digest-interval", "1", "--served-model-name", "demo", "--log", "full")
@@ -41,20 +42,6 @@ def cores_of(server: Server) -> set[int]:
         with suppress(psutil.Error):  # it has ended meanwhile
             found |= {process.pid} if CORE in process.cmdline() else set()
     return found
-
-
-def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    found: list[object] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:  # the thread's outcome is the test's to judge
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, found
 
 
 def text_of(server: Server) -> object:
@@ -197,6 +184,30 @@ def test_an_llm_goes_on(tmp_path: Path) -> None:
                 found.append(work())
             assert all(_plain(each) == _plain(expected) for each in found)
         assert llm._client._client.recoveries == 3
+
+
+def test_a_disk_that_fails_during_a_recovery_ends_no_stream_unless_the_log_is_required(tmp_path: Path, capfd) -> None:
+    """Where the folder of logs was there is a file: the next engine core cannot make its own."""
+    sampled = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=3)
+    for required in (False, True):
+        logs = tmp_path / str(required)
+        with LLM(dtype="float32", threads=1, log_dir=str(logs), log_required=required, max_restarts=2) as llm:
+            work = lambda: llm.generate([[5, 6, 7]], sampled, use_tqdm=False)[0].outputs[0].token_ids  # noqa: E731
+            expected = work()
+            logs.rename(tmp_path / f"{required}, moved")
+            logs.write_text("")
+            timer = threading.Timer(0.1, lambda: os.kill(llm._engine.engines[0].child.pid, signal.SIGKILL))
+            timer.start()
+            if required:
+                with pytest.raises(EngineDead, match=f"{logs}/.* cannot be written .*--log off"):
+                    [work() for _ in range(50)]
+                continue
+            found = [work()]
+            while timer.is_alive() or not llm._client._client.recoveries:
+                found.append(work())
+            assert all(each == expected for each in found)
+    said = capfd.readouterr().err
+    assert said.count("The engine goes on without a log, until it is started again: the log directory") == 1
 
 
 def _plain(answers: object) -> str:

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from log_drive import record
+from log_answers import PRIVACY, answer, events_of, logs_by_privacy
 
-from vnext.log.codec import Frame
 from vnext.replay.answers.stuck import StuckDetector
 from vnext.replay.cli.main import main
 from vnext.replay.execution.recorded import Asked, Walk
@@ -19,26 +18,10 @@ from vnext.replay.reading.source import UnusableLog, open_log
 from vnext.replay.ui.step import reported
 from vnext.state.events import EnginePaused, PrefixCacheReset, WeightsChanged
 
-PRIVACY = pytest.mark.parametrize("privacy", ["full", "shape"])
-
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory) -> dict[str, Path]:
-    """By privacy, in segments of 3 kB; `whole` is `full` in one."""
-    folder = tmp_path_factory.mktemp("logs")
-    more = dict(arrivals=60, timestamped=True, changing=0.06)
-    made = {privacy: record(folder / privacy, privacy, size=3000, **more) for privacy in ("full", "shape")}
-    return made | {"whole": record(folder / "whole", "full", **more)}
-
-
-def answer(capsys, *arguments: object) -> tuple[int, dict]:
-    capsys.readouterr()
-    code = main([*map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def events_of(log_dir: Path) -> list:
-    return [event for item in open_log(log_dir).items() if isinstance(item, Frame) for event in item.events]
+    return logs_by_privacy(tmp_path_factory, changing=0.06)
 
 
 def changes_of(log_dir: Path) -> list[WeightsChanged]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
+from log_answers import PRIVACY, answer, events_of, logs_by_privacy
 from log_drive import engine, record, small_config, started
 from msgspec.structs import replace
 
@@ -42,26 +43,11 @@ from vnext.state.reduce import reduce, start
 from vnext.state.state import State
 
 RESUMED = 5
-PRIVACY = pytest.mark.parametrize("privacy", ["full", "shape"])
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory) -> dict[str, Path]:
-    """By privacy, in segments of 3 kB; `whole` is `full` in one."""
-    folder = tmp_path_factory.mktemp("logs")
-    more = dict(arrivals=60, timestamped=True, recovering=0.03, resumed=RESUMED)
-    made = {privacy: record(folder / privacy, privacy, size=3000, **more) for privacy in ("full", "shape")}
-    return made | {"whole": record(folder / "whole", "full", **more)}
-
-
-def answer(capsys, *arguments: object) -> tuple[int, dict]:
-    capsys.readouterr()
-    code = main([*map(str, arguments), "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
-def events_of(log_dir: Path) -> list:
-    return [event for item in open_log(log_dir).items() if isinstance(item, Frame) for event in item.events]
+    return logs_by_privacy(tmp_path_factory, recovering=0.03, resumed=RESUMED)
 
 
 def folded(log_dir: Path) -> list[Folded]:

@@ -228,6 +228,40 @@ def test_ranks_that_cannot_start_are_tried_later_each_time_and_then_no_more(
     assert len(starts) == 10 and gaps == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.11)
 
 
+@pytest.mark.parametrize("held_s", [3.0, float("inf")])
+def test_ranks_that_the_system_holds_are_waited_for_and_not_for_ever(
+    make_bench, monkeypatch: pytest.MonkeyPatch, held_s: float  # noqa: F811
+) -> None:
+    """The ranks that take their place load when the memory is free, or after a while beside it."""
+    now, loaded, made = [100.0], [], []
+    lost_s = now[0]
+
+    class Held(Ranks):
+        killed = False
+        has_ended = property(lambda self: self.killed and now[0] >= lost_s + held_s, lambda self, value: None)
+
+        def kill(self) -> None:
+            self.killed = True
+
+    class Next(Ranks):
+        def begin(self) -> None:
+            loaded.append(now[0] - lost_s)
+
+    monkeypatch.setattr(recoveries.time, "monotonic", lambda: now[0])
+    ranks = Held(lambda plans: killed() if plans == 3 else None)
+    bench = make_bench(ranks, recovery=recovery_of(made, Next))
+    socket = bench.client()
+    bench.say(socket, *(wish(name, [1, 2, 3], 12) for name in "ab"))
+    for _ in range(200):
+        bench.turn(1)
+        now[0] += 0.25
+    heard = bench.heard(socket)
+    assert [tokens_of(heard, name) for name in "ab"] == [expected_tokens(number, 3, 12) for number in range(2)]
+    assert len(made) == 1 and loaded == [pytest.approx(min(held_s, recoveries.HELD_MAX_S), abs=1.5)]
+    bench.core.shut_down()
+    bench.core.stop_ranks(0.0)
+
+
 def test_ranks_of_other_weights_are_not_taken(make_bench) -> None:  # noqa: F811
     model = ModelFacts(vocab_size=50, position_count_max=64, eos_token_ids=())
     facts = RankReady(model=model, rank=0, page_count_max=9, block_bytes=1, model_digest="as it was", environment={})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from vnext.runtime.processes import subprocesses
 from vnext.runtime.processes.subprocesses import (
     CONFIG_BYTES_MAX,
     PARENT_DIED_EXIT_CODE,
@@ -37,6 +38,16 @@ child = start_child("sleeper", "sleeper")
 child.send_config(sys.argv[1].encode())
 print(child.pid, flush=True)
 child.wait()
+"""
+
+TRACER = """
+import ctypes, os, sys
+SEIZE, TRACE_EXIT = 0x4206, 0x40
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+failed = libc.ptrace(SEIZE, int(sys.argv[1]), None, TRACE_EXIT)
+print(os.strerror(ctypes.get_errno()) if failed else "traced", flush=True)
+sys.stdin.read()
 """
 
 Starter = Callable[..., Child]
@@ -122,6 +133,24 @@ def test_living_children_pass_the_check_and_exit_fd_tells_the_end(start: Starter
     assert select.select([child.exit_fd], [], [], GRACE_S)[0] == [child.exit_fd]
     with pytest.raises(ChildDied, match="SIGKILL.*out of memory"):
         check_alive([child])
+
+
+def test_a_killed_child_that_the_system_holds_is_not_waited_for_for_ever(
+    start: Starter, signpost: Signpost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL does not complete the end of a traced process before its tracer has looked at it, as in a wait for a disk."""
+    monkeypatch.setattr(subprocesses, "KILLED_TIMEOUT_S", 0.2)
+    child = start(ready_source(signpost.path))
+    child.send_config(b"ready")
+    assert signpost.read(5) == b"ready"
+    tracer = [sys.executable, "-c", TRACER, str(child.pid)]
+    with subprocess.Popen(tracer, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holding:
+        if (refusal := holding.stdout.readline().strip()) != "traced":
+            pytest.skip(f"this system does not let processes trace each other: {refusal}")
+        assert child.terminate(0.0) == -signal.SIGKILL
+        assert child.process.poll() is None, "the child has ended, so nothing held it"
+        holding.kill()
+    child.process.wait(GRACE_S)
 
 
 def test_config_for_a_dead_child_tells_why_it_died(start: Starter) -> None:

@@ -239,7 +239,7 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         compressed=engine.log_compress, required=engine.log_required, indexed=engine.log_index,
         starts_max=engine.log_keep, starts_bytes_max=engine.log_keep_bytes,
     )  # fmt: skip
-    recorder = Recorder.open(settings.log_dir, started, engine.log, bounds)
+    recorder = open_log(settings, started, bounds)
     seed = secrets.randbits(64) if engine.seed is None else engine.seed % 2**64
     notes = CoreNotes(settings.run_dir)
     ready = EngineReady(
@@ -264,6 +264,19 @@ def start_core(settings: CoreSettings, executor: Executor, front: zmq.Socket) ->
         core.begin_after(EngineRecovered(cause=before.cause, log=before.log, frames=frames), weights)
     notes.write(READY)
     return core, clients
+
+
+def open_log(settings: CoreSettings, started: EngineStarted, bounds: Bounds) -> Recorder:
+    """The log. Where other engine cores had one and the disk fails now, streams are worth more than a log, unless it is required.
+    Raises LogUnwritable."""
+    try:
+        return Recorder.open(settings.log_dir, started, settings.engine.log, bounds)
+    except LogUnwritable as error:
+        before = settings.predecessor
+        if before is None or before.replaced or bounds.required:
+            raise
+        logging.warning("The engine goes on without a log, until it is started again: %s", error)
+        return Recorder.unopened(str(error))
 
 
 def started_event(settings: CoreSettings, ranks: tuple[RankReady, ...]) -> EngineStarted:

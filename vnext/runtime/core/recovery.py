@@ -1,8 +1,8 @@
 """Recovery: other ranks in the place of those that died, hang or have drifted, while the engine core goes on.
 
 Owns the order: the lost ranks are ended, others start at once, or later where several were lost in a row, and load when the lost
-ones' memory is free. Gives up where `restarts_max` have been lost in a row without a step's result between. engine_core.py makes
-events of it and sends the state to the new ranks.
+ones' memory is free, or beside it where the system does not let go of a lost one. Gives up where `restarts_max` have been lost in a
+row without a step's result between. engine_core.py makes events of it and sends the state to the new ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from vnext.state.events import EngineRecovered, RequestId
 from vnext.state.state import State
 
 FIRST_DELAY_S, DELAY_MAX_S = 0.1, 10.0
+HELD_MAX_S = 10.0
+"""A killed process gives its memory back within a moment, unless it waits inside the system, which SIGKILL does not end."""
 MAY_DIFFER = ("page_count_max", "draft_costs")
 """Facts that a start measures; a cache keeps its size."""
 log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ class Recovery:
         self._generation = 0
         self._in_a_row = 0
         self._first_step = -1  # a commit of this step or a later one is progress
-        self._began_s = self._due_s = 0.0
+        self._began_s = self._due_s = self._held_until_s = 0.0
         self.sentence = ""
         self.count, self.seconds = 0, 0.0
         self.stall_count, self.stall_seconds = 0, 0.0
@@ -107,10 +109,12 @@ class Recovery:
         if self._next is None and time.monotonic() >= self._due_s:
             self._generation += 1
             self._next, self._loads = self._again(self._generation), False
-        if self._next is None or self._lost:
+        if self._next is None or (self._lost and time.monotonic() < self._held_until_s):
             return None
         if not self._loads:
             self._loads = True
+            if self._lost:
+                log.warning("Ranks that were killed have not ended: the system holds them. Others load beside them.")
             self._next.begin()
         if (facts := self._next.started()) is None:
             return None
@@ -126,6 +130,7 @@ class Recovery:
         if ranks is not None:
             ranks.kill()
             self._lost.append(ranks)
+            self._held_until_s = time.monotonic() + HELD_MAX_S
         count, self._in_a_row = self._in_a_row, self._in_a_row + 1
         if count >= self._restarts_max:
             times = "once" if count == 1 else f"{count} times in a row"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 OVERLAYS = Path("~/.local/state/vnext/checkpoints")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo_model"
+LOGS = "~/.local/state/vnext/logs"
 POLL_MS = 100
 STOP_GRACE_S = 10.0
 GOODBYE_LINGER_MS = 200
@@ -58,7 +59,7 @@ class RunningEngine:
         self._run_dir = run_dir
         pages = msgspec.structs.replace(core.engine, num_blocks_override=ready.config.page_count)
         later = msgspec.structs.replace(core, engine=pages)  # as much room as the requests were promised
-        self._supervisor = Supervisor(child, later, lambda: log_directory(core.engine, core.replica))
+        self._supervisor = Supervisor(child, later, lambda: _own_folder(_log_parent(core.engine, core.replica)))
         self.end_fd = self._supervisor.end_fd
 
     @property
@@ -212,10 +213,9 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
     loaded in vain."""
     if settings.log == "off":
         return ""
-    parent = Path(settings.log_dir or "~/.local/state/vnext/logs")
+    parent = Path(settings.log_dir or LOGS)
     try:
-        parent = parent.expanduser()
-        parent = parent / f"engine-{replica}" if settings.data_parallel_size > 1 else parent
+        parent = _log_parent(settings, replica)
         parent.mkdir(parents=True, exist_ok=True)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -225,7 +225,22 @@ def log_directory(settings: EngineSettings, replica: int = 0) -> str:
             f"the log directory {parent} cannot be written ({reason}): choose another one with --log-dir, or switch the log "
             "off with --log off"
         ) from error
-    return str((parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}").absolute())
+    return _own_folder(parent)
+
+
+def _log_parent(settings: EngineSettings, replica: int) -> Path | None:
+    """The folder in which starts have folders of their own; None when the log is off. Raises RuntimeError for a user without a
+    home."""
+    if settings.log == "off":
+        return None
+    parent = Path(settings.log_dir or LOGS).expanduser()
+    return parent / f"engine-{replica}" if settings.data_parallel_size > 1 else parent
+
+
+def _own_folder(parent: Path | None) -> str:
+    """A start's own folder, "" when the log is off. Whether it can be made is for the engine core to see."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.time_ns() % 10**6:06d}"
+    return "" if parent is None else str((parent / name).absolute())
 
 
 def await_ready(children: Sequence[Child], address: str) -> EngineReady:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from vnext.runtime.log_lines import ChildLines
 
 CONFIG_BYTES_MAX = 64 * 2**20
+KILLED_TIMEOUT_S = 10.0
 LAST_LINE_COUNT = 20
 PARENT_DIED_EXIT_CODE = 86
 
@@ -118,7 +119,8 @@ class Child:
             return None
 
     def terminate(self, grace_s: float) -> int:
-        """Ask to end, wait `grace_s`, then kill; returns the return code. Idempotent."""
+        """Ask to end, wait `grace_s`, then kill; returns the return code. Idempotent. Does not wait for ever for a killed process
+        that the system holds (a disk or a driver that does not answer)."""
         self.process.terminate()
         return self._finish(grace_s)
 
@@ -126,9 +128,9 @@ class Child:
         returncode = self.wait(grace_s)
         if returncode is None:
             self.process.kill()
-            returncode = self.process.wait()
+            returncode = self.wait(KILLED_TIMEOUT_S)
         self._close()
-        return returncode
+        return -signal.SIGKILL if returncode is None else returncode
 
     def _close(self) -> None:
         try:

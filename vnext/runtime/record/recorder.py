@@ -60,7 +60,15 @@ class Recorder:
         self._gap = (0, 0)  # the event behind the last frame that reported lost ones, and their number
         self._frame = bytearray()
         self._quiet_until_s = 0.0
+        self._unopened = ""
         self.frames_lost = 0
+
+    @classmethod
+    def unopened(cls, failure: str) -> Recorder:
+        """The log of an engine that goes on although its files could not be made: it loses every frame."""
+        recorder = cls(None, None, None)
+        recorder._unopened = failure
+        return recorder
 
     @classmethod
     def open(
@@ -88,7 +96,7 @@ class Recorder:
     @property
     def failure(self) -> str:
         """The disk's last error."""
-        return self._files.failure if self._files else ""
+        return self._files.failure if self._files else self._unopened
 
     def append(
         self,
@@ -106,6 +114,7 @@ class Recorder:
         """
         files = self._files
         if files is None:
+            self.frames_lost += bool(self._unopened)
             return
         if files.is_due and befores:
             files.start_next(snapshots.encode(self._snapshot(befores[0]), self._width))
