@@ -111,5 +111,6 @@ def route(policy: str, candidates: Sequence[Candidate], arriving: Arriving) -> i
 def _best(cost: Callable[[int], tuple[int, ...]], ready: Sequence[int], arriving: Arriving) -> int:
     """The ready place of the least cost, ties by the rule of this module."""
     costs = [cost(place) for place in ready]
-    equal = [place for place, each in zip(ready, costs) if each == min(costs)]
+    least = min(costs)
+    equal = [place for place, each in zip(ready, costs) if each == least]
     return equal[arriving.sequence % len(equal)]

@@ -117,7 +117,9 @@ async def _serve_until_signal(
         settle()
         listener.listen(_BACKLOG)  # connections that may wait, independent of how many asyncio accepts at once
         host, port = listener.getsockname()[:2]
-        write_line(f"vnext: serving {', '.join(app[SERVER_CONTEXT].model_names)} on {_url(host, port, settings)}")
+        if settings.number not in range(1, settings.api_server_count):  # of those that start together one says it
+            names = ", ".join(app[SERVER_CONTEXT].model_names)
+            write_line(f"vnext: serving {names} on {_url(host, port, settings)}")
         await stop.wait()
         await drain(app, site, settings.drain_s)
     finally:
